@@ -1,0 +1,177 @@
+"""Writes that are whole or absent.
+
+A process can be killed at any moment. What it leaves behind must then be the old file, the new file, or nothing, never
+half of one. So everything is written beside its destination, flushed to the disk, and renamed over it: a rename within
+one directory is atomic on POSIX file systems.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+# What a write in progress is called. Whatever carries this mark after a crash is rubbish and may be deleted.
+UNFINISHED = ".unfinished-"
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` last through a power cut; a file system that cannot do so is left alone."""
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _default_mode(base: int) -> int:
+    """The permissions a plain ``open`` or ``mkdir`` would have given; temporary files are made private instead."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return base & ~mask
+
+
+@contextlib.contextmanager
+def atomic_open(path: str | os.PathLike, mode: str = "wb", encoding: str | None = None) -> Iterator[IO[Any]]:
+    """Open ``path`` for writing; it appears, whole, when the block ends without an exception.
+
+    Args:
+        path: the destination. Parent directories are created.
+        mode: ``"wb"`` or ``"w"``.
+        encoding: for text; UTF-8 when left out.
+
+    On an exception the destination is as it was before, and nothing is left beside it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if "b" not in mode:
+        encoding = encoding or "utf-8"
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent)
+    try:
+        with os.fdopen(handle, mode, encoding=encoding) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, _default_mode(0o666))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def write_bytes(path: str | os.PathLike, content: bytes) -> None:
+    """Put ``content`` into the file ``path``, all of it or nothing."""
+    with atomic_open(path, "wb") as stream:
+        stream.write(content)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Put ``text`` into the file ``path`` as UTF-8, all of it or nothing."""
+    with atomic_open(path, "w") as stream:
+        stream.write(text)
+
+
+def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
+    """Put ``value`` into the file ``path`` as JSON, all of it or nothing; floats keep their full precision."""
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:
+    """For writers that want a file name of their own: ``writer(temporary_name)``, then flush and rename to ``path``.
+
+    The temporary name has the suffix of ``path``, because some libraries choose a format by it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}{UNFINISHED}", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    try:
+        writer(temporary)
+        with open(temporary, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.chmod(temporary, _default_mode(0o666))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
+    """Fill a directory that appears, whole, when the block ends without an exception.
+
+    The block is given a temporary directory beside ``path``. When it ends, every file in it is flushed to the disk and
+    the directory takes the place of ``path``. If ``path`` existed it is moved aside first and deleted last: a
+    directory cannot be replaced in one step, so between the two renames the old one is under its ``.unfinished-``
+    name, and :func:`recover` puts it back after a crash in that moment.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    recover(path)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent))
+    try:
+        yield temporary
+        os.chmod(temporary, _default_mode(0o777))
+        for directory, _, names in os.walk(temporary):
+            for name in names:
+                with open(os.path.join(directory, name), "rb") as stream:
+                    os.fsync(stream.fileno())
+            _sync_directory(Path(directory))
+        aside = _aside(path)
+        if path.exists():
+            os.rename(path, aside)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if aside.exists() and not path.exists():
+                os.rename(aside, path)
+            raise
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.parent / f".{path.name}{UNFINISHED}previous"
+
+
+def recover(path: str | os.PathLike) -> None:
+    """Finish what a crash within :func:`atomic_directory` left half done.
+
+    If ``path`` is gone and its predecessor stands beside it, the predecessor comes back; if both are there, the
+    predecessor is deleted.
+    """
+    path = Path(path)
+    aside = _aside(path)
+    if not aside.exists():
+        return
+    if path.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(aside, path)
+
+
+def sweep(directory: str | os.PathLike) -> None:
+    """Delete what interrupted writes left in ``directory`` (not below it). Only call this where one process writes."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        return
+    for entry in directory.iterdir():
+        if UNFINISHED in entry.name and not entry.name.endswith(f"{UNFINISHED}previous"):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    entry.unlink()
