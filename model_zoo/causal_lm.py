@@ -1,0 +1,227 @@
+"""What every family's model has in common: inputs, layout, head, and the table that says how the family differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.errors import InputError
+from model_zoo.layers import name_parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """A model's sizes under one name each, whatever its family calls them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+
+
+@dataclasses.dataclass
+class Config:
+    """A config.json: the fields this library reads, and the rest as it was (`extra`), to be written back."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]):
+        """Reads a config.json's dictionary. Raises InputError for a value that the family does not support."""
+        names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
+        known = {key: value for key, value in values.items() if key in names and value is not None}
+        missing = [
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+            and field.name not in known
+        ]
+        if missing:
+            raise InputError(f"config.json: {', '.join(missing)} missing for model_type {values.get('model_type')!r}")
+        config = cls(**known)
+        config.extra = {key: value for key, value in values.items() if key not in known}
+        config.check()
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dictionary that config.json holds."""
+        values = dataclasses.asdict(self)
+        extra = values.pop("extra", {})
+        return {**values, **{key: value for key, value in extra.items() if values.get(key) is None}}
+
+    def check(self) -> None:
+        """Raises InputError where a value is one that this family cannot compute."""
+
+    def require(self, key: str, *supported) -> None:
+        """Raises InputError unless ``key`` is absent or has one of the supported values."""
+        value = getattr(self, key, None) if key in self.__dict__ else self.extra.get(key)
+        if value is not None and value not in supported:
+            choices = ", ".join(repr(choice) for choice in supported)
+            raise InputError(f"config.json: {key} is {value!r}; supported: {choices}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Whatever differs from family to family, for those who must know: matching, saving, sharding, prompting.
+
+    Attributes:
+        name: what the family is called in recipes and messages.
+        layers: path of the decoder layer list.
+        attention_core: last name of the attention cells within a layer, relative to the layer.
+        embedding: path of the token embedding.
+        head: path of the output projection.
+        default_targets: Dense names that LoRA goes to when none are given.
+        attention, mlp: names of the Dense in the attention and the feed-forward sublayer.
+        sublayer_outputs: names of the Dense whose result is the attention's and the feed-forward's output.
+        feedforward: Dense whose *input* IA3 scales; ia3_targets is its default target list.
+        tied: tensor names in a file that are another parameter of the model.
+        saved_tied: those of `tied` that a published checkpoint holds all the same.
+        ignored_tensors: regular expressions of buffers that published files carry and nobody reads.
+        optional_prefix: a first name that some published files leave away.
+        column, row: Dense split by output rows and by input columns in tensor parallelism.
+        fused: for a Dense that holds several projections, what its output rows are: ``heads`` (per head q|k|v),
+            ``qkv`` (blocks q | k | v) or ``gate_up`` (two halves).
+        document_layout: ``(config, ids) → (position_ids, end)`` of one unpadded document, on the host.
+        advance: position ids ``(…,)`` of a token → those of the next one, on the host.
+    """
+
+    name: str
+    layers: str
+    attention_core: str
+    embedding: str
+    head: str
+    default_targets: tuple[str, ...]
+    attention: tuple[str, ...]
+    mlp: tuple[str, ...]
+    sublayer_outputs: tuple[str, str]
+    feedforward: tuple[str, ...]
+    ia3_targets: tuple[str, ...]
+    column: tuple[str, ...]
+    row: tuple[str, ...]
+    fused: dict[str, str] = dataclasses.field(default_factory=dict)
+    tied: dict[str, str] = dataclasses.field(default_factory=dict)
+    saved_tied: tuple[str, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
+    optional_prefix: str = ""
+    document_layout: Callable[[Any, np.ndarray], tuple[np.ndarray, np.ndarray]] = None
+    advance: Callable[[np.ndarray], np.ndarray] = None
+
+
+def causal_document(config, ids) -> tuple[np.ndarray, np.ndarray]:
+    """Positions 0, 1, 2 … and, for each token, itself and what came before."""
+    positions = np.arange(len(ids), dtype=np.int32)
+    return positions, positions + 1
+
+
+def next_position(position: np.ndarray) -> np.ndarray:
+    """The position after this one."""
+    return position + 1
+
+
+class CausalLM(nn.Cell):
+    """A decoder with a language-model head.
+
+    Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states`` and
+    ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's).
+    """
+
+    family: Family
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.position_offset = 0
+
+    def finish(self) -> None:
+        """Names the parameters by their place, once all cells are there."""
+        name_parameters(self)
+
+    def __call__(self, input_ids, attention_mask=None, position_ids=None):
+        """Logits ``(B, S, V)``, float32.
+
+        Args:
+            input_ids: ``(B, S)`` integers, a list, an array or a Tensor.
+            attention_mask: ``(B, S)``, 1 for real tokens and 0 for padding; default all real.
+            position_ids: ``(B, S)``, for ChatGLM-6B ``(B, 2, S)``; default counted over the real tokens.
+
+        Raises:
+            InputError: an id outside the vocabulary, a sequence beyond the context, shapes that do not fit.
+        """
+        ids = as_int_tensor("input_ids", input_ids, 2)
+        self.check_ids(ids)
+        if attention_mask is not None:
+            attention_mask = as_int_tensor("attention_mask", attention_mask, 2)
+            if attention_mask.shape != ids.shape:
+                raise InputError(f"attention_mask has shape {attention_mask.shape}, input_ids {ids.shape}")
+        if position_ids is not None:
+            position_ids = as_int_tensor("position_ids", position_ids, None)
+        return super().__call__(ids, attention_mask, position_ids)
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Raises InputError for ids or lengths that the model has no row for."""
+        values, dims = ids.asnumpy(), self.config.dims
+        if values.size == 0:
+            raise InputError(f"input_ids is empty: shape {values.shape}")
+        if values.min() < 0 or values.max() >= dims.vocab:
+            bad = values.min() if values.min() < 0 else values.max()
+            raise InputError(f"input_ids holds {bad}, but the vocabulary has ids 0 … {dims.vocab - 1}")
+        if values.shape[1] > dims.context:
+            raise InputError(f"input_ids has {values.shape[1]} tokens, but the context holds {dims.context}")
+
+    def construct(self, input_ids, attention_mask=None, position_ids=None):
+        batch, length = input_ids.shape
+        position_ids, start, end, keep = self.layout(input_ids, attention_mask, position_ids)
+        hidden = self.hidden_states(input_ids, position_ids, start, end, keep)  # (B·S, H)
+        return self.head(hidden).reshape(batch, length, -1)
+
+    def layout(self, input_ids, attention_mask=None, position_ids=None):
+        """Positions, and the interval of keys that each token sees.
+
+        Returns:
+            ``(position_ids, start, end, keep)``: integer tensors, all ``(B, S)``; keep is None without padding.
+        """
+        index = ops.zeros_like(input_ids) + ops.arange(input_ids.shape[1]).astype(ms.int32)
+        if position_ids is None:
+            position_ids = index
+            if attention_mask is not None:
+                position_ids = ops.maximum(ops.cumsum(attention_mask.astype(ms.float32), 1).astype(ms.int32) - 1, 0)
+            position_ids = position_ids + self.position_offset
+        return position_ids, ops.zeros_like(index), index + 1, attention_mask
+
+    def head(self, hidden):
+        """``(N, H)`` → logits ``(N, V)`` in float32."""
+        return self.lm_head(hidden).astype(ms.float32)
+
+    def set_fast(self, fast: bool = True) -> CausalLM:
+        """Chooses the compiled fast kernels (True) or plain operators (False) in every cell that has both."""
+        for cell in self.cells_and_names():
+            if "fast" in cell[1].__dict__:
+                cell[1].fast = fast
+        return self
+
+
+def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
+    """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of this rank."""
+    if isinstance(value, Tensor):
+        if value.dtype != ms.int32:
+            value = value.astype(ms.int32)
+        shape = value.shape
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
+        if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+            raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
+        shape, value = array.shape, Tensor(array.astype(np.int32))
+    if rank is not None and len(shape) != rank:
+        raise InputError(f"{name} has shape {tuple(shape)}; (batch, length) expected")
+    return value

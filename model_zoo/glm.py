@@ -1,0 +1,263 @@
+"""ChatGLM-6B (Du et al. 2022; Zeng et al. 2023): 2D rotary positions, a prefix mask, residuals from the norm.
+
+What is unlike other decoders:
+
+- the residual is the *normalised* input times alpha: ``x = LN(x)·alpha + sublayer(LN(x))``;
+- a head's first half turns with the token's place in the text, its second half with its place in the answer;
+- what comes before ``<sop>`` sees all of itself; from ``<sop>`` on, attention is causal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from model_zoo.causal_lm import CausalLM, Config, Dims, Family
+from model_zoo.errors import InputError
+from model_zoo.layers import (
+    AttentionCore,
+    Embedding,
+    GeluTanh,
+    LayerNorm,
+    Linear,
+    Rotary,
+    RotaryTable,
+    rotary_frequencies,
+)
+
+ALPHA = math.sqrt(56)
+"""sqrt(2·28): that of the published 28-layer model, also for models with fewer layers."""
+
+
+@dataclasses.dataclass
+class GLMConfig(Config):
+    """config.json of ChatGLM-6B; defaults are the published model's."""
+
+    model_type: str = "chatglm"
+    position_encoding_2d: bool = True
+    vocab_size: int = 130528
+    hidden_size: int = 4096
+    num_layers: int = 28
+    num_attention_heads: int = 32
+    inner_hidden_size: int | None = None
+    max_sequence_length: int = 2048
+    layernorm_epsilon: float = 1e-5
+    bos_token_id: int = 130004
+    eos_token_id: int = 130005
+    mask_token_id: int = 130000
+    gmask_token_id: int = 130001
+    pad_token_id: int = 3
+    torch_dtype: str = "float32"
+    extra: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        width = self.inner_hidden_size or 4 * self.hidden_size
+        head_dim = self.hidden_size // self.num_attention_heads
+        heads = self.num_attention_heads
+        return Dims(
+            self.num_layers,
+            self.hidden_size,
+            heads,
+            heads,
+            head_dim,
+            width,
+            self.vocab_size,
+            self.max_sequence_length,
+        )
+
+    def check(self) -> None:
+        self.require("position_encoding_2d", True)
+        if self.hidden_size % self.num_attention_heads or self.dims.head_dim % 4:
+            raise InputError(
+                f"config.json: hidden_size {self.hidden_size} over num_attention_heads {self.num_attention_heads}: "
+                "a head's width must be a whole multiple of 4"
+            )
+        if self.extra.get("pre_seq_len"):
+            raise InputError("config.json: pre_seq_len is set: load the base without it and its P-Tuning v2 file apart")
+
+
+class GLMAttention(nn.Cell):
+    """Self-attention with one projection for q, k and v, interleaved per head."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.heads, self.head_dim = dims.heads, dims.head_dim
+        self.query_key_value = Linear(dims.hidden, 3 * dims.hidden, True, dtype)
+        self.dense = Linear(dims.hidden, dims.hidden, True, dtype)
+        self.rotary = Rotary("half", dims.head_dim // 2, dims.head_dim // 2)
+        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
+
+    def turn(self, x, tables):
+        """The first half of each head by the text position, the second by the answer position."""
+        middle = self.head_dim // 2
+        cosine, sine, block_cosine, block_sine = tables
+        return ops.concat(
+            (
+                self.rotary(x[..., :middle], cosine, sine),
+                self.rotary(x[..., middle:], block_cosine, block_sine),
+            ),
+            -1,
+        )
+
+    def construct(self, x, tables, start, end, keep):
+        batch, length = start.shape
+        mixed = self.query_key_value(x).reshape(batch, length, self.heads, 3 * self.head_dim).transpose(0, 2, 1, 3)
+        query = self.turn(mixed[..., : self.head_dim], tables)  # (B, heads, S, d)
+        keys = self.turn(mixed[..., self.head_dim : 2 * self.head_dim], tables)
+        values = mixed[..., 2 * self.head_dim :]
+        return self.dense(self.core(query, keys, values, start, end, keep))
+
+
+class GLMFeedForward(nn.Cell):
+    """Two projections around a tanh-GELU, not gated."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.dense_h_to_4h = Linear(dims.hidden, dims.ffn, True, dtype)
+        self.gelu = GeluTanh()
+        self.dense_4h_to_h = Linear(dims.ffn, dims.hidden, True, dtype)
+
+    def construct(self, x):
+        return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(x)))
+
+
+class GLMBlock(nn.Cell):
+    """One layer, with the residual taken after the norm."""
+
+    def __init__(self, config: GLMConfig, dtype):
+        super().__init__()
+        dims = config.dims
+        self.input_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
+        self.attention = GLMAttention(dims, dtype)
+        self.post_attention_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
+        self.mlp = GLMFeedForward(dims, dtype)
+
+    def construct(self, x, tables, start, end, keep):
+        y = self.input_layernorm(x)
+        x = y * ALPHA + self.attention(y, tables, start, end, keep)
+        y = self.post_attention_layernorm(x)
+        return y * ALPHA + self.mlp(y)
+
+
+class GLMTransformer(nn.Cell):
+    """Embedding, layers and the last norm."""
+
+    def __init__(self, config: GLMConfig, dtype):
+        super().__init__()
+        dims = config.dims
+        self.word_embeddings = Embedding(dims.vocab, dims.hidden, dtype)
+        self.layers = nn.CellList([GLMBlock(config, dtype) for _ in range(dims.layers)])
+        self.final_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
+        # The published model keeps its frequencies in fp16 and never computes them again in fp32.
+        frequencies = rotary_frequencies(dims.head_dim // 2).astype(np.float16).astype(np.float32)
+        self.rotary_table = RotaryTable(frequencies, "half")
+
+    def construct(self, input_ids, position_ids, start, end, keep):
+        batch, length = input_ids.shape
+        x = self.word_embeddings(input_ids).reshape(batch * length, -1)
+        tables = self.rotary_table(position_ids[:, 0]) + self.rotary_table(position_ids[:, 1])
+        for layer in self.layers:
+            x = layer(x, tables, start, end, keep)
+        return self.final_layernorm(x)
+
+
+class GLMForConditionalGeneration(CausalLM):
+    """ChatGLM-6B with its head, which is the embedding although files hold a copy of it."""
+
+    def __init__(self, config: GLMConfig, dtype=ms.float32):
+        super().__init__(config)
+        self.transformer = GLMTransformer(config, dtype)
+        self.lm_head = Linear(config.hidden_size, 1, False, dtype)
+        self.lm_head.out_features = config.vocab_size
+        self.lm_head.weight = self.transformer.word_embeddings.weight
+        self.finish()
+
+    def check_ids(self, ids) -> None:
+        super().check_ids(ids)
+        rows = np.flatnonzero((ids.asnumpy() != self.config.bos_token_id).all(1))
+        if rows.size:
+            raise InputError(
+                f"input_ids row {rows[0]} holds no <sop> ({self.config.bos_token_id}): "
+                "ChatGLM-6B needs [gMASK] <sop> between the question and the answer"
+            )
+
+    def layout(self, input_ids, attention_mask=None, position_ids=None):
+        length = input_ids.shape[1]
+        index = ops.zeros_like(input_ids) + ops.arange(length).astype(ms.int32)
+        context = self.first(input_ids, self.config.bos_token_id, length)  # (B, 1): where <sop> is
+        if position_ids is None:
+            gmask = self.first(input_ids, self.config.gmask_token_id, length)
+            mask = self.first(input_ids, self.config.mask_token_id, length)
+            held = ops.select(gmask < length, gmask, ops.select(mask < length, mask, context))
+            offset = ops.zeros_like(context)
+            if attention_mask is not None:  # left padding takes no positions
+                offset = length - attention_mask.astype(ms.float32).sum(1, keepdims=True).astype(ms.int32)
+                offset = ops.select(attention_mask[:, :1] == 0, offset, ops.zeros_like(offset))
+            answer = index >= context
+            text = ops.maximum(ops.select(answer, ops.zeros_like(index) + held, index) - offset, 0)
+            block = ops.select(answer, index - context + 1, ops.zeros_like(index))
+            position_ids = ops.stack((text + self.position_offset, block), 1)
+        end = ops.maximum(index + 1, ops.zeros_like(index) + context)
+        return position_ids, ops.zeros_like(index), end, attention_mask
+
+    def first(self, ids, token, length):
+        """``(B, 1)``: the index of the first such token in each row, or the row's length."""
+        index = ops.arange(length).astype(ms.int32)
+        return ops.select(ids == token, ops.zeros_like(ids) + index, ops.zeros_like(ids) + length).min(1, keepdims=True)
+
+    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+        return self.transformer(input_ids, position_ids, start, end, keep)
+
+
+def document_layout(config: GLMConfig, ids) -> tuple[np.ndarray, np.ndarray]:
+    """`layout` of one unpadded document on the host: positions ``(2, S)`` and interval ends ``(S,)``."""
+    ids = np.asarray(ids)
+    index = np.arange(len(ids), dtype=np.int32)
+    context = _first(ids, config.bos_token_id)
+    held = min(_first(ids, config.gmask_token_id), len(ids))
+    if held == len(ids):
+        held = _first(ids, config.mask_token_id)
+    if held == len(ids):
+        held = context
+    text = np.where(index < context, index, held)
+    block = np.where(index < context, 0, index - context + 1)
+    return np.stack([text, block]).astype(np.int32), np.maximum(index + 1, context).astype(np.int32)
+
+
+def _first(ids: np.ndarray, token: int) -> int:
+    found = np.flatnonzero(ids == token)
+    return int(found[0]) if found.size else len(ids)
+
+
+def advance(position: np.ndarray) -> np.ndarray:
+    """The next answer token: the text position stays, the block position counts on. ``(…, 2)``."""
+    return position + np.array([0, 1], position.dtype)
+
+
+FAMILY = Family(
+    name="glm",
+    layers="transformer.layers",
+    attention_core="attention.core",
+    embedding="transformer.word_embeddings",
+    head="lm_head",
+    default_targets=("query_key_value",),
+    attention=("query_key_value", "dense"),
+    mlp=("dense_h_to_4h", "dense_4h_to_h"),
+    sublayer_outputs=("dense", "dense_4h_to_h"),
+    feedforward=("dense_4h_to_h",),
+    ia3_targets=("query_key_value", "dense_4h_to_h"),
+    column=("query_key_value", "dense_h_to_4h"),
+    row=("dense", "dense_4h_to_h"),
+    fused={"query_key_value": "heads"},
+    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+    saved_tied=("lm_head.weight",),
+    ignored_tensors=(r"rotary_emb\.inv_freq$",),
+    document_layout=document_layout,
+    advance=advance,
+)
+GLMForConditionalGeneration.family = FAMILY

@@ -1,0 +1,336 @@
+"""The cells that every family is built from, in plain operators.
+
+Activations travel flattened as ``(N, H)`` with ``N = B·S``: one matrix product per projection, and no broadcasting of
+a bias over a third axis. Attention works on ``(B, heads, S, head_dim)``.
+
+Which key a query may look at is an interval per query row, never an ``(S, S)`` mask: row i sees key j when
+``start[b, i] <= j < end[b, i]`` and, where ``keep`` is given, ``keep[b, j]`` is not zero. Causal, packed, padded and
+prefix masks are all of this form.
+
+Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
+compiled graphs gain from it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+MASKED = -1e30
+"""The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
+
+
+def parameter(shape, dtype=ms.float32, fill: float = 0.0) -> Parameter:
+    """A new weight of this shape, constant until it is loaded or initialised."""
+    return Parameter(ms.ops.full(tuple(shape), fill, dtype=dtype), name="weight")
+
+
+def name_parameters(cell: nn.Cell) -> None:
+    """Gives each parameter its structural name, which `parameters_dict` and checkpoints go by."""
+    for name, value in cell.parameters_and_names():
+        value.name = name
+
+
+class Linear(nn.Cell):
+    """``y = x·Wᵀ + b``, weight ``(out, in)`` as in the published checkpoints.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether there is one.
+        dtype: of the parameters, and so of the product.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype=ms.float32):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = parameter((out_features, in_features), dtype)
+        self.bias = parameter((out_features,), dtype) if bias else None
+        self.product = ops.MatMul(transpose_b=True)
+        self.add_bias = ops.BiasAdd()
+
+    def construct(self, x):
+        y = self.product(x, self.weight)  # (N, out)
+        if self.bias is not None:
+            y = self.add_bias(y, self.bias)
+        return y
+
+
+class Conv1D(nn.Cell):
+    """GPT-2's projection: a `Linear` whose weight is stored ``(in, out)``."""
+
+    def __init__(self, in_features: int, out_features: int, dtype=ms.float32):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = parameter((in_features, out_features), dtype)
+        self.bias = parameter((out_features,), dtype)
+        self.product = ops.MatMul()
+        self.add_bias = ops.BiasAdd()
+
+    def construct(self, x):
+        return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
+
+
+class Embedding(nn.Cell):
+    """A row of ``weight`` ``(vocabulary, width)`` per id."""
+
+    def __init__(self, vocabulary: int, width: int, dtype=ms.float32):
+        super().__init__()
+        self.weight = parameter((vocabulary, width), dtype)
+        self.gather = ops.Gather()
+
+    def construct(self, ids):
+        return self.gather(self.weight, ids, 0)  # ids.shape + (width,)
+
+
+class RMSNorm(nn.Cell):
+    """``x / sqrt(mean(x²) + eps) · weight``, in float32 whatever the weights are (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float, dtype=ms.float32):
+        super().__init__()
+        self.weight = parameter((width,), dtype, 1.0)
+        self.eps = eps
+        self.fast = False
+
+    def construct(self, x):
+        wide = x.astype(ms.float32)
+        scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
+        return (wide * scale).astype(x.dtype) * self.weight
+
+
+class LayerNorm(nn.Cell):
+    """Layer normalisation over the last axis with weight and bias, in float32 (Ba et al. 2016)."""
+
+    def __init__(self, width: int, eps: float, dtype=ms.float32):
+        super().__init__()
+        self.weight = parameter((width,), dtype, 1.0)
+        self.bias = parameter((width,), dtype)
+        self.eps = eps
+        self.fast = False
+
+    def construct(self, x):
+        wide = x.astype(ms.float32)
+        centred = wide - wide.mean(-1, keep_dims=True)
+        scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
+        return (centred * scale).astype(x.dtype) * self.weight + self.bias
+
+
+def tanh(x):
+    """The hyperbolic tangent by the sigmoid: MindSpore's own is off by up to 1e-4 on a CPU."""
+    return 2.0 * ops.sigmoid(2.0 * x) - 1.0
+
+
+class GeluTanh(nn.Cell):
+    """``0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))``, as the equal ``x·sigmoid(2·√(2/π)·(x + 0.044715·x³))``.
+
+    MindSpore's tanh on a CPU is off by up to 1e-4; its sigmoid is right to 1e-6.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.fast = False
+
+    def construct(self, x):
+        return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+class SwiGLU(nn.Cell):
+    """``silu(gate)·up`` (Shazeer 2020)."""
+
+    def __init__(self):
+        super().__init__()
+        self.fast = False
+
+    def construct(self, gate, up):
+        return gate * ops.sigmoid(gate) * up
+
+
+def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None = None) -> np.ndarray:
+    """The angular step per position of each of ``width / 2`` pairs, float32.
+
+    Args:
+        width: how many dimensions of a head are rotated.
+        theta: the base of the geometric series.
+        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear or llama3.
+    """
+    inverse = 1.0 / (theta ** (np.arange(0, width, 2, dtype=np.float32) / width))
+    kind = (scaling or {}).get("rope_type", "default")
+    if kind == "linear":
+        inverse = inverse / scaling["factor"]
+    elif kind == "llama3":
+        context, low, high = (
+            scaling[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        )
+        wavelength = 2 * math.pi / inverse
+        blend = (context / wavelength - low) / (high - low)
+        between = (1 - blend) * inverse / scaling["factor"] + blend * inverse
+        inverse = np.where(
+            wavelength > context / low,
+            inverse / scaling["factor"],
+            np.where(wavelength < context / high, inverse, between),
+        )
+    return inverse.astype(np.float32)
+
+
+class RotaryTable(nn.Cell):
+    """Positions → cosines and sines, once per forward for all layers.
+
+    ``form`` says how they lie over the rotated dimensions: ``half`` repeats the frequencies twice (pairs (i, i + d/2)),
+    ``interleaved`` repeats each one (pairs (2i, 2i + 1)).
+
+    Returns:
+        Two tensors ``(B, 1, S, 2·len(frequencies))``, float32.
+    """
+
+    def __init__(self, frequencies: np.ndarray, form: str):
+        super().__init__()
+        lanes = np.concatenate([frequencies, frequencies]) if form == "half" else np.repeat(frequencies, 2)
+        self.lanes = Tensor(lanes.astype(np.float32))
+
+    def construct(self, positions):
+        angles = positions.astype(ms.float32).expand_dims(-1) * self.lanes  # (B, S, rotated)
+        angles = angles.expand_dims(1)
+        return ops.cos(angles), ops.sin(angles)
+
+
+class Rotary(nn.Cell):
+    """Rotates the first ``width`` dimensions of every head by its position's angles (Su et al. 2021).
+
+    Args:
+        form: ``half`` or ``interleaved``, as in `RotaryTable`.
+        width: how many leading dimensions are rotated; the rest passes through.
+        head_dim: the head's whole width.
+    """
+
+    def __init__(self, form: str, width: int, head_dim: int):
+        super().__init__()
+        self.half = form == "half"
+        self.width, self.partial = width, width < head_dim
+        self.fast = False
+
+    def turned(self, x):
+        """Each pair (a, b) as (−b, a)."""
+        if self.half:
+            middle = self.width // 2
+            return ops.concat((-x[..., middle:], x[..., :middle]), -1)
+        pairs = x.reshape(x.shape[:-1] + (self.width // 2, 2))
+        return ops.stack((-pairs[..., 1], pairs[..., 0]), -1).reshape(x.shape)
+
+    def construct(self, x, cosine, sine):
+        rotated = x[..., : self.width] if self.partial else x  # (B, heads, S, width)
+        wide = rotated.astype(ms.float32)
+        wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
+        return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
+
+
+def visible(start, end, keep, keys: int):
+    """The interval rows as a boolean mask ``(B, S, keys)``."""
+    index = ops.arange(keys).astype(ms.int32).reshape(1, 1, keys)
+    allowed = ops.logical_and(index >= start.expand_dims(-1), index < end.expand_dims(-1))
+    if keep is not None:
+        allowed = ops.logical_and(allowed, keep.expand_dims(1) != 0)
+    return allowed
+
+
+class AttentionCore(nn.Cell):
+    """Scaled dot-product attention over intervals: the one place where queries meet keys.
+
+    Grouped queries: key head j serves query heads j·g … j·g + g − 1. What puts keys in front of the real ones (a
+    prefix) overrides `extend`; what keeps keys from earlier calls sets ``cache``, a cell
+    ``(keys, values) → all keys and values so far``.
+
+    Args:
+        heads: query heads.
+        kv_heads: key and value heads; divides ``heads``.
+        head_dim: width of a head.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.scale = head_dim**-0.5
+        self.cache = None
+        self.fast = False
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.values = ops.BatchMatMul()
+        self.softmax = ops.Softmax(-1)
+
+    def extend(self, keys, values):
+        """Keys that come before the first token: here none.
+
+        Returns:
+            keys and values ``(B, kv_heads, T + K, head_dim)``, and which of the T extra ones each row sees, ``(B, T)``,
+            or None for all.
+        """
+        return keys, values, None
+
+    def construct(self, query, keys, values, start, end, keep):
+        """Query ``(B, heads, S, d)``, keys and values ``(B, kv_heads, K, d)`` → ``(B·S, heads·d)``."""
+        if self.cache is not None:
+            keys, values = self.cache(keys, values)
+        real = keys.shape[2]
+        keys, values, extra_visible = self.extend(keys, values)
+        return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)
+
+    def attend(self, query, keys, values, start, end, keep, extra, extra_visible):
+        batch, _, length, _ = query.shape
+        total = keys.shape[2]
+        groups = self.heads // self.kv_heads
+        if groups > 1:
+            keys, values = self.spread(keys, groups), self.spread(values, groups)
+        allowed = visible(start, end, keep, total - extra)  # (B, S, K)
+        if extra > 0:
+            if extra_visible is None:
+                before = ops.ones((batch, length, extra), ms.bool_)
+            else:
+                before = ops.broadcast_to((extra_visible != 0).expand_dims(1), (batch, length, extra))
+            allowed = ops.concat((before, allowed), -1)
+        scores = self.scores(query, keys).astype(ms.float32) * self.scale  # (B, heads, S, K)
+        scores = ops.where(allowed.expand_dims(1), scores, MASKED)
+        mixed = self.values(self.softmax(scores).astype(values.dtype), values)  # (B, heads, S, d)
+        return mixed.transpose(0, 2, 1, 3).reshape(batch * length, self.heads * self.head_dim)
+
+    def spread(self, x, groups):
+        """Each key head once per query head that it serves."""
+        batch, heads, length, width = x.shape
+        wide = ops.broadcast_to(x.expand_dims(2), (batch, heads, groups, length, width))
+        return wide.reshape(batch, heads * groups, length, width)
+
+
+def split_heads(x, batch: int, heads: int):
+    """``(B·S, heads·d)`` → ``(B, heads, S, d)``."""
+    return x.reshape(batch, x.shape[0] // batch, heads, x.shape[1] // heads).transpose(0, 2, 1, 3)
+
+
+class GroupedAttention(nn.Cell):
+    """Self-attention with separate query, key, value and output projections and grouped queries.
+
+    Args:
+        hidden: width of the residual stream.
+        heads, kv_heads, head_dim: as in `AttentionCore`.
+        rotary: how positions enter.
+        bias: whether q, k and v have one.
+        output_bias: whether the output projection has one.
+    """
+
+    def __init__(
+        self, hidden, heads, kv_heads, head_dim, rotary: Rotary, bias=False, output_bias=False, dtype=ms.float32
+    ):
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        self.q_proj = Linear(hidden, heads * head_dim, bias, dtype)
+        self.k_proj = Linear(hidden, kv_heads * head_dim, bias, dtype)
+        self.v_proj = Linear(hidden, kv_heads * head_dim, bias, dtype)
+        self.o_proj = Linear(heads * head_dim, hidden, output_bias, dtype)
+        self.rotary = rotary
+        self.core = AttentionCore(heads, kv_heads, head_dim)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        batch = start.shape[0]
+        query = self.rotary(split_heads(self.q_proj(x), batch, self.heads), cosine, sine)
+        keys = self.rotary(split_heads(self.k_proj(x), batch, self.kv_heads), cosine, sine)
+        values = split_heads(self.v_proj(x), batch, self.kv_heads)
+        return self.o_proj(self.core(query, keys, values, start, end, keep))
