@@ -1,0 +1,86 @@
+"""What every section of a recipe is built from: a strict base class and the few types that sections share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+
+class Section(BaseModel):
+    """A group of settings. Unknown keys are refused and types are not guessed: ``"8"`` is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, protected_namespaces=())
+
+
+class PathKind:
+    """Marks a field that holds a path, and says what a relative one is relative to.
+
+    ``"recipe"``: the directory of the recipe file, so that a recipe and its data travel together.
+    ``"here"``: the current directory, for what a run writes.
+    ``"model"``: a bundled or preset name, or else a directory beside the recipe.
+    A path given on the command line is always relative to the current directory. ``${NAME}`` is replaced by the
+    environment variable and ``~`` by the home directory.
+    """
+
+    def __init__(self, relative_to: str):
+        self.relative_to = relative_to
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [item, {"type": "array", "items": item}]}
+
+
+RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
+HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
+ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
+RecipePaths = Annotated[
+    list[str],
+    PathKind("recipe"),
+    BeforeValidator(_as_list),
+    WithJsonSchema(_one_or_many({"type": "string"})),
+]
+# "q_proj" means ["q_proj"]
+Names = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_one_or_many({"type": "string"}))]
+
+
+def _check_layers(value: list[int | str]) -> list[int | str]:
+    for entry in value:
+        if isinstance(entry, str):
+            first, dash, last = entry.partition("-")
+            if not (first.isdigit() and (not dash or last.isdigit()) and (not dash or int(first) <= int(last))):
+                raise ValueError(f"{entry!r} is no layer index or range; write 3 or 0-7")
+        elif isinstance(entry, bool) or not isinstance(entry, int):
+            raise ValueError(f"{entry!r} is no layer index or range; write 3 or 0-7")
+        elif entry < 0:
+            raise ValueError(f"{entry} is negative; layers are counted from 0")
+    return value
+
+
+def _layer_list(value: Any) -> Any:
+    return [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
+
+
+_LAYER_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(-\d+)?$"}]}
+Layers = Annotated[
+    list[Any],
+    BeforeValidator(_layer_list),
+    AfterValidator(_check_layers),
+    WithJsonSchema(_one_or_many(_LAYER_SCHEMA)),
+]
+
+
+def _steps_or_share(value: float) -> float | int:
+    if value >= 1:
+        if value != int(value):
+            raise ValueError(f"{value} is neither a whole number of steps nor a share below 1")
+        return int(value)
+    return value
+
+
+# 100 is a hundred steps, 0.03 is three percent of all steps.
+StepsOrShare = Annotated[float, Field(ge=0), AfterValidator(_steps_or_share)]

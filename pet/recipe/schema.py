@@ -1,0 +1,57 @@
+"""A recipe: everything that a run depends on, checked before anything starts.
+
+``Recipe`` is made by :func:`pet.recipe.load` from a YAML file and overrides. Once loaded, all paths in it are absolute,
+environment variables are replaced, and every default stands in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pet.recipe.adapter import Adapter, LoRA
+from pet.recipe.data import Data
+from pet.recipe.fields import ModelPath, Section
+from pet.recipe.training import Callbacks, Eval, Generation, Output, Parallel, Train
+
+
+class Model(Section):
+    """The base model."""
+
+    path: ModelPath = Field(
+        description="A Hugging Face checkpoint directory, a bundled tiny base (glm_tiny, glm4_tiny, llama_tiny, "
+        "gpt_tiny), or with from_scratch a preset name such as llama_7b or a config.json."
+    )
+    tokenizer: ModelPath | None = Field(None, description="Directory of the tokenizer. Left out: model.path.")
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="Of the weights in memory. float32 is the only one with every operator on a CPU."
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="Keys of config.json to read differently, such as max_position_embeddings."
+    )
+    from_scratch: bool = Field(False, description="Start from random weights; for pet train only.")
+
+
+class Recipe(Section):
+    """One job: a model, an adapter, data, and how to bring them together."""
+
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{1,128}$",
+        description="What the run is called. Left out: the name of the recipe file.",
+    )
+    description: str | None = Field(None, description="What the recipe is for, in a sentence or two.")
+    model: Model = Field(description="The base model.")
+    adapter: Adapter = Field(
+        default_factory=lambda: LoRA(method="lora"), description="The method, and its settings. Left out: LoRA."
+    )
+    data: Data = Field(default_factory=Data, description="Files, and their way into batches.")
+    train: Train = Field(default_factory=Train, description="Length, batches, optimizer, precision, checkpoints.")
+    eval: Eval = Field(default_factory=Eval, description="What is measured, and when.")
+    generation: Generation = Field(default_factory=Generation, description="How answers are written.")
+    parallel: Parallel = Field(default_factory=Parallel, description="How the work is divided over processes.")
+    output: Output = Field(default_factory=Output, description="Where results go.")
+    callbacks: Callbacks = Field(
+        default_factory=list, description="What is called along the way, besides the progress line and metrics.jsonl."
+    )
