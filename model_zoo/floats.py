@@ -1,0 +1,71 @@
+"""Exact conversions between the floating-point types of checkpoints, in NumPy alone.
+
+NumPy has no bfloat16. Here a bfloat16 array is a ``uint16`` array of its bits, and a type is named by a word:
+``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``. Widening is exact. Narrowing rounds once, to the nearest,
+ties to even, from whatever precision it is given: a float64 is never rounded to float32 on its way to bfloat16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model_zoo.errors import InputError, nearest
+
+# the NumPy type that holds the bits of each floating-point type
+STORAGE = {
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+ALIASES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+
+def float_name(dtype: object) -> str:
+    """The word for a floating-point type given as a word, an alias (``"bf16"``), a NumPy or a MindSpore type."""
+    text = str(getattr(dtype, "name", None) or dtype).lower().rsplit(".", 1)[-1]
+    name = ALIASES.get(text, text)
+    if name not in STORAGE:
+        raise InputError(f"dtype {str(dtype)!r} is not a supported floating-point type{nearest(name, STORAGE)}")
+    return name
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 bits (any shape, uint16) as float32, exactly."""
+    return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Float values as bfloat16 bits (uint16), rounded once to nearest even; NaN stays NaN, overflow becomes Inf."""
+    values = np.asarray(values)
+    single = np.ascontiguousarray(values, dtype=np.float32).reshape(values.shape)
+    bits = single.view(np.uint32)
+    if values.dtype == np.float64:
+        # Round to odd: a float32 that is cut off towards zero and has its last bit set when anything was cut off
+        # rounds to the same bfloat16 as the float64 did.
+        inexact = np.isfinite(single) & (single.astype(np.float64) != values)
+        away = inexact & (np.abs(single.astype(np.float64)) > np.abs(values))
+        bits = np.where(inexact, (bits - away.astype(np.uint32)) | 1, bits)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    rounded = np.where(np.isnan(single), bits | 0x00400000, rounded)
+    return (rounded >> 16).astype(np.uint16)
+
+
+def convert(values: np.ndarray, source: str, target: str) -> np.ndarray:
+    """An array stored as `source` (see `STORAGE`) as one stored as `target`; the same array when nothing changes."""
+    if source == target:
+        return values
+    if source == "bfloat16":
+        values = from_bfloat16(values)
+    if target == "bfloat16":
+        return to_bfloat16(values)
+    with np.errstate(over="ignore"):  # a value beyond the target's range becomes Inf, as in every framework
+        return values.astype(STORAGE[target], copy=False)
+
+
+def as_storage(array: np.ndarray) -> tuple[np.ndarray, str]:
+    """An array and the word for its type; MindSpore's NumPy bfloat16 is seen as its bits, without a copy."""
+    name = str(array.dtype)
+    if name == "bfloat16":
+        return array.view(np.uint16), name
+    return array, name
