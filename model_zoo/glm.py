@@ -173,8 +173,7 @@ class GLMForConditionalGeneration(CausalLM):
         super().__init__(config)
         self.transformer = GLMTransformer(config, dtype)
         self.lm_head = Linear(config.hidden_size, 1, False, dtype)
-        self.lm_head.out_features = config.vocab_size
-        self.lm_head.weight = self.transformer.word_embeddings.weight
+        self.tie_head(self.transformer.word_embeddings)
         self.finish()
 
     def check_ids(self, ids) -> None:

@@ -1,0 +1,385 @@
+"""ChatGLM2, ChatGLM3 and GLM-4: rotary positions on half of each head, grouped queries, a gated feed-forward.
+
+The same architecture is published in two layouts: `ChatGLM2ForConditionalGeneration` (``chatglm``, projections fused)
+and `GlmForCausalLM` (``glm``: projections apart; ``glm4``: with a norm behind each sublayer too).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mindspore as ms
+from mindspore import nn
+
+from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
+from model_zoo.errors import InputError
+from model_zoo.layers import (
+    AttentionCore,
+    Embedding,
+    GroupedAttention,
+    Linear,
+    RMSNorm,
+    Rotary,
+    RotaryTable,
+    SwiGLU,
+    rotary_frequencies,
+    split_heads,
+)
+from model_zoo.rope_config import rope_settings
+
+
+@dataclasses.dataclass
+class ChatGLM2Config(Config):
+    """config.json of ChatGLM2, ChatGLM3 and GLM-4-9B in their remote-code layout; defaults are ChatGLM2-6B's."""
+
+    padded_vocab_size: int = 65024
+    hidden_size: int = 4096
+    num_layers: int = 28
+    num_attention_heads: int = 32
+    multi_query_group_num: int = 2
+    kv_channels: int = 128
+    ffn_hidden_size: int = 13696
+    seq_length: int = 32768
+    layernorm_epsilon: float = 1e-5
+    rope_ratio: float = 1.0
+    add_qkv_bias: bool = True
+    add_bias_linear: bool = False
+    multi_query_attention: bool = True
+    rmsnorm: bool = True
+    post_layer_norm: bool = True
+    apply_residual_connection_post_layernorm: bool = False
+    original_rope: bool = True
+    tie_word_embeddings: bool = False
+    model_type: str = "chatglm"
+    extra: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        return Dims(
+            self.num_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.multi_query_group_num,
+            self.kv_channels,
+            self.ffn_hidden_size,
+            self.padded_vocab_size,
+            self.seq_length,
+        )
+
+    def check(self) -> None:
+        for key in ("multi_query_attention", "rmsnorm", "post_layer_norm", "original_rope"):
+            self.require(key, True)
+        for key in ("add_bias_linear", "apply_residual_connection_post_layernorm", "tie_word_embeddings"):
+            self.require(key, False)
+        if self.extra.get("pre_seq_len"):
+            raise InputError("config.json: pre_seq_len is set: load the base without it and its P-Tuning v2 file apart")
+        check_groups(self.dims)
+
+
+@dataclasses.dataclass
+class GlmConfig(Config):
+    """config.json of GLM-4 in transformers' own layouts, ``glm`` and ``glm4``."""
+
+    vocab_size: int = 151552
+    hidden_size: int = 4096
+    intermediate_size: int = 13696
+    num_hidden_layers: int = 40
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 2
+    head_dim: int = 128
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1.5625e-07
+    rope_theta: float = 10000.0
+    partial_rotary_factor: float = 0.5
+    rope_scaling: dict | None = None
+    rope_parameters: dict | None = None
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    model_type: str = "glm"
+    extra: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        return Dims(
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.intermediate_size,
+            self.vocab_size,
+            self.max_position_embeddings,
+        )
+
+    def to_dict(self) -> dict:
+        values = super().to_dict()
+        if self.rope_parameters:
+            values.pop("rope_theta")
+            values.pop("partial_rotary_factor")
+        return values
+
+    def check(self) -> None:
+        self.require("model_type", "glm", "glm4")
+        self.require("hidden_act", "silu")
+        rope_settings(self)
+        check_groups(self.dims)
+
+
+def check_groups(dims: Dims) -> None:
+    """Raises InputError where the query heads do not share the key heads evenly."""
+    if dims.heads % dims.kv_heads:
+        raise InputError(f"config.json: {dims.heads} attention heads are no multiple of {dims.kv_heads} key heads")
+
+
+class ChatGLM2Attention(nn.Cell):
+    """Self-attention with one projection whose output is q | k | v."""
+
+    def __init__(self, config: ChatGLM2Config, dtype):
+        super().__init__()
+        dims = config.dims
+        self.heads, self.kv_heads = dims.heads, dims.kv_heads
+        width = dims.heads * dims.head_dim
+        both = width + 2 * dims.kv_heads * dims.head_dim
+        self.query_key_value = Linear(dims.hidden, both, config.add_qkv_bias, dtype)
+        self.dense = Linear(width, dims.hidden, False, dtype)
+        self.rotary = Rotary("interleaved", dims.head_dim // 2, dims.head_dim)
+        self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        batch = start.shape[0]
+        mixed = self.query_key_value(x)
+        head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
+        first, second = self.heads * head_dim, (self.heads + self.kv_heads) * head_dim
+        query = self.rotary(split_heads(mixed[:, :first], batch, self.heads), cosine, sine)
+        keys = self.rotary(split_heads(mixed[:, first:second], batch, self.kv_heads), cosine, sine)
+        values = split_heads(mixed[:, second:], batch, self.kv_heads)
+        return self.dense(self.core(query, keys, values, start, end, keep))
+
+
+class GatedFeedForward(nn.Cell):
+    """``out(silu(gate)·up)`` where one projection gives gate | up; its names differ between the layouts.
+
+    The sub-classes name the two projections and hand them to ``gated``.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.act = SwiGLU()
+
+    def gated(self, both):
+        """``(N, 2·ffn)`` → ``(N, ffn)``."""
+        middle = both.shape[1] // 2
+        return self.act(both[:, :middle], both[:, middle:])
+
+
+class ChatGLM2MLP(GatedFeedForward):
+    """The feed-forward under the remote code's names."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.dense_h_to_4h = Linear(dims.hidden, 2 * dims.ffn, False, dtype)
+        self.dense_4h_to_h = Linear(dims.ffn, dims.hidden, False, dtype)
+
+    def construct(self, x):
+        return self.dense_4h_to_h(self.gated(self.dense_h_to_4h(x)))
+
+
+class GlmMLP(GatedFeedForward):
+    """The feed-forward under transformers' names."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.gate_up_proj = Linear(dims.hidden, 2 * dims.ffn, False, dtype)
+        self.down_proj = Linear(dims.ffn, dims.hidden, False, dtype)
+
+    def construct(self, x):
+        return self.down_proj(self.gated(self.gate_up_proj(x)))
+
+
+class ChatGLM2Block(nn.Cell):
+    """Attention and feed-forward, each after its norm and added to the stream."""
+
+    def __init__(self, config: ChatGLM2Config, dtype):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.layernorm_epsilon, dtype)
+        self.self_attention = ChatGLM2Attention(config, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.layernorm_epsilon, dtype)
+        self.mlp = ChatGLM2MLP(config.dims, dtype)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        x = x + self.self_attention(self.input_layernorm(x), cosine, sine, start, end, keep)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class ChatGLM2Encoder(nn.Cell):
+    """The layers and the last norm, as the remote code nests them."""
+
+    def __init__(self, config: ChatGLM2Config, dtype):
+        super().__init__()
+        self.layers = nn.CellList([ChatGLM2Block(config, dtype) for _ in range(config.num_layers)])
+        self.final_layernorm = RMSNorm(config.hidden_size, config.layernorm_epsilon, dtype)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        for layer in self.layers:
+            x = layer(x, cosine, sine, start, end, keep)
+        return self.final_layernorm(x)
+
+
+class ChatGLM2Embedding(nn.Cell):
+    """The token embedding, one level down as in the remote code."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.word_embeddings = Embedding(dims.vocab, dims.hidden, dtype)
+
+    def construct(self, ids):
+        return self.word_embeddings(ids)
+
+
+class ChatGLM2Model(nn.Cell):
+    """Embedding, encoder and the head, which this layout keeps within."""
+
+    def __init__(self, config: ChatGLM2Config, dtype):
+        super().__init__()
+        dims = config.dims
+        self.embedding = ChatGLM2Embedding(dims, dtype)
+        self.encoder = ChatGLM2Encoder(config, dtype)
+        self.output_layer = Linear(dims.hidden, dims.vocab, False, dtype)
+        frequencies = rotary_frequencies(dims.head_dim // 2, 10000.0 * config.rope_ratio)
+        self.rotary_table = RotaryTable(frequencies, "interleaved")
+
+    def construct(self, input_ids, position_ids, start, end, keep):
+        batch, length = input_ids.shape
+        x = self.embedding(input_ids).reshape(batch * length, -1)
+        cosine, sine = self.rotary_table(position_ids)
+        return self.encoder(x, cosine, sine, start, end, keep)
+
+
+class ChatGLM2ForConditionalGeneration(CausalLM):
+    """ChatGLM2, ChatGLM3 or GLM-4-9B in the remote-code layout."""
+
+    def __init__(self, config: ChatGLM2Config, dtype=ms.float32):
+        super().__init__(config)
+        self.transformer = ChatGLM2Model(config, dtype)
+        self.finish()
+
+    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+        return self.transformer(input_ids, position_ids, start, end, keep)
+
+    def head(self, hidden):
+        return self.transformer.output_layer(hidden).astype(ms.float32)
+
+
+class GlmBlock(nn.Cell):
+    """Attention and feed-forward; ``glm4`` also normalises each sublayer's output before it is added."""
+
+    def __init__(self, config: GlmConfig, rotary_width: int, dtype):
+        super().__init__()
+        dims, eps = config.dims, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(dims.hidden, eps, dtype)
+        self.self_attn = GroupedAttention(
+            dims.hidden,
+            dims.heads,
+            dims.kv_heads,
+            dims.head_dim,
+            Rotary("interleaved", rotary_width, dims.head_dim),
+            bias=config.attention_bias,
+            dtype=dtype,
+        )
+        self.post_attention_layernorm = RMSNorm(dims.hidden, eps, dtype)
+        self.mlp = GlmMLP(dims, dtype)
+        self.sandwich = config.model_type == "glm4"
+        if self.sandwich:
+            self.post_self_attn_layernorm = RMSNorm(dims.hidden, eps, dtype)
+            self.post_mlp_layernorm = RMSNorm(dims.hidden, eps, dtype)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        y = self.self_attn(self.input_layernorm(x), cosine, sine, start, end, keep)
+        if self.sandwich:
+            y = self.post_self_attn_layernorm(y)
+        x = x + y
+        y = self.mlp(self.post_attention_layernorm(x))
+        if self.sandwich:
+            y = self.post_mlp_layernorm(y)
+        return x + y
+
+
+class GlmModel(nn.Cell):
+    """Embedding, layers and the last norm."""
+
+    def __init__(self, config: GlmConfig, dtype):
+        super().__init__()
+        dims, rope = config.dims, rope_settings(config)
+        width = int(dims.head_dim * rope["partial_rotary_factor"])
+        self.embed_tokens = Embedding(dims.vocab, dims.hidden, dtype)
+        self.layers = nn.CellList([GlmBlock(config, width, dtype) for _ in range(dims.layers)])
+        self.norm = RMSNorm(dims.hidden, config.rms_norm_eps, dtype)
+        self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), "interleaved")
+
+    def construct(self, input_ids, position_ids, start, end, keep):
+        batch, length = input_ids.shape
+        x = self.embed_tokens(input_ids).reshape(batch * length, -1)
+        cosine, sine = self.rotary_table(position_ids)
+        for layer in self.layers:
+            x = layer(x, cosine, sine, start, end, keep)
+        return self.norm(x)
+
+
+class GlmForCausalLM(CausalLM):
+    """GLM-4 in transformers' layout, with its head."""
+
+    def __init__(self, config: GlmConfig, dtype=ms.float32):
+        super().__init__(config)
+        self.model = GlmModel(config, dtype)
+        rows = 1 if config.tie_word_embeddings else config.vocab_size
+        self.lm_head = Linear(config.hidden_size, rows, False, dtype)
+        if config.tie_word_embeddings:
+            self.tie_head(self.model.embed_tokens)
+        self.finish()
+
+    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+        return self.model(input_ids, position_ids, start, end, keep)
+
+
+REMOTE_CODE_FAMILY = Family(
+    name="glm4",
+    layers="transformer.encoder.layers",
+    attention_core="self_attention.core",
+    embedding="transformer.embedding.word_embeddings",
+    head="transformer.output_layer",
+    default_targets=("query_key_value",),
+    attention=("query_key_value", "dense"),
+    mlp=("dense_h_to_4h", "dense_4h_to_h"),
+    sublayer_outputs=("dense", "dense_4h_to_h"),
+    feedforward=("dense_4h_to_h",),
+    ia3_targets=("query_key_value", "dense_4h_to_h"),
+    column=("query_key_value", "dense_h_to_4h"),
+    row=("dense", "dense_4h_to_h"),
+    fused={"query_key_value": "qkv", "dense_h_to_4h": "gate_up"},
+    ignored_tensors=(r"rotary_pos_emb\.inv_freq$",),
+    document_layout=causal_document,
+    advance=next_position,
+)
+NATIVE_FAMILY = Family(
+    name="glm4",
+    layers="model.layers",
+    attention_core="self_attn.core",
+    embedding="model.embed_tokens",
+    head="lm_head",
+    default_targets=("q_proj", "v_proj"),
+    attention=("q_proj", "k_proj", "v_proj", "o_proj"),
+    mlp=("gate_up_proj", "down_proj"),
+    sublayer_outputs=("o_proj", "down_proj"),
+    feedforward=("down_proj",),
+    ia3_targets=("k_proj", "v_proj", "down_proj"),
+    column=("q_proj", "k_proj", "v_proj", "gate_up_proj"),
+    row=("o_proj", "down_proj"),
+    fused={"gate_up_proj": "gate_up"},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    ignored_tensors=(r"rotary_emb\.inv_freq$",),
+    document_layout=causal_document,
+    advance=next_position,
+)
+ChatGLM2ForConditionalGeneration.family = REMOTE_CODE_FAMILY
+GlmForCausalLM.family = NATIVE_FAMILY

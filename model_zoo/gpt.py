@@ -1,0 +1,155 @@
+"""GPT-2 (Radford et al. 2019): learned positions, projections stored transposed, a head tied to the embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
+from model_zoo.errors import InputError
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, split_heads
+
+
+@dataclasses.dataclass
+class GPT2Config(Config):
+    """config.json of a GPT-2; defaults are those of the small one."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+    model_type: str = "gpt2"
+    extra: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        width, heads = self.n_embd, self.n_head
+        ffn = self.n_inner or 4 * width
+        return Dims(self.n_layer, width, heads, heads, width // heads, ffn, self.vocab_size, self.n_positions)
+
+    def check(self) -> None:
+        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
+        self.require("scale_attn_weights", True)
+        self.require("scale_attn_by_inverse_layer_idx", False)
+        self.require("add_cross_attention", False)
+        if self.n_embd % self.n_head:
+            raise InputError(f"config.json: n_embd {self.n_embd} is no multiple of n_head {self.n_head}")
+
+
+class GPT2Attention(nn.Cell):
+    """Self-attention with one projection whose output is q | k | v."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.heads = dims.heads
+        self.c_attn = Conv1D(dims.hidden, 3 * dims.hidden, dtype)
+        self.c_proj = Conv1D(dims.hidden, dims.hidden, dtype)
+        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
+
+    def construct(self, x, start, end, keep):
+        batch = start.shape[0]
+        mixed = self.c_attn(x)  # (N, 3·width)
+        width = mixed.shape[1] // 3
+        query = split_heads(mixed[:, :width], batch, self.heads)
+        keys = split_heads(mixed[:, width : 2 * width], batch, self.heads)
+        values = split_heads(mixed[:, 2 * width :], batch, self.heads)
+        return self.c_proj(self.core(query, keys, values, start, end, keep))
+
+
+class GPT2MLP(nn.Cell):
+    """Two projections around a tanh-GELU."""
+
+    def __init__(self, dims: Dims, dtype):
+        super().__init__()
+        self.c_fc = Conv1D(dims.hidden, dims.ffn, dtype)
+        self.act = GeluTanh()
+        self.c_proj = Conv1D(dims.ffn, dims.hidden, dtype)
+
+    def construct(self, x):
+        return self.c_proj(self.act(self.c_fc(x)))
+
+
+class GPT2Block(nn.Cell):
+    """Attention and feed-forward, each after its norm and added to the stream."""
+
+    def __init__(self, config: GPT2Config, dtype):
+        super().__init__()
+        dims = config.dims
+        self.ln_1 = LayerNorm(dims.hidden, config.layer_norm_epsilon, dtype)
+        self.attn = GPT2Attention(dims, dtype)
+        self.ln_2 = LayerNorm(dims.hidden, config.layer_norm_epsilon, dtype)
+        self.mlp = GPT2MLP(dims, dtype)
+
+    def construct(self, x, start, end, keep):
+        x = x + self.attn(self.ln_1(x), start, end, keep)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2Model(nn.Cell):
+    """Token and position embeddings, layers and the last norm."""
+
+    def __init__(self, config: GPT2Config, dtype):
+        super().__init__()
+        dims = config.dims
+        self.wte = Embedding(dims.vocab, dims.hidden, dtype)
+        self.wpe = Embedding(dims.context, dims.hidden, dtype)
+        self.h = nn.CellList([GPT2Block(config, dtype) for _ in range(dims.layers)])
+        self.ln_f = LayerNorm(dims.hidden, config.layer_norm_epsilon, dtype)
+
+    def construct(self, input_ids, position_ids, start, end, keep):
+        batch, length = input_ids.shape
+        positions = ops.zeros_like(input_ids) + position_ids
+        x = (self.wte(input_ids) + self.wpe(positions)).reshape(batch * length, -1)
+        for layer in self.h:
+            x = layer(x, start, end, keep)
+        return self.ln_f(x)
+
+
+class GPT2LMHeadModel(CausalLM):
+    """GPT-2 with its head."""
+
+    def __init__(self, config: GPT2Config, dtype=ms.float32):
+        super().__init__(config)
+        self.transformer = GPT2Model(config, dtype)
+        rows = 1 if config.tie_word_embeddings else config.vocab_size
+        self.lm_head = Linear(config.n_embd, rows, False, dtype)
+        if config.tie_word_embeddings:
+            self.tie_head(self.transformer.wte)
+        self.finish()
+
+    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+        return self.transformer(input_ids, position_ids, start, end, keep)
+
+
+FAMILY = Family(
+    name="gpt",
+    layers="transformer.h",
+    attention_core="attn.core",
+    embedding="transformer.wte",
+    head="lm_head",
+    default_targets=("c_attn",),
+    attention=("c_attn", "attn.c_proj"),
+    mlp=("c_fc", "mlp.c_proj"),
+    sublayer_outputs=("attn.c_proj", "mlp.c_proj"),
+    feedforward=("mlp.c_proj",),
+    ia3_targets=("c_attn", "mlp.c_proj"),
+    column=("c_attn", "c_fc"),
+    row=("attn.c_proj", "mlp.c_proj"),
+    fused={"c_attn": "qkv"},
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    ignored_tensors=(r"\.attn\.bias$", r"\.attn\.masked_bias$"),
+    optional_prefix="transformer.",
+    document_layout=causal_document,
+    advance=next_position,
+)
+GPT2LMHeadModel.family = FAMILY
