@@ -18,14 +18,19 @@ import math
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import Constant, initializer
 
 MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
 
 
 def parameter(shape, dtype=ms.float32, fill: float = 0.0) -> Parameter:
-    """A new weight of this shape, constant until it is loaded or initialised."""
-    return Parameter(ms.ops.full(tuple(shape), fill, dtype=dtype), name="weight")
+    """A new weight of this shape, constant until it is loaded or initialised.
+
+    The initializer's zeros take no memory on a CPU before they are written to, and `Parameter` would copy a Tensor: so
+    a model that is built and then loaded is there only once.
+    """
+    return Parameter(initializer(Constant(fill) if fill else "zeros", tuple(shape), dtype), name="weight")
 
 
 def name_parameters(cell: nn.Cell) -> None:
