@@ -1,0 +1,208 @@
+"""Batches of one shape, or few, in an order that can be taken up again at any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+
+from .dataset import TokenDataset
+from .packing import LayoutFunction, causal_layout, collate
+from .plan import Plan, make_plan
+from .settings import DataSettings
+
+
+class Batch(dict):
+    """A batch: a dict of NumPy arrays (see :func:`pet.data.packing.collate`) and ``sample_ids``, with its counts.
+
+    Attributes:
+        index: its place in the epoch.
+        label_tokens: labels in this rank's rows, ``(labels[:, 1:] != -100).sum()``.
+        global_label_tokens: labels in the rows of all ranks.
+        step_label_tokens: labels of the whole optimizer step that it belongs to, over all ranks and accumulated
+            batches: what the step's summed loss is divided by.
+        useful_tokens: tokens of this rank's rows that are not padding.
+    """
+
+    index: int
+    label_tokens: int
+    global_label_tokens: int
+    step_label_tokens: int
+    useful_tokens: int
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays alone, without ``sample_ids``."""
+        return {name: value for name, value in self.items() if isinstance(value, np.ndarray)}
+
+
+class Loader:
+    """Turns samples into batches.
+
+    An epoch is ``steps`` optimizer steps, each of ``accumulation`` batches, each of ``batch_size`` rows on every one of
+    ``world`` ranks. Ranks take neighbouring rows of the same global batch. Every sample comes exactly once in an epoch;
+    the last step is filled up with rows of padding, whose labels are all -100, so no shape changes and no sample is
+    left out or counted twice.
+
+    The order is a function of ``seed``, ``epoch`` and the rows in a step. ``batches(epoch, start=k)`` begins at batch k
+    without making the k before it.
+
+    Args:
+        dataset: the samples.
+        batch_size: B, rows in a batch of one rank.
+        settings: ``packing``, ``max_length``, ``buckets``, ``shuffle`` and ``seed`` are used here.
+        layout: positions and visibility of one document; the model family's, where it is not causal.
+        pad_token_id: what stands in padded places.
+        accumulation: batches in an optimizer step.
+        rank, world: which rows of the global batch to take. Ranks that hold parts of one model share a rank here.
+
+    Raises:
+        InputError: the dataset is empty, or has a sample longer than ``max_length``.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        batch_size: int,
+        settings: DataSettings | None = None,
+        *,
+        layout: LayoutFunction | None = None,
+        pad_token_id: int | None = 0,
+        accumulation: int = 1,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if min(batch_size, accumulation, world) < 1 or not 0 <= rank < world:
+            raise InputError(
+                f"batch size {batch_size}, accumulation {accumulation} and world {world} must be at least 1, "
+                f"and rank {rank} below world"
+            )
+        self.dataset = dataset
+        self.batch_size, self.accumulation = batch_size, accumulation
+        self.rank, self.world = rank, world
+        self.settings = settings or DataSettings()
+        self.layout = layout or causal_layout
+        self.pad_token_id = pad_token_id or 0
+        self._plan: tuple[int, Plan] | None = None
+        self._check()
+        self._position_rows = int(np.shape(self.layout(self._first_ids())[0])[0]) if self._two_dimensional() else 1
+
+    def _check(self) -> None:
+        if len(self.dataset) == 0:
+            raise InputError(f"no sample is left to load: {self.dataset.counts}")
+        longest = int(self.dataset.lengths.argmax())
+        if self.dataset.lengths[longest] > self.settings.max_length:
+            raise InputError(
+                f"{self.dataset.where(longest)}: sample of {self.dataset.lengths[longest]} tokens, "
+                f"max_length is {self.settings.max_length}"
+            )
+
+    def _first_ids(self) -> np.ndarray:
+        return self.dataset[0][0]
+
+    def _two_dimensional(self) -> bool:
+        return np.ndim(self.layout(self._first_ids())[0]) == 2
+
+    def plan(self, epoch: int) -> Plan:
+        """The rows of an epoch; the last one asked for is kept."""
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = (epoch, self._make_plan(self.dataset.lengths, epoch, 0))
+        return self._plan[1]
+
+    def _make_plan(self, lengths: np.ndarray, epoch: int, window: int) -> Plan:
+        return make_plan(
+            lengths,
+            packing=self.settings.packing,
+            max_length=self.settings.max_length,
+            rows_per_step=self.batch_size * self.accumulation * self.world,
+            shuffle=self.settings.shuffle,
+            seed=self.settings.seed or 0,
+            epoch=epoch,
+            buckets=self.settings.buckets,
+            window=window,
+        )
+
+    def steps_per_epoch(self, epoch: int = 0) -> int | None:
+        """Optimizer steps in an epoch. Packing may save or need a row more in another epoch, so ask for each."""
+        return self.plan(epoch).steps
+
+    def batches_per_epoch(self, epoch: int = 0) -> int | None:
+        """Batches in an epoch: steps x accumulation."""
+        steps = self.steps_per_epoch(epoch)
+        return None if steps is None else steps * self.accumulation
+
+    def __len__(self) -> int:
+        return self.plan(0).steps * self.accumulation
+
+    def shapes(self, epoch: int = 0) -> list[tuple[int, int]]:
+        """The distinct (B, S) of an epoch; each is compiled once. ``pack`` and ``none`` have one."""
+        return [(self.batch_size, int(length)) for length in np.unique(self.plan(epoch).lengths)]
+
+    def label_tokens(self, epoch: int = 0) -> np.ndarray:
+        """(batches,) int64: labels of each global batch, over all ranks; known without communication."""
+        return _label_tokens(self.dataset, self.plan(epoch)).reshape(-1, self.batch_size * self.world).sum(axis=1)
+
+    def padding(self, epoch: int = 0) -> float:
+        """Share of an epoch's tokens that are padding, rows that only fill up the last step included."""
+        plan = self.plan(epoch)
+        processed = int(plan.lengths.sum()) * plan.rows_per_step
+        return 1.0 - float(self.dataset.lengths.sum()) / processed
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start`` on, this rank's rows of each.
+
+        Each is a :class:`Batch` with ``input_ids``, ``labels``, ``start``, ``end`` (B, S), ``position_ids`` (B, S) or
+        (B, 2, S), and ``sample_ids``: for each row the list of its samples' indices in the dataset.
+        """
+        yield from self._batches(self.dataset, self.plan(epoch), start, 0)
+
+    def _batches(self, dataset: TokenDataset, plan: Plan, start: int, shift: int) -> Iterator[Batch]:
+        """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
+        per_batch = self.batch_size * self.world
+        labels = _label_tokens(dataset, plan)
+        for index in range(start, plan.steps * self.accumulation):
+            step = index // self.accumulation
+            first = index * per_batch
+            own = slice(first + self.rank * self.batch_size, first + (self.rank + 1) * self.batch_size)
+            members = [row.tolist() for row in plan.rows[own]]
+            rows = [[dataset[sample] for sample in row] for row in members]
+            batch = Batch(
+                collate(
+                    rows,
+                    int(plan.lengths[step]),
+                    pad_token_id=self.pad_token_id,
+                    layout=self.layout,
+                    position_rows=self._position_rows,
+                )
+            )
+            batch["sample_ids"] = members
+            batch.index = shift + index
+            batch.label_tokens = int(labels[own].sum())
+            batch.global_label_tokens = int(labels[first : first + per_batch].sum())
+            in_step = slice(step * plan.rows_per_step, (step + 1) * plan.rows_per_step)
+            batch.step_label_tokens = int(labels[in_step].sum())
+            batch.useful_tokens = sum(len(ids) for row in rows for ids, _ in row)
+            yield batch
+
+    def where(self, batch: Batch) -> list[str]:
+        """``file:line`` of every sample of a batch, for a report on a batch that went wrong."""
+        return [self.dataset.where(sample) for row in batch["sample_ids"] for sample in row]
+
+    def summary(self, epoch: int = 0) -> dict[str, Any]:
+        """What an epoch holds, in numbers."""
+        return {
+            **self.dataset.summary(),
+            "steps": self.steps_per_epoch(epoch),
+            "batches": self.batches_per_epoch(epoch),
+            "shapes": self.shapes(epoch),
+            "padding": self.padding(epoch),
+        }
+
+
+def _label_tokens(dataset: TokenDataset, plan: Plan) -> np.ndarray:
+    """(rows,) labels in each row of a plan."""
+    counts = dataset.label_counts
+    return np.asarray([int(counts[row].sum()) for row in plan.rows], np.int64)
