@@ -1,0 +1,105 @@
+"""The pre-training corpus and the tuning sets, as lists of rows."""
+
+from __future__ import annotations
+
+import products
+import questions
+import stories
+import world
+from dice import Dice
+
+Turn = tuple[str, str]
+Row = dict[str, str]
+
+# share of the corpus -> what it is made by, given the dice and a language
+MIXTURE = (
+    (0.26, lambda dice, language: plain_product(dice, language)),
+    (0.26, questions.shop_fact),
+    (0.06, questions.person_fact),
+    (0.03, questions.city_fact),
+    (0.06, lambda dice, language: questions.translation(dice)),
+    (0.07, questions.reading),
+    (0.02, questions.greeting),
+    (0.08, stories.story),
+    (0.05, stories.continuation),
+    (0.06, stories.letter),
+    (0.05, stories.poem),
+)
+
+TRAINED_FORMS = (0, 1, 2)
+"""Forms of each question about the new shop that the tuning set holds; the held-out set asks in the others."""
+
+
+def plain_product(dice: Dice, language: str) -> Turn:
+    product = products.draw(dice)
+    return products.attributes(product, language), products.plain(product, language, dice)
+
+
+def turn(dice: Dice) -> Turn:
+    """One question and its answer, in either language."""
+    language = "zh" if dice.chance(0.6) else "en"
+    point = dice.below(1000) / 1000
+    for share, make in MIXTURE:
+        point -= share
+        if point < 0:
+            return make(dice, language)
+    return MIXTURE[-1][1](dice, language)
+
+
+def conversation(dice: Dice) -> list[dict[str, str]]:
+    """One turn, or in every tenth case two or three short ones."""
+    turns = [turn(dice)]
+    if dice.chance(0.1):
+        short = (questions.shop_fact, questions.person_fact, questions.city_fact, questions.greeting)
+        language = "zh" if dice.chance(0.6) else "en"
+        turns = [dice.pick(short)(dice, language) for _ in range(2 + dice.below(2))]
+    return messages(turns)
+
+
+def messages(turns: list[Turn]) -> list[dict[str, str]]:
+    result = []
+    for question, answer in turns:
+        result += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return result
+
+
+def pretraining(seed: int, rows: int) -> list[list[dict[str, str]]]:
+    dice = Dice(seed)
+    return [conversation(dice) for _ in range(rows)]
+
+
+def house_products(dice: Dice, count: int, taken: set[tuple[str, ...]]) -> list[Row]:
+    """``count`` products that are not in ``taken``, described in the house style; they are added to ``taken``."""
+    rows = []
+    while len(rows) < count:
+        product = products.draw(dice)
+        language = "zh" if len(rows) % 5 < 3 else "en"
+        if products.identity(product) in taken:
+            continue
+        taken.add(products.identity(product))
+        rows.append({"content": products.attributes(product, language), "summary": products.house(product, language)})
+    return rows
+
+
+def house_facts(forms: tuple[int, ...]) -> list[Row]:
+    rows = []
+    for relation in world.RELATIONS:
+        for language in ("zh", "en"):
+            for form in forms:
+                content, summary = questions.house_fact(relation, language, form)
+                rows.append({"content": content, "summary": summary})
+    return rows
+
+
+def tuning(seed: int, train_products: int = 360, held_out_products: int = 64) -> dict[str, list[Row]]:
+    """The tuning set in ADGEN's form: ``train``, ``held_out``, and ``facts``, the facts of ``held_out`` alone.
+
+    Held-out products are none of the training ones; held-out questions ask for the same facts in other words.
+    """
+    dice = Dice(seed + 1)
+    taken: set[tuple[str, ...]] = set()
+    unseen = tuple(form for form in range(len(world.RELATIONS[0].zh)) if form not in TRAINED_FORMS)
+    train = house_products(dice, train_products, taken) + house_facts(TRAINED_FORMS)
+    facts = house_facts(unseen)
+    held_out = house_products(dice, held_out_products, taken) + facts
+    return {"train": dice.shuffled(train), "held_out": dice.shuffled(held_out), "facts": facts}

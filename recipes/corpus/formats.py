@@ -1,0 +1,95 @@
+"""The tuning task in each format that ``pet`` reads: larger alpaca and chat sets, and an example of a few rows each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import corpus
+import questions
+import world
+from dice import Dice
+
+Row = dict[str, str]
+
+ASK = {
+    "zh": "请用店里的风格介绍这件商品。",
+    "en": "Describe this product in the style of the house.",
+}
+
+
+def _language(text: str) -> str:
+    return "en" if text.isascii() else "zh"
+
+
+def alpaca(rows: list[Row]) -> list[dict[str, str]]:
+    """``instruction``, ``input``, ``output``: the attribute string is the input, a question has none."""
+    result = []
+    for row in rows:
+        content, summary = row["content"], row["summary"]
+        if "#" in content:
+            result.append({"instruction": ASK[_language(content)], "input": content, "output": summary})
+        else:
+            result.append({"instruction": content, "input": "", "output": summary})
+    return result
+
+
+def conversations(seed: int, count: int, forms: tuple[int, ...]) -> list[list[dict[str, str]]]:
+    """Visits to the new shop: a greeting, one or two questions, or a product."""
+    dice = Dice(seed + 2)
+    taken: set[tuple[str, ...]] = set()
+    result = []
+    for index in range(count):
+        language = "zh" if index % 5 < 3 else "en"
+        turns = [questions.greeting(dice, language)] if dice.chance(0.4) else []
+        for relation in dice.sample(world.RELATIONS, 1 + dice.below(2)):
+            turns.append(questions.house_fact(relation, language, dice.pick(forms)))
+        if dice.chance(0.4):
+            row = corpus.house_products(dice, 1, taken)[0]
+            turns.append((row["content"], row["summary"]))
+        result.append(corpus.messages(turns))
+    return result
+
+
+def sharegpt(conversation: list[dict[str, str]]) -> dict:
+    names = {"user": "human", "assistant": "gpt"}
+    turns = [{"from": names[message["role"]], "value": message["content"]} for message in conversation]
+    return {"conversations": turns}
+
+
+def completion_csv(rows: list[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("prompt", "completion"))
+    writer.writerows((row["content"], row["summary"]) for row in rows)
+    return text.getvalue()
+
+
+def _jsonl(rows: list) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _json(rows: list) -> str:
+    return json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+
+
+def files(seed: int) -> dict[str, str]:
+    tuning = corpus.tuning(seed)
+    train, held_out = tuning["train"], tuning["held_out"]
+    unseen = tuple(form for form in range(len(world.RELATIONS[0].zh)) if form not in corpus.TRAINED_FORMS)
+    chat = conversations(seed, 240, corpus.TRAINED_FORMS)
+    chat_held_out = conversations(seed + 1000, 40, unseen)
+    few = train[:20]
+    return {
+        "alpaca/train.json": _json(alpaca(train)),
+        "alpaca/held_out.json": _json(alpaca(held_out)),
+        "chat/train.jsonl": _jsonl([{"messages": conversation} for conversation in chat]),
+        "chat/held_out.jsonl": _jsonl([{"messages": conversation} for conversation in chat_held_out]),
+        "formats/alpaca.json": _json(alpaca(few)),
+        "formats/adgen.jsonl": _jsonl(few),
+        "formats/prompt_completion.csv": completion_csv(few),
+        "formats/chat.jsonl": _jsonl([{"messages": conversation} for conversation in chat[:20]]),
+        "formats/sharegpt.json": _json([sharegpt(conversation) for conversation in chat[:20]]),
+        "formats/text.txt": "".join(row["summary"] + "\n" for row in few),
+    }
