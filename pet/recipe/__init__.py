@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "load": "pet.recipe.load",
+    "load": "pet.recipe.loading",
     "Recipe": "pet.recipe.schema",
     "dump": "pet.recipe.show",
     "json_schema": "pet.recipe.show",

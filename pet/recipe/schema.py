@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from pet.recipe.adapter import Adapter, LoRA
 from pet.recipe.data import Data
 from pet.recipe.fields import ModelPath, Section
+from pet.recipe.source import Source, dotted
 from pet.recipe.training import Callbacks, Eval, Generation, Output, Parallel, Train
 
 
@@ -55,3 +56,10 @@ class Recipe(Section):
     callbacks: Callbacks = Field(
         default_factory=list, description="What is called along the way, besides the progress line and metrics.jsonl."
     )
+
+    _source: Source | None = PrivateAttr(None)
+
+    def where(self, key: str) -> str:
+        """``file:line: key``, to begin a message about something that only showed when the run was set up."""
+        path = tuple(key.split("."))
+        return f"{self._source.where(path)}: {dotted(path)}" if self._source else key

@@ -1,0 +1,121 @@
+"""Names instead of paths: the bundled tiny bases, the bundled recipes, and the published models' presets.
+
+The bundled files are the ``recipes`` directory of a checkout. Installed, they are the package directory
+``pet/bundled``. Nothing here imports MindSpore.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from model_zoo.errors import InputError, nearest
+
+# Directories below the bundled one that hold no recipes.
+_NO_RECIPES = {"bases", "data", "corpus"}
+
+
+@cache
+def bundled_directory() -> Path:
+    """Where the bundled recipes, data and tiny bases lie: in the installed package, or else in the checkout."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "bundled", package.parent / "recipes"):
+        if candidate.is_dir():
+            return candidate
+    raise InputError(f"the bundled recipes are missing: neither {package / 'bundled'} nor {package.parent / 'recipes'}")
+
+
+@cache
+def bundled_models() -> dict[str, Path]:
+    """The bundled tiny bases: name → checkpoint directory."""
+    bases = bundled_directory() / "bases"
+    if not bases.is_dir():
+        return {}
+    return {entry.name: entry for entry in sorted(bases.iterdir()) if (entry / "config.json").is_file()}
+
+
+@cache
+def bundled_recipes() -> dict[str, Path]:
+    """The bundled recipes: name (the path below ``recipes`` without its suffix) → file."""
+    root = bundled_directory()
+    found = {}
+    for path in sorted(root.rglob("*.yaml")):
+        relative = path.relative_to(root)
+        if relative.parts[0] not in _NO_RECIPES:
+            found[relative.with_suffix("").as_posix()] = path
+    return found
+
+
+def preset_names() -> list[str]:
+    """Names of published models whose dimensions are known; their weights are not bundled."""
+    from model_zoo.presets import PRESETS
+
+    return sorted(PRESETS)
+
+
+def find_recipe(name: str | os.PathLike) -> Path:
+    """The file of a recipe given by path or bundled name.
+
+    Args:
+        name: a path; or a bundled name such as ``glm_lora``, also with ``.yaml`` or without its folder where that is
+            unambiguous.
+
+    Raises:
+        InputError: nothing is found; the message names the nearest.
+    """
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    recipes = bundled_recipes()
+    key = text[: -len(".yaml")] if text.endswith(".yaml") else text
+    if key in recipes:
+        return recipes[key]
+    same_name = [full for full in recipes if full.rpartition("/")[2] == key]
+    if len(same_name) == 1:
+        return recipes[same_name[0]]
+    if len(same_name) > 1:
+        raise InputError(f"recipe {text!r}: several are called so: {', '.join(same_name)}")
+    if path.is_dir():
+        raise InputError(f"recipe {text!r}: is a directory, expected a YAML file or a bundled recipe's name")
+    around = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    if os.sep in text and around:
+        raise InputError(f"recipe {text!r}: no such file{nearest(path.name, around)}")
+    raise InputError(
+        f"recipe {text!r}: no such file, and no bundled recipe has this name{nearest(key, [*recipes, *around])}"
+    )
+
+
+def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> Path:
+    """The checkpoint directory of a model given by path or bundled name.
+
+    Args:
+        name: a bundled name (``glm_tiny``), or a path.
+        directory: what a relative path is relative to.
+
+    Raises:
+        InputError: there is no such directory, or it holds no checkpoint; a preset's name says how to get weights.
+    """
+    text = os.fspath(name)
+    bundled = bundled_models()
+    if text in bundled:
+        return bundled[text]
+    path = Path(directory, Path(text).expanduser())
+    if (path / "config.json").is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"model {text!r}: {path} holds no config.json, expected a Hugging Face checkpoint directory")
+    if path.exists():
+        raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory")
+    presets = preset_names()
+    if text in presets:
+        raise InputError(
+            f"model {text!r}: is a known size, but its weights are not bundled: download the checkpoint and give its "
+            "directory, or start from random weights (model.from_scratch: true, AutoModel.from_config)"
+        )
+    around = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    candidates = around if os.sep in text and around else [*bundled, *presets, *around]
+    raise InputError(
+        f"model {text!r}: no such directory, and no bundled model has this name{nearest(path.name, candidates)}"
+    )

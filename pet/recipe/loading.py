@@ -1,0 +1,277 @@
+"""From a YAML file and overrides to a checked :class:`Recipe`, or to one report of everything that is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from model_zoo.errors import InputError, nearest
+from pet import names
+from pet.recipe import rules
+from pet.recipe.keys import path_keys, text_keys
+from pet.recipe.overrides import apply_overrides
+from pet.recipe.problems import Report, translate
+from pet.recipe.schema import Recipe
+from pet.recipe.source import KeyPath, Source, read
+
+_VARIABLE = re.compile(r"\$\{([^}]*)\}|\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def load(
+    path: str | os.PathLike,
+    overrides: Iterable[str] | Mapping[str, Any] | None = None,
+    *,
+    needs: Iterable[str] = (),
+    check_files: bool = True,
+) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: a YAML file, or the name of a bundled recipe.
+        overrides: ``["train.steps=20", …]`` with YAML values, or ``{"train.steps": 20, …}``. They take the place of
+            the file's values; paths among them are relative to the current directory.
+        needs: keys that this use cannot do without, such as ``"data.train"``.
+        check_files: also report models and data that are not there.
+
+    Returns:
+        The recipe, with absolute paths and every default filled in.
+
+    Raises:
+        InputError: one report with all problems, each with file and line, key, and what was expected.
+    """
+    file = names.find_recipe(path)
+    source = read(file, _display(file))
+    origins = apply_overrides(
+        source, list(overrides) if isinstance(overrides, (list, tuple)) else overrides, text_keys()
+    )
+    return check(source, origins, file.resolve().parent, file.stem, needs=needs, check_files=check_files)
+
+
+def from_dict(
+    values: Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] | None = None,
+    *,
+    name: str = "recipe",
+    needs: Iterable[str] = (),
+    check_files: bool = True,
+) -> Recipe:
+    """The same for a recipe that is a dict, as built by a program; its paths are relative to the current directory."""
+    source = Source(name, value=_plain(values))
+    origins = apply_overrides(source, overrides, text_keys())
+    return check(source, origins, Path.cwd(), name, needs=needs, check_files=check_files)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _display(path: Path) -> str:
+    """The path as short as it can be said from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def check(
+    source: Source,
+    origins: dict[KeyPath, str],
+    directory: Path,
+    stem: str,
+    *,
+    needs: Iterable[str] = (),
+    check_files: bool = True,
+) -> Recipe:
+    """Validate what was read; see :func:`load`. ``directory`` is what relative paths are relative to."""
+    report = Report(source, origins)
+    if source.problems and not isinstance(source.value, dict):
+        raise InputError.collect(report.lines())
+    if source.value is None:
+        raise InputError(f"{source.name}: is empty, expected a recipe (model: …)")
+    if not isinstance(source.value, dict):
+        raise InputError(f"{source.name}: expected sections (model:, adapter:, data:, train: …), found no mapping")
+    tree = source.value
+    _expand_paths(tree, directory, report)
+    recipe = _validate(tree, report)
+    if recipe is not None:
+        _cross_check(recipe, report, needs)
+        if check_files:
+            _check_files(recipe, report)
+    problems = report.lines()
+    if problems:
+        raise InputError.collect(problems)
+    _fill(recipe, stem)
+    recipe._source = source
+    return recipe
+
+
+def _validate(tree: dict[str, Any], report: Report) -> Recipe | None:
+    """The recipe; where keys are wrong, the recipe without them, so that the other checks can still be made."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        translate(error.errors(include_url=False), tree, report)
+    for path in sorted(report.bad, key=len, reverse=True):
+        _drop(tree, path)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError:
+        return None  # something required is missing; what depends on it cannot be checked
+
+
+def _drop(tree: Any, path: KeyPath) -> None:
+    """Remove ``path``; for an entry of a list, the whole list, so that the other entries keep their index."""
+    cut = next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))
+    *around, last = path[:cut]
+    for part in around:
+        if not isinstance(tree, dict) or part not in tree:
+            return
+        tree = tree[part]
+    if isinstance(tree, dict):
+        tree.pop(last, None)
+
+
+def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
+    for name in needs:
+        path = rules.key(name)
+        value: Any = recipe
+        for part in path:
+            value = getattr(value, part)
+        if not value and not report.concerns([path]):
+            report.add(path, "is missing, and this command needs it")
+    before = set(report.bad)
+    for rule in rules.RULES:
+        for at, others, message in rule(recipe):
+            # a rule about a key that was already refused would talk about its default
+            if not any(path[: len(bad)] == bad or bad[: len(path)] == path for path in (at, *others) for bad in before):
+                report.add(at, message)
+
+
+def _value_at(tree: Any, path: KeyPath) -> Any:
+    for part in path:
+        if not isinstance(tree, dict) or part not in tree:
+            return None
+        tree = tree[part]
+    return tree
+
+
+def _expand_paths(tree: dict[str, Any], directory: Path, report: Report) -> None:
+    """Replace environment variables and make paths absolute, in place."""
+    for path, kind in path_keys().items():
+        value = _value_at(tree, path)
+        if not value:
+            continue
+        from_command_line = any(path[:size] in report.origins for size in range(1, len(path) + 1))
+        base = Path.cwd() if kind == "here" or from_command_line else directory
+        holder = _value_at(tree, path[:-1])
+        if isinstance(value, str):
+            holder[path[-1]] = _expand(value, base, kind, path, report)
+        elif isinstance(value, list):
+            holder[path[-1]] = [
+                _expand(entry, base, kind, (*path, index), report) if isinstance(entry, str) else entry
+                for index, entry in enumerate(value)
+            ]
+
+
+def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report) -> str:
+    def variable(match: re.Match) -> str:
+        name = match[1] if match[1] is not None else match[2]
+        if name not in os.environ:
+            report.add(path, f"the environment variable {name!r} is not set{_close_variable(name)}")
+            return match[0]
+        return os.environ[name]
+
+    expanded = _VARIABLE.sub(variable, text)
+    if kind == "model" and (expanded in names.bundled_models() or expanded in names.preset_names()):
+        return expanded
+    if "\0" in expanded:
+        report.add(path, "a path cannot hold a NUL character")
+        return "invalid"
+    try:
+        return os.path.normpath(base / Path(expanded).expanduser())
+    except RuntimeError:  # ~name of a user who does not exist
+        report.add(path, f"{expanded!r}: no such home directory")
+        return expanded
+
+
+def _close_variable(name: str) -> str:
+    guess = nearest(name, os.environ)
+    return guess if "did you mean" in guess else ""
+
+
+def _check_files(recipe: Recipe, report: Report) -> None:
+    if not report.concerns([("model", "path")]):
+        _check_model(recipe, report)
+    if recipe.model.tokenizer and not report.concerns([("model", "tokenizer")]):
+        directory = Path(recipe.model.tokenizer)
+        if recipe.model.tokenizer not in names.bundled_models() and not directory.is_dir():
+            report.add(("model", "tokenizer"), f"{directory}: no such directory{_beside(directory)}")
+    for name in ("train", "eval", "test"):
+        for index, text in enumerate(getattr(recipe.data, name) or []):
+            at = ("data", name, index) if ("data", name, index) in report.source.lines else ("data", name)
+            if not report.concerns([("data", name)]):
+                _check_data(Path(text), at, report)
+    adapter = getattr(recipe.adapter, "load", None)
+    if adapter and not report.concerns([("adapter", "load")]):
+        directory = Path(adapter)
+        if not directory.is_dir():
+            report.add(("adapter", "load"), f"{directory}: no such directory{_beside(directory)}")
+        elif not (directory / "adapter_config.json").is_file():
+            report.add(("adapter", "load"), f"{directory}: holds no adapter_config.json, so it is no adapter")
+
+
+def _check_model(recipe: Recipe, report: Report) -> None:
+    at = ("model", "path")
+    if recipe.model.from_scratch and (
+        recipe.model.path in names.preset_names() or Path(recipe.model.path).name == "config.json"
+    ):
+        if recipe.model.path not in names.preset_names() and not Path(recipe.model.path).is_file():
+            report.add(at, f"{recipe.model.path}: no such file")
+        return
+    try:
+        directory = names.find_model(recipe.model.path)
+    except InputError as error:
+        report.add(at, str(error))
+        return
+    before = set(report.bad)
+    for where, others, message in rules.context(recipe, directory):
+        if not before.intersection({where, *others}):
+            report.add(where, message)
+
+
+def _check_data(path: Path, at: KeyPath, report: Report) -> None:
+    if path.is_dir():
+        if not any(entry.is_file() and not entry.name.startswith(".") for entry in path.iterdir()):
+            report.add(at, f"{path}: the directory holds no files")
+    elif not path.exists():
+        report.add(at, f"{path}: no such file or directory{_beside(path)}")
+
+
+def _beside(path: Path) -> str:
+    """What is called nearly so in the same directory, for an error message."""
+    try:
+        return nearest(path.name, [entry.name for entry in path.parent.iterdir()])
+    except OSError:
+        return f" ({path.parent} does not exist either)"
+
+
+def _fill(recipe: Recipe, stem: str) -> None:
+    """Put a value where the schema says "left out: …" and the recipe itself holds the answer."""
+    recipe.name = recipe.name or re.sub(r"[^A-Za-z0-9._-]", "_", stem)
+    recipe.output.dir = recipe.output.dir or str(Path.cwd() / "output" / recipe.name)
+    if recipe.train.steps is None and recipe.train.epochs is None:
+        recipe.train.epochs = 3.0
+    if recipe.data.seed is None:
+        recipe.data.seed = recipe.train.seed
+    if recipe.generation.seed is None:
+        recipe.generation.seed = recipe.train.seed
+    recipe.model.tokenizer = recipe.model.tokenizer or recipe.model.path
+    recipe.eval.batch_size = recipe.eval.batch_size or recipe.train.batch_size
+    recipe.eval.best_mode = recipe.eval.direction()

@@ -1,0 +1,104 @@
+"""``train.learning_rate=1e-3`` on the command line: settings that take the place of the file's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pet.recipe.source import KeyPath, Source, parse
+
+# Of these pairs a recipe has one. An override with one of them puts the file's other one aside.
+RIVALS: dict[KeyPath, tuple[KeyPath, ...]] = {
+    ("train", "steps"): (("train", "epochs"),),
+    ("train", "epochs"): (("train", "steps"),),
+    ("data", "eval"): (("data", "eval_fraction"),),
+    ("data", "eval_fraction"): (("data", "eval"),),
+}
+
+
+def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyPath, Any, list[str]]:
+    """Split ``key.sub=value`` at its first ``=`` and read the value as YAML.
+
+    Returns:
+        The key path, the value, and what is wrong with the text (an empty list when nothing is).
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals:
+        return (), None, [f"{text!r}: an override looks like train.learning_rate=1e-3; there is no = in this one"]
+    if key.startswith("-"):
+        return (), None, [f"{text!r}: write overrides without dashes: {text.lstrip('-')}"]
+    path = tuple(key.split("."))
+    if not all(path):
+        return (), None, [f"{text!r}: {key!r} is no key; write section.key=value"]
+    source = parse(value, "value")
+    if path in text_keys and source.value is not None and not (isinstance(source.value, str) and value[:1] in "'\""):
+        return path, value, []
+    if path in text_keys and source.problems:
+        return path, value, []
+    if source.problems:
+        problem = source.problems[0].partition(": ")[2]
+        return path, None, [f"{text!r}: the value is no YAML ({problem}); put quotes around a text"]
+    return path, source.value, []
+
+
+def apply_overrides(
+    source: Source, overrides: Iterable[str] | Mapping[str, Any] | None, text_keys: Collection[KeyPath] = ()
+) -> dict[KeyPath, str]:
+    """Put overrides into ``source.value``; what is wrong with them goes to ``source.problems``.
+
+    Args:
+        source: the recipe's file.
+        overrides: texts ``key.sub=value``, or a mapping of dotted keys to values.
+        text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
+            ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.
+
+    Returns:
+        For each key path that was set, the text that set it, for error messages.
+    """
+    if overrides is None:
+        return {}
+    if isinstance(overrides, Mapping):
+        entries = [(tuple(str(key).split(".")), value, [], f"{key}={value}") for key, value in overrides.items()]
+    else:
+        entries = [(*parse_override(str(text), text_keys), str(text)) for text in overrides]
+    origins: dict[KeyPath, str] = {}
+    if source.value is None:
+        source.value = {}
+    if not isinstance(source.value, dict):
+        return origins
+    for path, value, problems, text in entries:
+        if problems:
+            source.problems.extend(f"command line: {problem}" for problem in problems)
+            continue
+        blocked = _put(source.value, path, value)
+        if blocked:
+            source.problems.append(f"command line: {text!r}: {'.'.join(blocked)} is no section, it holds a value")
+            continue
+        origins[path] = text
+        if value is not None:
+            for rival in RIVALS.get(path, ()):
+                if rival not in origins:
+                    _remove(source.value, rival)
+    return origins
+
+
+def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
+    """Set ``path``; return the part of it that is in the way, if one is."""
+    for depth, key in enumerate(path[:-1]):
+        inner = tree.get(key)
+        if inner is None:
+            inner = tree[key] = {}
+        if not isinstance(inner, dict):
+            return path[: depth + 1]
+        tree = inner
+    tree[path[-1]] = value
+    return None
+
+
+def _remove(tree: dict[str, Any], path: KeyPath) -> None:
+    for key in path[:-1]:
+        tree = tree.get(key)
+        if not isinstance(tree, dict):
+            return
+    tree.pop(path[-1], None)

@@ -1,0 +1,195 @@
+"""What pydantic found, said in a user's words: where it stands, what was expected, what may have been meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from model_zoo.errors import nearest
+from pet.recipe.keys import known_keys, sections_in
+from pet.recipe.schema import Recipe
+from pet.recipe.source import KeyPath, Source, dotted
+
+_KINDS = {
+    dict: "a section",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "nothing (null)",
+}
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of ordinary size",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text (in quotes where it looks like something else)",
+    "list_type": "a list",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a section (key: value lines, indented)",
+    "model_attributes_type": "a section (key: value lines, indented)",
+    "finite_number": "a finite number",
+}
+_LIMITS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def show_value(value: Any) -> str:
+    """A value as a problem quotes it, with its kind; cut when it is long."""
+    if value is None or isinstance(value, (dict, list)):
+        return _KINDS[type(value)]
+    text = repr(value) if isinstance(value, str) else ("true" if value is True else "false" if value is False else None)
+    text = text if text is not None else str(value)
+    if len(text) > 60:
+        text = text[:57] + "…" + text[0] * isinstance(value, str)
+    return f"{text} ({_KINDS[type(value)]})" if type(value) in _KINDS else text
+
+
+class Report:
+    """Collects problems, each with the place of the key that it is about."""
+
+    def __init__(self, source: Source, origins: dict[KeyPath, str]):
+        self.source = source
+        self.origins = origins
+        self.problems: list[tuple[int, str]] = []
+        self.bad: set[KeyPath] = set()
+        for problem in source.problems:
+            self.problems.append((0, problem))
+
+    def where(self, path: KeyPath) -> str:
+        """The override or the line that set ``path``."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return f"command line: {self.origins[path[:length]]}"
+            if path[:length] in self.source.lines:
+                break
+        return self.source.where(path)
+
+    def add(self, path: KeyPath, message: str) -> None:
+        """Note that the value at ``path`` is wrong."""
+        self.bad.add(path)
+        where = self.where(path)
+        on_command_line = where.startswith("command line:")
+        order = 1 << 30 if on_command_line else (self.source.line(path) or 0)
+        self.problems.append((order, f"{where}: {dotted(path)}: {message}"))
+
+    def lines(self) -> list[str]:
+        """The problems in the order of the file, those of the command line last, each once."""
+        ordered = [text for _, text in sorted(self.problems, key=lambda problem: problem[0])]
+        return list(dict.fromkeys(ordered))
+
+    def concerns(self, paths: Iterable[KeyPath]) -> bool:
+        """Is one of these, or something around or inside it, already known to be wrong?"""
+        return any(path[: len(bad)] == bad or bad[: len(path)] == path for path in paths for bad in self.bad)
+
+
+def _elsewhere(key: str, parent: KeyPath) -> str:
+    """Where else a key of this name exists: the usual mistake is the wrong section."""
+    places = sorted(dotted(path) for path in known_keys() if path[-1] == key and path[:-1] != parent)
+    return f" (there is: {', '.join(places)})" if places else ""
+
+
+def siblings(parent: KeyPath, tree: Any) -> list[str]:
+    """The keys that the section at ``parent`` can have; in ``adapter``, those of its method."""
+    classes = [Recipe]
+    for part in parent:
+        found: list[type] = []
+        for section in classes:
+            field = section.model_fields.get(part) if isinstance(part, str) else None
+            if field is not None:
+                found.extend(sections_in(field.annotation))
+        classes = found
+    if parent == ("adapter",) and isinstance(tree, dict) and isinstance(tree.get("adapter"), dict):
+        method = tree["adapter"].get("method")
+        of_method = [section for section in classes if method in _methods(section)]
+        classes = of_method or classes
+    return sorted({name for section in classes for name in section.model_fields})
+
+
+def _methods(section: type) -> tuple[str, ...]:
+    return section.model_fields["method"].annotation.__args__
+
+
+def _unknown(path: KeyPath, tree: Any) -> str:
+    key, parent = str(path[-1]), path[:-1]
+    if any(isinstance(part, int) for part in parent):
+        return "there is no such key here"
+    names = siblings(parent, tree)
+    place = f"the section {dotted(parent)}" if parent else "a recipe"
+    if parent == ("adapter",) and isinstance(tree, dict):
+        place = f"the method {tree['adapter'].get('method')!r}"
+    guess = nearest(key, names)
+    if "did you mean" not in guess:
+        guess = _elsewhere(key, parent) or guess
+    return f"{place} has no such key{guess}"
+
+
+def _method_names() -> list[str]:
+    return sorted(
+        name for section in sections_in(Recipe.model_fields["adapter"].annotation) for name in _methods(section)
+    )
+
+
+def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
+    kind, context, value = error["type"], error.get("ctx") or {}, error.get("input")
+    if kind == "extra_forbidden":
+        return _unknown(path, tree)
+    if kind == "missing":
+        return "is missing, and has no default"
+    if kind == "literal_error":
+        # pydantic lists them as 'a', 'b' or 'c'
+        names = [part.strip().strip("'") for part in context["expected"].replace(" or ", ", ").split(",")]
+        return f"expected one of {', '.join(names)}; got {show_value(value)}" + _close(value, names)
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        return f"expected {words} {context[name]:g}; got {show_value(value)}"
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}; got {show_value(value)}"
+    if kind == "union_tag_invalid":
+        names = _method_names()
+        tag = context["tag"]
+        return f"there is no method {tag!r}; expected one of {', '.join(names)}" + _close(tag, names)
+    if kind == "union_tag_not_found":
+        return f"method is missing; expected one of {', '.join(_method_names())}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_pattern_mismatch":
+        return f"{show_value(value)} has characters that cannot be used here (allowed: {context['pattern']})"
+    if kind in ("too_short", "too_long"):
+        limit = context.get("min_length", context.get("max_length"))
+        words = "at least" if kind == "too_short" else "at most"
+        return f"expected {words} {limit} entries; got {context.get('actual_length')}"
+    if kind in ("string_too_short", "string_too_long"):
+        return f"expected a text that is not {'empty' if kind == 'string_too_short' else 'so long'}"
+    return f"{error['msg'].lower()}; got {show_value(value)}"
+
+
+def _close(value: Any, names: list[str]) -> str:
+    guess = nearest(value, names)
+    return guess if "did you mean" in guess else ""
+
+
+def _clean_path(location: tuple[str | int, ...], kind: str) -> KeyPath:
+    """The key path of a pydantic location: without the names of union branches, and without ``[key]`` marks."""
+    path = tuple(part for part in location if part != "[key]")
+    if len(path) > 1 and path[0] == "adapter":
+        path = ("adapter", *path[2:])  # path[1] is the method, by which pydantic chose the class
+    if kind == "union_tag_invalid":
+        path = (*path, "method")
+    return path
+
+
+def translate(errors: Iterable[dict[str, Any]], tree: Any, report: Report) -> None:
+    """Add what pydantic found to ``report``."""
+    for error in errors:
+        path = _clean_path(error["loc"], error["type"])
+        report.add(path, _message(error, path, tree))

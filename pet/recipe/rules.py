@@ -1,0 +1,240 @@
+"""What must hold between the settings of a recipe: each rule names the keys it looks at and yields what is wrong.
+
+Two kinds: settings that contradict each other, and settings that would reach nothing. A setting that is ignored is as
+bad as a wrong one, because the user believes that it works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pet.recipe.schema import Recipe
+from pet.recipe.source import KeyPath
+from pet.recipe.training import GENERATED
+
+Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
+
+
+def key(text: str) -> KeyPath:
+    """``"train.steps"`` as a path."""
+    return tuple(text.split("."))
+
+
+def _find(at: str, others: str, message: str) -> Finding:
+    return key(at), tuple(key(other) for other in others.split()), message
+
+
+def _changed(recipe: Recipe, section: str, name: str) -> bool:
+    """Was the setting given, with another value than its default?"""
+    part = getattr(recipe, section)
+    return name in part.model_fields_set and getattr(part, name) != type(part).model_fields[name].get_default(
+        call_default_factory=True
+    )
+
+
+def length(recipe: Recipe) -> Iterator[Finding]:
+    """Steps, epochs, warm-up and descent."""
+    train = recipe.train
+    if train.steps is not None and train.epochs is not None:
+        yield _find("train.steps", "train.epochs", "give steps or epochs, not both")
+    phases = [("train.warmup", train.warmup)]
+    if train.schedule == "wsd":
+        phases.append(("train.decay", train.decay))
+    shares = sum(value for _, value in phases if value < 1)
+    steps = sum(value for _, value in phases if value >= 1)
+    if train.steps is not None:
+        for name, value in phases:
+            if value >= 1 and value > train.steps:
+                yield _find(
+                    name, "train.steps", f"{value} steps are more than the run has (train.steps: {train.steps})"
+                )
+                return
+        if steps + shares * train.steps > train.steps:
+            yield _find("train.warmup", "train.steps train.decay", "warm-up and descent are longer than the run")
+    elif shares > 1:
+        yield _find("train.warmup", "train.decay", "the shares of warm-up and descent are more than the whole run")
+
+
+def batches(recipe: Recipe) -> Iterator[Finding]:
+    """The batch against the layout of processes."""
+    rows, parallel = recipe.train.batch_size, recipe.parallel
+    pieces = parallel.data * parallel.micro_batches
+    if rows % parallel.data:
+        yield _find("train.batch_size", "parallel.data", f"{rows} rows cannot be divided over {parallel.data} copies")
+    elif rows % pieces:
+        yield _find(
+            "train.batch_size",
+            "parallel.data parallel.micro_batches",
+            f"{rows} rows cannot be divided over {parallel.data} × {parallel.micro_batches} micro-batches",
+        )
+    if parallel.pipeline > 1 and parallel.micro_batches < parallel.pipeline:
+        yield _find(
+            "parallel.micro_batches",
+            "parallel.pipeline",
+            f"{parallel.micro_batches} micro-batches leave stages idle; expected at least {parallel.pipeline}, "
+            "one per stage",
+        )
+    if parallel.pipeline == 1 and parallel.micro_batches > 1:
+        yield _find(
+            "parallel.micro_batches",
+            "parallel.pipeline",
+            "only a pipeline is cut into micro-batches; use train.accumulation",
+        )
+    if parallel.pipeline > 1 and (metrics := [name for name in recipe.eval.metrics if name in GENERATED]):
+        yield _find(
+            "eval.metrics",
+            "parallel.pipeline",
+            f"{', '.join(metrics)} need generated answers, and a pipeline does not generate; "
+            "evaluate afterwards with pet evaluate",
+        )
+    started = os.environ.get("RANK_SIZE") or os.environ.get("MS_WORKER_NUM")
+    if started and started.isdigit() and int(started) > 1 and int(started) != parallel.processes:
+        yield _find(
+            "parallel.data",
+            "parallel.tensor parallel.pipeline",
+            f"data × tensor × pipeline = {parallel.data} × {parallel.tensor} × {parallel.pipeline} = "
+            f"{parallel.processes}, but {started} processes were started",
+        )
+
+
+def optimizer(recipe: Recipe) -> Iterator[Finding]:
+    """Settings of another optimizer, schedule or precision than the chosen one."""
+    train = recipe.train
+    uses = {
+        "momentum": (("momentum",), "optimizer"),
+        "betas": (("adamw", "adam", "lamb"), "optimizer"),
+        "eps": (("adamw", "adam", "lamb"), "optimizer"),
+        "cycles": (("cosine_restarts",), "schedule"),
+        "power": (("polynomial",), "schedule"),
+        "decay": (("wsd",), "schedule"),
+        "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
+        "loss_scale": (("fp16",), "precision"),
+    }
+    for name, (users, chooser) in uses.items():
+        chosen = getattr(train, chooser)
+        if chosen not in users and _changed(recipe, "train", name):
+            yield _find(
+                f"train.{name}",
+                f"train.{chooser}",
+                f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}",
+            )
+    method = recipe.adapter.method
+    if train.lora_plus_ratio is not None and method not in ("lora", "dora"):
+        yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
+    dropout = getattr(recipe.adapter, "dropout", None)
+    if train.r_drop_alpha > 0 and dropout == 0:
+        yield _find("train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0")
+
+
+def evaluation(recipe: Recipe) -> Iterator[Finding]:
+    """Evaluation settings that need data, metrics or a rhythm."""
+    evaluation, data = recipe.eval, recipe.data
+    if data.eval and data.eval_fraction:
+        yield _find("data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them")
+    if data.eval_fraction and not data.train:
+        yield _find("data.eval_fraction", "data.train", "takes rows out of data.train, which is missing")
+    rhythm = evaluation.every_steps or evaluation.every_epochs
+    if evaluation.every_steps and evaluation.every_epochs:
+        yield _find("eval.every_steps", "eval.every_epochs", "give every_steps or every_epochs, not both")
+    if rhythm and not (data.eval or data.eval_fraction):
+        name = "eval.every_steps" if evaluation.every_steps else "eval.every_epochs"
+        yield _find(name, "data.eval data.eval_fraction", "there is nothing to evaluate on; set data.eval")
+    if evaluation.patience and not rhythm:
+        yield _find(
+            "eval.patience",
+            "eval.every_steps eval.every_epochs",
+            "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
+        )
+    if evaluation.best_metric not in evaluation.metrics:
+        yield _find(
+            "eval.best_metric",
+            "eval.metrics",
+            f"{evaluation.best_metric} is not measured; expected one of {', '.join(evaluation.metrics)}",
+        )
+    if len(set(evaluation.metrics)) < len(evaluation.metrics):
+        yield _find("eval.metrics", "", "names a metric twice")
+
+
+def generation(recipe: Recipe) -> Iterator[Finding]:
+    """Sampling settings without sampling."""
+    settings = recipe.generation
+    if not settings.do_sample:
+        for name in ("temperature", "top_k", "top_p"):
+            if _changed(recipe, "generation", name):
+                yield _find(f"generation.{name}", "generation.do_sample", "has no effect without do_sample: true")
+    elif settings.num_beams > 1:
+        yield _find("generation.num_beams", "generation.do_sample", "beams are not drawn; set do_sample: false")
+
+
+def data(recipe: Recipe) -> Iterator[Finding]:
+    """Row lengths and templates."""
+    settings = recipe.data
+    if settings.buckets is not None:
+        if settings.packing != "buckets":
+            yield _find("data.buckets", "data.packing", f"has no effect with data.packing: {settings.packing}")
+        if sorted(set(settings.buckets)) != settings.buckets or settings.buckets[0] < 2:
+            yield _find("data.buckets", "", "expected rising lengths, such as [128, 256, 512]")
+        elif settings.buckets[-1] != settings.max_length:
+            yield _find(
+                "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
+            )
+    if settings.template is not None and "{prompt}" not in settings.template:
+        yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
+
+
+def model(recipe: Recipe) -> Iterator[Finding]:
+    """Random weights and adapters."""
+    if recipe.model.from_scratch and recipe.adapter.method != "none":
+        yield _find(
+            "model.from_scratch",
+            "adapter.method",
+            f"an adapter ({recipe.adapter.method}) on random weights learns nothing useful; set adapter.method: none",
+        )
+    if recipe.output.force and recipe.train.resume:
+        yield _find("output.force", "train.resume", "deletes the run that train.resume would go on with; keep one")
+    if recipe.output.merged and recipe.adapter.method in ("prefix", "ptuning2", "prompt", "p_tuning", "adapter"):
+        yield _find(
+            "output.merged",
+            "adapter.method",
+            f"{recipe.adapter.method} cannot be merged into the weights; it is no linear change of them",
+        )
+    if recipe.output.merged and recipe.adapter.method == "none":
+        yield _find("output.merged", "adapter.method", "has no effect without an adapter")
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """The longest sequence a model's config.json allows, or None where it does not say."""
+    for name in _CONTEXT_KEYS:
+        if isinstance(config.get(name), int) and not isinstance(config[name], bool):
+            return config[name]
+    return None
+
+
+def context(recipe: Recipe, directory: Path) -> Iterator[Finding]:
+    """Row length against the model's, read from its config.json without loading the model."""
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if not isinstance(config, dict):
+        return
+    limit = context_length({**config, **recipe.model.config})
+    if limit is None:
+        return
+    virtual = recipe.adapter.length if recipe.adapter.method in ("prefix", "prompt", "p_tuning") else 0
+    if recipe.data.max_length + virtual > limit:
+        sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
+        yield _find(
+            "data.max_length",
+            "model.path model.config adapter.length",
+            f"{sum_} is longer than the model's context of {limit} tokens",
+        )
+
+
+RULES = (length, batches, optimizer, evaluation, generation, data, model)

@@ -1,0 +1,95 @@
+"""A recipe written out again: with every default, and if wanted with the meaning of each key; and the JSON schema."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from pydantic import BaseModel
+
+from pet.recipe.keys import sections_in
+from pet.recipe.schema import Recipe
+
+_WIDTH = 110
+
+
+def _scalar(value: Any) -> str:
+    """A value in one line of YAML. JSON is YAML, but for floats it writes NaN and 1e-05 where we want 1e-05 kept."""
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return {True: ".nan"}.get(value != value, ".inf" if value > 0 else "-.inf")
+        return repr(value)
+    if isinstance(value, str):
+        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _flow(value: Any) -> str:
+    """A value inside [ ] or { }: texts are quoted unless they are single words."""
+    if isinstance(value, str) and not value.replace("_", "").replace("-", "").isalnum():
+        return json.dumps(value, ensure_ascii=False)
+    return _scalar(value)
+
+
+def _is_plain(text: str) -> bool:
+    """May the text stand without quotes? Asked of the reader itself."""
+    from pet.recipe.source import parse
+
+    if not text.isprintable() or text != text.strip() or any(mark in text for mark in "#\"'{}[],&*!|>%@`"):
+        return False
+    source = parse(f"key: {text}", "")
+    return not source.problems and source.value == {"key": text}
+
+
+def _section_class(annotation: Any, value: BaseModel) -> type[BaseModel]:
+    return next((section for section in sections_in(annotation) if type(value) is section), type(value))
+
+
+def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:
+    pad = "  " * indent
+    lines: list[str] = []
+    names = list(type(section).model_fields)
+    if "method" in names:  # it says what the other keys mean, so it comes first
+        names.insert(0, names.pop(names.index("method")))
+    for name in names:
+        field, value = type(section).model_fields[name], getattr(section, name)
+        if comments and field.description:
+            wrapped = textwrap.wrap(field.description, _WIDTH - len(pad))
+            if indent == 0 and lines:
+                lines.append("")
+            lines.extend(f"{pad}# {line}" for line in wrapped)
+        if isinstance(value, BaseModel):
+            lines.append(f"{pad}{name}:")
+            lines.extend(_lines(value, comments, indent + 1))
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            lines.append(f"{pad}{name}:")
+            for entry in value:
+                lines.append(f"{pad}  - {_scalar(entry.model_dump())}")
+        else:
+            lines.append(f"{pad}{name}: {_scalar(value)}")
+    return lines
+
+
+def dump(recipe: Recipe, comments: bool = False) -> str:
+    """The recipe as YAML, every default included. Loading it again gives an equal recipe.
+
+    Args:
+        recipe: what to write.
+        comments: put the meaning of each key above it.
+    """
+    return "\n".join(_lines(recipe, comments, 0)) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe, for editors that complete and check YAML files."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "pet recipe"
+    callbacks = schema["properties"]["callbacks"]
+    callbacks["items"] = {"anyOf": [{"type": "string"}, callbacks["items"]]}
+    return schema

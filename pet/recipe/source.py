@@ -1,0 +1,217 @@
+"""YAML with the line of every key, so that a problem can be pointed at.
+
+The scalars follow YAML 1.2's core schema, not PyYAML's YAML 1.1: ``3e-4`` is a number without a dot, ``no`` and ``on``
+are words, ``1:30`` is no number. A key that stands twice in a mapping is a problem, not a silent overwrite.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from model_zoo.errors import InputError
+
+KeyPath = tuple[str | int, ...]
+
+# Far above any recipe, far below what aliases of aliases can blow up to.
+MAX_VALUES = 100_000
+MAX_DEPTH = 100
+MAX_BYTES = 4 << 20
+
+_NULL = re.compile(r"~|null|Null|NULL|")
+_TRUE = re.compile(r"true|True|TRUE")
+_FALSE = re.compile(r"false|False|FALSE")
+_INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+_PLAIN = "plain"  # the tag that our loader gives to unquoted scalars
+_KNOWN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq")} | {_PLAIN}
+
+
+def plain_scalar(text: str) -> Any:
+    """The value of an unquoted scalar by YAML 1.2's core schema."""
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text):
+        return True
+    if _FALSE.fullmatch(text):
+        return False
+    if _INT.fullmatch(text):
+        return int(text, 0) if text.startswith("0x") or text.startswith("0o") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return _SPECIAL.get(text.lower(), text)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser without its YAML 1.1 guesses: unquoted, untagged scalars are marked and read by ourselves."""
+
+    def resolve(self, kind: type, value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return _PLAIN
+        return super().resolve(kind, value, implicit)
+
+
+@dataclass
+class Source:
+    """The content of one YAML text, and where in it each key stands.
+
+    Attributes:
+        name: what problems call the text; a file name.
+        value: the content, made of dict, list, str, int, float, bool and None.
+        lines: the line (from 1) of each key and list entry, by its path.
+        problems: what is wrong with the text itself.
+    """
+
+    name: str
+    value: Any = None
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def line(self, path: KeyPath) -> int | None:
+        """The line of ``path``, or of the nearest thing around it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return None
+
+    def where(self, path: KeyPath) -> str:
+        """``file:line`` of ``path``."""
+        line = self.line(path)
+        return f"{self.name}:{line}" if line else self.name
+
+
+class _Builder:
+    """Turns PyYAML's nodes into values, noting lines on the way."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.count = 0
+        self.active: set[int] = set()
+
+    def fail(self, node: yaml.Node, message: str) -> None:
+        self.source.problems.append(f"{self.source.name}:{node.start_mark.line + 1}: {message}")
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.count += 1
+        if self.count > MAX_VALUES or len(path) > MAX_DEPTH or id(node) in self.active:
+            raise InputError(
+                f"{self.source.name}:{node.start_mark.line + 1}: "
+                "nested too deep or too large for a recipe; is an alias (*name) inside its own anchor?"
+            )
+        if node.tag not in _KNOWN_TAGS:
+            self.fail(node, f"the tag {node.tag!r} has no meaning in a recipe; write plain values")
+            return None
+        if isinstance(node, yaml.ScalarNode):
+            return node.value if node.tag == "tag:yaml.org,2002:str" else plain_scalar(node.value)
+        self.active.add(id(node))
+        try:
+            return self.sequence(node, path) if isinstance(node, yaml.SequenceNode) else self.mapping(node, path)
+        finally:
+            self.active.discard(id(node))
+
+    def sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
+        values = []
+        for index, entry in enumerate(node.value):
+            self.source.lines[(*path, index)] = entry.start_mark.line + 1
+            values.append(self.build(entry, (*path, index)))
+        return values
+
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.fail(key_node, "a key must be a single word")
+                continue
+            key = key_node.value
+            if key in values:
+                first = self.source.lines[(*path, key)]
+                dotted = ".".join(map(str, (*path, key)))
+                self.fail(key_node, f"{dotted}: the key stands twice, first in line {first}; keep one of them")
+                continue
+            self.source.lines[(*path, key)] = key_node.start_mark.line + 1
+            values[key] = self.build(value_node, (*path, key))
+        return values
+
+
+def _syntax_problem(name: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f"{name}:{mark.line + 1}" if mark else name
+    parts = [part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part]
+    if not parts:
+        reason = getattr(error, "reason", None)
+        parts = [str(reason)] if reason else [str(error).splitlines()[0]]
+    hint = ""
+    if any("\\t" in part for part in parts):
+        hint = "; indent with spaces, not tabs"
+    return f"{where}: this is no YAML: {', '.join(parts)}{hint}"
+
+
+def parse(text: str, name: str) -> Source:
+    """Read YAML from ``text``.
+
+    Args:
+        text: the content.
+        name: what problems call it.
+
+    Returns:
+        The source; what is wrong with it stands in ``problems``, and the rest of it can still be looked at.
+    """
+    source = Source(name)
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError) as error:
+        source.problems.append(
+            _syntax_problem(name, error) if isinstance(error, yaml.YAMLError) else f"{name}: {error}"
+        )
+        return source
+    except RecursionError:
+        source.problems.append(f"{name}: nested too deep for a recipe")
+        return source
+    if node is None:
+        return source
+    source.lines[()] = node.start_mark.line + 1
+    try:
+        source.value = _Builder(source).build(node, ())
+    except InputError as error:
+        source.problems.append(str(error))
+    return source
+
+
+def read(path: Path, name: str | None = None) -> Source:
+    """Read the YAML file ``path``; an unreadable file is a problem like any other."""
+    name = name or str(path)
+    try:
+        content = path.read_bytes()
+    except IsADirectoryError:
+        return Source(name, problems=[f"{name}: is a directory, expected a recipe file (.yaml)"])
+    except FileNotFoundError:
+        return Source(name, problems=[f"{name}: no such file"])
+    except OSError as error:
+        return Source(name, problems=[f"{name}: cannot be read ({error.strerror})"])
+    if len(content) > MAX_BYTES:
+        return Source(name, problems=[f"{name}: {len(content)} bytes are too many for a recipe"])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        return Source(name, problems=[f"{name}:{line}: not UTF-8 text"])
+    return parse(text, name)
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """``("train", "betas", 0)`` as ``train.betas[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
+    return text
