@@ -1,0 +1,201 @@
+"""Rows to samples: token ids, and which of them are learnt."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+
+from .dataset import Counts
+from .formats import Row
+from .settings import DataSettings
+from .template import fill_template
+from .workers import Workers, available_cores
+
+log = logging.getLogger("pet.data")
+
+# Rows sent to a worker at a time: enough that sending costs little, few enough that all have something to do.
+CHUNK = 512
+# Fewer rows than this are tokenised before a worker has been started.
+WORTH_WORKERS = 8 * CHUNK
+
+
+@dataclass
+class Encoded:
+    """The samples of a chunk of rows.
+
+    Attributes:
+        samples: (ids int32, trained uint8) each.
+        rows: for each sample the place of its row in the chunk.
+        counts: what was cut and dropped.
+    """
+
+    samples: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass
+class Encoder:
+    """Turns rows into samples with one tokenizer and one set of settings; can be sent to another process.
+
+    Conversations go through ``tokenizer.example(messages, train_on=…)``, the model family's own prompt. With a template
+    the text before the answer is encoded as it stands, with the tokenizer's special tokens, then the answer and the end
+    token. A raw text begins with the tokenizer's opening tokens, ends with its end token, and is learnt as a whole.
+    """
+
+    tokenizer: Any
+    settings: DataSettings
+
+    def __call__(self, rows: list[Row]) -> Encoded:
+        encoded = Encoded(counts=Counts(rows=len(rows)))
+        for number, row in enumerate(rows):
+            for ids, trained in self._fit(row, *self.tokens(row), encoded.counts):
+                if not any(trained[1:]):
+                    encoded.counts.dropped_unlabelled += 1
+                    continue
+                encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
+                encoded.rows.append(number)
+        encoded.counts.samples = len(encoded.samples)
+        return encoded
+
+    def tokens(self, row: Row) -> tuple[list[int], list[bool]]:
+        """All ids of a row, and which are labels; not yet cut."""
+        if row.tokens is not None:
+            return row.tokens
+        if row.text is not None:
+            head = self._opening()
+            ids = self.tokenizer.encode(row.text, add_special_tokens=False)
+            return head + ids + self._end(), [False] * len(head) + [True] * (len(ids) + len(self._end()))
+        if self.settings.template is None:
+            try:
+                ids, trained = self.tokenizer.example(row.messages, train_on=self.settings.train_on)
+            except InputError as error:
+                raise InputError(f"{row.path}:{row.line}: {error}") from None
+            return list(ids), list(trained)
+        question = self.prompt(row)
+        answer = self.tokenizer.encode(row.messages[-1]["content"], add_special_tokens=False) + self._end()
+        return question + answer, [self.settings.train_on == "all"] * len(question) + [True] * len(answer)
+
+    def prompt(self, row: Row) -> list[int]:
+        """The ids that a model is given to answer the last question of a row.
+
+        Raises:
+            InputError: a template is set and the row has several questions; or the row is raw text or tokens.
+        """
+        if row.messages is None:
+            raise InputError(f"{row.path}:{row.line}: a raw text has no question")
+        messages = row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
+        if self.settings.template is None:
+            try:
+                return list(self.tokenizer.prompt(messages))
+            except InputError as error:
+                raise InputError(f"{row.path}:{row.line}: {error}") from None
+        if sum(message["role"] == "user" for message in messages) > 1:
+            raise InputError(f"{row.path}:{row.line}: several questions, but data.template has room for one")
+        system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+        text = fill_template(self.settings.template, {"prompt": row.prompt, "input": row.input, "system": system})
+        return self._without_end(self.tokenizer.encode(text, add_special_tokens=True))
+
+    def _opening(self) -> list[int]:
+        """What stands before any text: [BOS], or [gMASK] <sop>, as the tokenizer has it."""
+        opening = self._without_end(self.tokenizer.encode("", add_special_tokens=True))
+        first = self.tokenizer.bos_token_id
+        return opening or ([first] if first is not None else [])
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        """GPT-2's tokenizer puts the end token on both sides; the one at the back is not wanted before an answer."""
+        ids = list(ids)
+        while len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
+            ids.pop()
+        return ids
+
+    def _end(self) -> list[int]:
+        return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    def _fit(
+        self, row: Row, ids: list[int], trained: list[bool], counts: Counts
+    ) -> Iterator[tuple[list[int], list[bool]]]:
+        limit = self.settings.max_length
+        if len(ids) <= limit:
+            yield ids, trained
+        elif self.settings.too_long == "drop":
+            counts.dropped_long += 1
+        elif row.text is None:
+            counts.cut += 1
+            yield ids[:limit], trained[:limit]
+        else:
+            # nothing of a raw text is lost: each piece opens like a text of its own
+            head = trained.index(True)
+            body, room = ids[head:], limit - head
+            if room < 2:
+                raise InputError(f"data.max_length: {limit} leaves no room for text after {head} opening tokens")
+            counts.cut += 1
+            for at in range(0, len(body), room):
+                piece = body[at : at + room]
+                yield ids[:head] + piece, [False] * head + [True] * len(piece)
+
+
+def encode_rows(
+    rows: Iterable[Row], encoder: Encoder, *, progress: bool = True, pool: Workers | None = None
+) -> Iterator[tuple[list[Row], Encoded]]:
+    """Encode rows chunk by chunk, in this process or in several, in the order of the rows.
+
+    Args:
+        rows: read as they are needed.
+        encoder: the tokenizer and settings; ``settings.workers`` says how many processes.
+        progress: show a tqdm line on a terminal, for data that takes a while.
+        pool: workers that run already, and hold this encoder.
+
+    Yields:
+        A chunk of rows and its samples.
+    """
+    chunks = iter(lambda iterator=iter(rows): list(islice(iterator, CHUNK)), [])
+    held = list(islice(chunks, WORTH_WORKERS // CHUNK))
+    large = len(held) * CHUNK >= WORTH_WORKERS
+    own = None
+    if pool is None and large:
+        own = pool = start_workers(encoder)
+
+    sent: list[list[Row]] = []
+
+    def feed() -> Iterator[list[Row]]:
+        for source in (held, chunks):
+            for chunk in source:
+                sent.append(chunk)
+                yield chunk
+
+    from tqdm import tqdm
+
+    # disable=None: no bar where standard error is not a terminal
+    bar = tqdm(desc="tokenising", unit=" rows", disable=None if progress and large else True, leave=False)
+    try:
+        for encoded in pool.map(feed()) if pool is not None else map(encoder, feed()):
+            chunk = sent.pop(0)
+            bar.update(len(chunk))
+            yield chunk, encoded
+    finally:
+        bar.close()
+        if own is not None:
+            own.close()
+
+
+def start_workers(encoder: Encoder) -> Workers | None:
+    """The processes that the settings ask for; None where this one is to do it alone."""
+    wanted = encoder.settings.workers
+    # beyond 16 the reader in this process is the slow part
+    count = min(available_cores(), 16) if wanted is None else wanted
+    if count < 2:
+        return None
+    try:
+        return Workers(encoder, count)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        log.warning("this tokenizer cannot be sent to other processes (%s); one process tokenises", error)
+        return None

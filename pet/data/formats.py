@@ -1,0 +1,326 @@
+"""Records to rows: alpaca, ADGEN, prompt/completion, chat, ShareGPT, raw text and tokenised rows.
+
+===================  =====================================================================================
+format               columns (those in brackets may be missing)
+===================  =====================================================================================
+alpaca               instruction [input] output [history] [system]
+adgen                content summary [history] [system]
+prompt_completion    prompt, or question or query; completion, or response or answer; [history] [system]
+chat                 messages: a list of {role, content}; [system]
+sharegpt             conversations: a list of {from, value}; [system]
+text                 text
+tokens               input_ids [labels] [attention_mask]
+===================  =====================================================================================
+
+``history`` is a list of pairs [question, answer]. Every row becomes either messages (an optional system message, then
+user and assistant in turn), a text, or tokens. In CSV and MindRecord a list is written as JSON in a string.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError, nearest
+
+from .readers import Problems, Record, find_files, read_records, type_name
+
+# format -> role -> the names its column may have; required roles first
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "chat": {"messages": ("messages",), "system": ("system",)},
+    "sharegpt": {"messages": ("conversations", "conversation"), "system": ("system",)},
+    "alpaca": {"prompt": ("instruction",), "answer": ("output",), "input": ("input",)},
+    "adgen": {"prompt": ("content",), "answer": ("summary",)},
+    "prompt_completion": {
+        "prompt": ("prompt", "question", "query"),
+        "answer": ("completion", "response", "answer"),
+    },
+    "tokens": {"input_ids": ("input_ids",), "labels": ("labels",), "attention_mask": ("attention_mask",)},
+    "text": {"text": ("text",)},
+}
+for _format in ("alpaca", "adgen", "prompt_completion"):
+    COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
+REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
+
+ROLE_NAMES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of a file, in the one form that everything after it reads. Exactly one of the three contents is set.
+
+    Attributes:
+        path: its file.
+        line: where it begins there.
+        messages: ``[{"role": "system" | "user" | "assistant", "content": str}, …]``.
+        text: raw text.
+        tokens: (ids, trained) of a row that was tokenised before.
+        input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
+        prompt: the question without that input; for templates.
+        place: where reading goes on after it.
+    """
+
+    path: Path
+    line: int
+    messages: list[dict[str, str]] | None = None
+    text: str | None = None
+    tokens: tuple[list[int], list[bool]] | None = None
+    input: str = ""
+    prompt: str = ""
+    place: tuple[int, int] = (0, 0)
+
+
+class _Wrong(Exception):
+    """A row that cannot be used; the message says why."""
+
+
+def read_rows(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    format: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    system: str | None = None,
+    answers: bool = True,
+) -> Iterator[Row]:
+    """The rows of files or directories, one at a time.
+
+    Args:
+        paths: a file, a directory, or several.
+        format: one of the table above; ``auto`` decides for each file by its first row. ``mindrecord`` is ``auto``.
+        columns: role → name of the file's column.
+        system: a system message for conversations that bring none.
+        answers: the last message must be an answer. Without (for prediction) it may be missing.
+
+    Raises:
+        InputError: at the end, with all problems of all files, after the rows that could be read.
+    """
+    problems = Problems()
+    for path in find_files(paths):
+        yield from read_file(path, problems, format=format, columns=columns, system=system, answers=answers)
+    problems.raise_if_any()
+
+
+def read_file(
+    path: Path,
+    problems: Problems,
+    *,
+    format: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    system: str | None = None,
+    answers: bool = True,
+    place: tuple[int, int] = (0, 0),
+) -> Iterator[Row]:
+    """The rows of one file from ``place`` on; what is wrong goes to ``problems`` (arguments as :func:`read_rows`)."""
+    convert: Callable[[Record], Row] | None = None
+    for record in read_records(path, problems, place):
+        try:
+            if convert is None:
+                convert = _converter(path, list(record.columns), format, columns or {}, answers)
+            row = convert(record)
+            if system is not None and row.messages is not None and row.messages[0]["role"] != "system":
+                row.messages.insert(0, {"role": "system", "content": system})
+        except _Wrong as error:
+            problems.add(path, record.line, str(error))
+            if convert is None:  # the format is unknown: every row would say so again
+                return
+            continue
+        yield row
+
+
+def recognise(names: Iterable[str], answers: bool = True) -> str | None:
+    """The format of rows with columns of these names, or None."""
+    names = set(names)
+    for format, roles in COLUMNS.items():
+        if all(names.intersection(roles[role]) for role in REQUIRED if role in roles and (answers or role != "answer")):
+            return format
+    return None
+
+
+def _converter(
+    path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool
+) -> Callable[[Record], Row]:
+    """Decide once for a file which column plays which role."""
+    for role, name in columns.items():
+        if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
+            raise _Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")
+    if format in ("auto", "mindrecord"):
+        if columns:
+            roles = {role: (name,) for role, name in columns.items()}
+            _check_roles(roles, answers)
+            return _build(path, roles, None, answers)
+        found = recognise(names, answers)
+        if found is None:
+            known = "; ".join(
+                f"{name} ({', '.join('/'.join(options) for role, options in roles.items() if role in REQUIRED)})"
+                for name, roles in COLUMNS.items()
+            )
+            raise _Wrong(
+                f"the format is not known by these columns: {', '.join(map(repr, names)) or 'none'}; expected those of "
+                f"{known}, or data.columns to name them"
+            )
+        format = found
+    if format not in COLUMNS:
+        raise InputError(f"data.format: {format!r} is not known{nearest(format, ['auto', *COLUMNS])}")
+    roles = {**COLUMNS[format], **{role: (name,) for role, name in columns.items()}}
+    return _build(path, roles, format, answers)
+
+
+def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:
+    contents = [role for role in ("prompt", "messages", "text") if role in roles]
+    if len(contents) != 1:
+        found = ", ".join(contents) or "none"
+        raise InputError(f"data.columns: expected exactly one of prompt, messages and text, found {found}")
+    if contents == ["prompt"] and answers and "answer" not in roles:
+        raise InputError("data.columns: prompt is given without answer")
+
+
+def _build(
+    path: Path, roles: Mapping[str, tuple[str, ...]], format: str | None, answers: bool
+) -> Callable[[Record], Row]:
+    expected = f"the {format} format" if format else "data.columns"
+
+    def value(record: Record, role: str, required: bool) -> Any:
+        options = roles.get(role, ())
+        for name in options:
+            if record.columns.get(name) is not None:
+                return record.columns[name]
+        if not required:
+            return None
+        there = next((name for name in options if name in record.columns), None)
+        if there is not None:
+            raise _Wrong(f"column {there!r}: expected a string, found null")
+        names = " or ".join(map(repr, options))
+        raise _Wrong(f"no column {names}, which {expected} needs{nearest(options[0], record.columns)}")
+
+    def text(record: Record, role: str, required: bool = True) -> str:
+        found = value(record, role, required)
+        if found is None:
+            return ""
+        if not isinstance(found, str):
+            name = next(name for name in roles[role] if record.columns.get(name) is found)
+            raise _Wrong(f"column {name!r}: expected a string, found {type_name(found)}")
+        return found
+
+    def convert(record: Record) -> Row:
+        row = Row(path, record.line, place=record.place)
+        if "text" in roles:
+            row.text = text(record, "text")
+        elif "input_ids" in roles:
+            row.tokens = _tokens(
+                value(record, "input_ids", True), value(record, "labels", False), value(record, "attention_mask", False)
+            )
+        else:
+            messages: list[dict[str, str]] = []
+            if system := text(record, "system", required=False):
+                messages.append({"role": "system", "content": system})
+            if "messages" in roles:
+                messages += _messages(_listed(value(record, "messages", True), roles["messages"][0]))
+            else:
+                for question, answer in _history(_listed(value(record, "history", False) or [], "history")):
+                    messages.append({"role": "user", "content": question})
+                    messages.append({"role": "assistant", "content": answer})
+                row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
+                messages.append({"role": "user", "content": "\n".join(filter(None, (row.prompt, row.input)))})
+                reply = text(record, "answer", required=answers)
+                if answers or reply:
+                    messages.append({"role": "assistant", "content": reply})
+            _check_turns(messages, answers)
+            row.messages = messages
+            row.prompt = row.prompt or next(m["content"] for m in reversed(messages) if m["role"] == "user")
+        return row
+
+    return convert
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    """A list, or the JSON of one in a string (CSV and MindRecord have no lists of objects)."""
+    if isinstance(value, str):
+        if not value.strip():
+            return []
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise _Wrong(f"column {name!r}: expected a list in JSON: {error}") from None
+    if not isinstance(value, list):
+        raise _Wrong(f"column {name!r}: expected a list, found {type_name(value)}")
+    return value
+
+
+def _messages(turns: list[Any]) -> list[dict[str, str]]:
+    messages = []
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, dict):
+            raise _Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")
+        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        if role is None or content is None:
+            names = ", ".join(map(repr, turn)) or "nothing"
+            raise _Wrong(f"message {number}: expected role and content (or from and value), found {names}")
+        if not isinstance(content, str):
+            raise _Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
+        if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
+            raise _Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
+        messages.append({"role": ROLE_NAMES[role.lower()], "content": content})
+    return messages
+
+
+def _history(turns: list[Any]) -> list[tuple[str, str]]:
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(part, str) for part in turn):
+            raise _Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
+    return [(question, answer) for question, answer in turns]
+
+
+def _check_turns(messages: list[dict[str, str]], answers: bool) -> None:
+    """An optional system message, then user and assistant in turn, the assistant last."""
+    roles = [message["role"] for message in messages]
+    offset = 1 if roles[:1] == ["system"] else 0
+    for number, role in enumerate(roles[offset:]):
+        wanted = "assistant" if number % 2 else "user"
+        if role != wanted:
+            before = repr(roles[offset + number - 1]) if offset + number else "the beginning"
+            raise _Wrong(f"message {offset + number + 1} is from {role!r} after {before}; expected {wanted!r}")
+    if len(roles) == offset:
+        raise _Wrong("the conversation has no messages")
+    if answers and roles[-1] != "assistant":
+        raise _Wrong(f"the conversation ends with a message from {roles[-1]!r}; expected an answer to learn from")
+
+
+def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
+    """Token ids with their marks; labels of -100 and padding (mask 0) are no labels, and padding is left out."""
+    columns = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    whole = {}
+    for name, value in columns.items():
+        if value is None:
+            continue
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(value, list) or any(type(item) is not int for item in value):
+            raise _Wrong(f"column {name!r}: expected a list of whole numbers")
+        whole[name] = value
+        if len(value) != len(whole["input_ids"]):
+            raise _Wrong(f"column {name!r} has {len(value)} values, input_ids has {len(whole['input_ids'])}")
+    tokens = whole["input_ids"]
+    if not tokens:
+        raise _Wrong("column 'input_ids' is empty")
+    if min(tokens) < 0:
+        raise _Wrong(f"column 'input_ids': {min(tokens)} is no token id")
+    trained = [label >= 0 for label in whole["labels"]] if "labels" in whole else [True] * len(tokens)
+    if "attention_mask" in whole:
+        kept = [index for index, real in enumerate(whole["attention_mask"]) if real]
+        tokens, trained = [tokens[index] for index in kept], [trained[index] for index in kept]
+        if not tokens:
+            raise _Wrong("column 'attention_mask' leaves no token")
+    return tokens, trained

@@ -1,0 +1,353 @@
+"""Files to records: JSON, JSONL, CSV, plain text and MindRecord, one record at a time.
+
+Nothing here holds a whole file in memory. A record is a dict of columns with the line it stands on. What cannot be read
+is noted with file and line, and reading goes on where that is possible, so that one run tells all that is wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord")
+READ_AT_ONCE = 1 << 20
+# A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
+LONGEST_TEXT = 1 << 20
+
+
+class Problems:
+    """What was wrong with the files, the first 20 of each in full."""
+
+    SHOWN = 20
+
+    def __init__(self) -> None:
+        self._shown: dict[str, list[str]] = {}
+        self._total: dict[str, int] = {}
+
+    def add(self, path: Path | str, line: int | None, message: str) -> None:
+        """Note a problem of ``path``, at ``line`` (None: of the file as a whole)."""
+        name = str(path)
+        self._total[name] = self._total.get(name, 0) + 1
+        shown = self._shown.setdefault(name, [])
+        if len(shown) < self.SHOWN:
+            shown.append(f"{name}: {message}" if line is None else f"{name}:{line}: {message}")
+
+    def __len__(self) -> int:
+        return sum(self._total.values())
+
+    def raise_if_any(self) -> None:
+        """Raise one InputError with everything noted so far."""
+        if not self._total:
+            return
+        lines = []
+        for name, shown in self._shown.items():
+            lines += shown
+            if self._total[name] > len(shown):
+                lines.append(f"{name}: … and {self._total[name] - len(shown)} more ({self._total[name]} in all)")
+        raise InputError.collect(lines)
+
+
+@dataclass(slots=True)
+class Record:
+    """One row of a file.
+
+    Attributes:
+        line: where it begins: a line from 1 on; in a MindRecord file the number of the record.
+        columns: its values by name.
+        place: where reading can go on *after* this record, to be given to :func:`read_records`.
+    """
+
+    line: int
+    columns: dict[str, Any]
+    place: tuple[int, int]
+
+
+def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """The data files behind ``paths``: files themselves, and for a directory all data files in and below it, by name.
+
+    Hidden files, MindRecord's index files (``.db``) and files of other kinds in a directory are passed over.
+
+    Raises:
+        InputError: a path does not exist, a directory has no data file, or a file is of an unknown kind. All of them.
+    """
+    problems = Problems()
+    files: list[Path] = []
+    for path in [paths] if isinstance(paths, (str, Path)) else list(paths):
+        path = Path(path).expanduser()
+        if path.is_dir():
+            inside = sorted(
+                entry
+                for entry in path.rglob("*")
+                if entry.is_file()
+                and kind_of(entry)
+                and not any(part.startswith(".") for part in entry.relative_to(path).parts)
+            )
+            if not inside:
+                problems.add(path, None, f"no data file in this directory; expected {', '.join(SUFFIXES)}")
+            files += inside
+        elif not path.exists():
+            near = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+            there = f"; there is: {', '.join(near[:8])}" if near else ""
+            problems.add(path, None, f"no such file or directory{there}")
+        elif kind_of(path) is None:
+            problems.add(path, None, f"not a data file; expected a name ending in {', '.join(SUFFIXES)}")
+        else:
+            files.append(path)
+    problems.raise_if_any()
+    if not files:
+        raise InputError("no data files were given")
+    return _once_per_set(files)
+
+
+def _once_per_set(files: list[Path]) -> list[Path]:
+    """MindRecord reads a numbered set as a whole whichever of its parts is opened: keep one of each."""
+    kept: dict[Path, Path] = {}
+    for path in files:
+        kept.setdefault(Path(str(path).rstrip("0123456789")) if kind_of(path) == "mindrecord" else path, path)
+    return list(kept.values())
+
+
+def kind_of(path: Path) -> str | None:
+    """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"`` or ``"mindrecord"`` by the file's name; None for other files."""
+    suffix = path.suffix.lower()
+    # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
+    if suffix.rstrip("0123456789") == ".mindrecord":
+        return "mindrecord"
+    kinds = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
+    return kinds.get(suffix)
+
+
+def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)) -> Iterator[Record]:
+    """The records of one file, from ``place`` on.
+
+    Args:
+        path: a file of a known kind.
+        problems: takes what is wrong.
+        place: :attr:`Record.place` of the record before the first wanted one; (0, 0) is the beginning. JSONL and plain
+            text continue at that byte; the other formats skip what comes before.
+    """
+    kind = kind_of(path)
+    if path.stat().st_size == 0:
+        problems.add(path, None, "the file is empty")
+        return
+    if kind == "json":
+        # many published sets call their JSON lines ".json"
+        kind = "json" if _first_character(path) == "[" else "jsonl"
+    readers: dict[str, Callable[..., Iterator[Record]]] = {
+        "json": _read_json,
+        "jsonl": _read_jsonl,
+        "csv": _read_csv,
+        "text": _read_text,
+        "mindrecord": _read_mindrecord,
+    }
+    found, before = place != (0, 0), len(problems)
+    for record in readers[kind](path, problems, place):
+        found = True
+        yield record
+    if not found and len(problems) == before:
+        problems.add(path, None, "the file has no rows")
+
+
+def _first_character(path: Path) -> str:
+    with open(path, "rb") as stream:
+        while block := stream.read(4096):
+            if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
+                return chr(block[0])
+    return ""
+
+
+def _lines(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[tuple[int, str, int]]:
+    """``(line number, line without its end, byte after it)``; a line that is not UTF-8 is noted and left out."""
+    offset, line = place
+    with open(path, "rb") as stream:
+        stream.seek(offset)
+        for raw in stream:
+            line += 1
+            offset += len(raw)
+            try:
+                # a byte-order mark, as some editors write it, is no part of the first line
+                yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n"), offset
+            except UnicodeDecodeError as error:
+                problems.add(path, line, f"not UTF-8: byte {raw[error.start]:#04x} at column {error.start + 1}")
+
+
+def _read_jsonl(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    for line, text, offset in _lines(path, problems, place):
+        if not text.strip():
+            problems.add(path, line, "empty line; expected one JSON object per line")
+            continue
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            problems.add(path, line, f"broken JSON: {_json_error(error)}; expected one JSON object per line")
+            continue
+        if isinstance(value, dict):
+            yield Record(line, value, (offset, line))
+        else:
+            problems.add(path, line, f"expected a JSON object, found {type_name(value)}")
+
+
+def _json_error(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def type_name(value: Any) -> str:
+    """What a value is called in an error message, in JSON's words."""
+    names = {bool: "true or false", dict: "an object", list: "a list", str: "a string", int: "a number"}
+    return (
+        "null"
+        if value is None
+        else names.get(type(value), "a number" if isinstance(value, float) else type(value).__name__)
+    )
+
+
+def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """A list of objects, decoded object by object from a window over the file."""
+    decoder = json.JSONDecoder()
+    number = 0
+    line = 1
+    buffer, at, ended = "", 0, False
+    expected = "["
+
+    with open(path, encoding="utf-8-sig") as stream:
+
+        def fill() -> bool:
+            """Read on; what was used up is forgotten. False at the end of the file."""
+            nonlocal buffer, at, ended
+            block = stream.read(READ_AT_ONCE)
+            ended = not block
+            buffer, at = buffer[at:] + block, 0
+            return not ended
+
+        try:
+            while True:
+                while at < len(buffer) and buffer[at] in " \t\r\n":
+                    line += buffer[at] == "\n"
+                    at += 1
+                if at == len(buffer):
+                    if fill():
+                        continue
+                    if expected != "":
+                        problems.add(path, line, "the list is not closed; expected ]")
+                    return
+                character = buffer[at]
+                if expected == "":
+                    problems.add(path, line, "text after the end of the list")
+                    return
+                if expected in ("[", ",") and (character == expected or (expected == "," and character == "]")):
+                    at += 1
+                    expected = "" if character == "]" else ("value or ]" if expected == "[" else "value")
+                    continue
+                if expected == "value or ]" and character == "]":
+                    at += 1
+                    expected = ""
+                    continue
+                if expected in ("[", ","):
+                    problems.add(path, line, f"broken JSON: expected {expected!r} or ']', found {character!r}")
+                    return
+                try:
+                    value, stop = decoder.raw_decode(buffer, at)
+                    # a number or a word at the border of the window may go on beyond it
+                    if stop == len(buffer) and not ended and fill():
+                        continue
+                except (ValueError, RecursionError) as error:
+                    position = getattr(error, "pos", at)
+                    # cut off by the window, or wrong wherever it ends? Errors far from the border are the latter.
+                    torn = len(buffer) - position < 64 or str(error).startswith("Unterminated")
+                    if torn and not ended and fill():
+                        continue
+                    where = line + buffer.count("\n", at, position)
+                    problems.add(path, where, f"broken JSON: {_json_error(error)}")
+                    return
+                begins = line
+                line += buffer.count("\n", at, stop)
+                at = stop
+                expected = ","
+                number += 1
+                if number <= place[0]:
+                    continue
+                if isinstance(value, dict):
+                    yield Record(begins, value, (number, 0))
+                else:
+                    problems.add(path, begins, f"expected a JSON object, found {type_name(value)}")
+        except UnicodeDecodeError:
+            problems.add(path, line, "not UTF-8 at or after this line")
+
+
+def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """The first row names the columns. Quoted values may hold line breaks."""
+    csv.field_size_limit(1 << 30)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            header: list[str] | None = None
+            number, last = 0, 0
+            while True:
+                begins = last + 1
+                try:
+                    values = next(reader, None)
+                except csv.Error as error:
+                    problems.add(path, begins, f"broken CSV: {error}")
+                    return
+                if values is None:
+                    return
+                last = reader.line_num
+                if header is None:
+                    header = [name.strip() for name in values]
+                    if len(set(header)) < len(header) or not all(header):
+                        problems.add(path, 1, f"the first row must name each column once, found {', '.join(header)}")
+                        return
+                    continue
+                number += 1
+                if number <= place[0]:
+                    continue
+                if len(values) != len(header):
+                    found = "an empty line" if not values else f"{len(values)} values"
+                    problems.add(path, begins, f"expected {len(header)} values as in the first row, found {found}")
+                    continue
+                yield Record(begins, dict(zip(header, values, strict=True)), (number, 0))
+    except UnicodeDecodeError:
+        problems.add(path, None, "not UTF-8")
+
+
+def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """Texts are separated by blank lines."""
+    lines: list[str] = []
+    size, begins, after = 0, 0, place
+    for line, text, offset in _lines(path, problems, place):
+        if lines and (not text.strip() or size > LONGEST_TEXT):
+            yield Record(begins, {"text": "\n".join(lines)}, after)
+            lines, size = [], 0
+        if text.strip():
+            begins = begins if lines else line
+            lines.append(text)
+            size += len(text)
+        after = (offset, line)
+    if lines:
+        yield Record(begins, {"text": "\n".join(lines)}, after)
+
+
+def _read_mindrecord(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """MindSpore's own format; needs the ``.db`` index that was written beside the file."""
+    from mindspore.mindrecord import FileReader
+
+    try:
+        reader = FileReader(str(path))
+    except Exception as error:  # its errors are of many classes, one for each way a file can be broken
+        reason = str(error).strip().splitlines()
+        problems.add(path, None, f"not a readable MindRecord file: {reason[-1] if reason else type(error).__name__}")
+        return
+    try:
+        for number, columns in enumerate(reader.get_next(), start=1):
+            if number > place[0]:
+                yield Record(number, columns, (number, 0))
+    finally:
+        reader.close()

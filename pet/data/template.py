@@ -1,0 +1,46 @@
+"""A prompt of the user's own: plain text with three names in braces.
+
+``"Question: {prompt}\\nAnswer: "`` stands for the text before the answer; the answer and the end token follow it and are
+what is learnt. ``{prompt}`` is the question, ``{input}`` an alpaca row's further input, ``{system}`` the system message;
+a name that a row does not have is empty. ``{{`` and ``}}`` are braces. Nothing else is interpreted: what the data says
+in braces stays text.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+
+from model_zoo.errors import InputError, nearest
+
+NAMES = ("prompt", "input", "system")
+
+
+def parse_template(template: str) -> list[tuple[str, str | None]]:
+    """A template as pairs (text, name that follows it or None).
+
+    Raises:
+        InputError: unbalanced braces, an unknown name, anything but a name in braces, or no ``{prompt}``.
+    """
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise InputError(f"data.template: {error}; write {{{{ and }}}} for braces that are meant as such") from None
+    problems = []
+    for _, name, form, conversion in parsed:
+        if name is None:
+            continue
+        if name not in NAMES:
+            problems.append(f"data.template: {{{name}}} is not known{nearest(name, NAMES)}")
+        elif form or conversion:
+            problems.append(f"data.template: only the name may stand in braces, as in {{{name}}}")
+    if not problems and not any(name == "prompt" for _, name, _, _ in parsed):
+        problems.append("data.template: it does not hold {prompt}")
+    if problems:
+        raise InputError.collect(problems)
+    return [(text, name) for text, name, _, _ in parsed]
+
+
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """The text before the answer."""
+    return "".join(text + (values.get(name, "") if name else "") for text, name in parse_template(template))

@@ -1,0 +1,121 @@
+"""Work on chunks in other processes, without ``fork`` and without running the user's script again.
+
+``fork`` copies a process that may hold MindSpore's threads and locks, and can hang; ``multiprocessing``'s other ways
+import ``__main__`` anew, so that a script without an ``if __name__ == "__main__"`` line would start itself over and
+over. So a worker is this module, started as a program; chunks go in and results come out through its pipes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """Processes that hold a function and apply it to whatever they are sent.
+
+    Args:
+        function: importable by name, or otherwise able to be pickled; it gets one chunk.
+        count: how many processes.
+
+    Raises:
+        pickle.PicklingError, AttributeError, TypeError: the function cannot be sent to a process.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], count: int) -> None:
+        first = pickle.dumps(function)
+        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        self._free: SimpleQueue[subprocess.Popen] = SimpleQueue()
+        self._processes: list[subprocess.Popen] = []
+        self._threads = ThreadPoolExecutor(count)
+        self._lock = threading.Lock()
+        self.count = count
+        for _ in range(count):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pet.data.workers"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            self._processes.append(process)
+            process.stdin.write(first)
+            self._free.put(process)
+
+    def _ask(self, chunk: Any) -> Any:
+        process = self._free.get()
+        try:
+            pickle.dump(chunk, process.stdin, pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            error, result = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
+            raise RuntimeError(f"a data worker ended with exit code {process.wait()}") from broken
+        finally:
+            self._free.put(process)
+        if error is not None:
+            raise error
+        return result
+
+    def map(self, chunks: Iterable[Any]) -> Iterator[Any]:
+        """The results in the order of the chunks; a few chunks ahead of the reader, never all."""
+        waiting: deque[Future] = deque()
+        for chunk in chunks:
+            waiting.append(self._threads.submit(self._ask, chunk))
+            if len(waiting) > 2 * self.count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def main() -> None:
+    """A worker: the function first, then chunk after chunk until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the function prints must not land among the results
+    function = pickle.load(sys.stdin.buffer)
+    while True:
+        try:
+            chunk = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = (None, function(chunk))
+        except Exception as error:
+            answer = (error, None)
+        pickle.dump(answer, results, pickle.HIGHEST_PROTOCOL)
+        results.flush()
+
+
+if __name__ == "__main__":
+    main()
