@@ -1,0 +1,1 @@
+"""One model on several processes: starting them, talking between them, and splitting the work."""

@@ -1,0 +1,88 @@
+"""Which job this process belongs to, read from the environment. Needs no MindSpore."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from model_zoo.errors import InputError
+
+DEFAULT_PORT = 8118
+"""Where workers meet when nobody says so: MindSpore's own default for its scheduler."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A process's place among the workers.
+
+    Attributes:
+        rank, size: the place, and how many workers there are.
+        local_rank: the place among the workers of this machine.
+        device: index of the accelerator to use; without meaning on a CPU.
+        launcher: who started the workers: ``none``, ``pet``, ``msrun``, ``rank_table`` (a cluster's engine with a
+            rank table file) or ``environment`` (RANK_ID and RANK_SIZE alone).
+        master: ``host:port`` where the workers meet; empty where MindSpore knows by itself.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: int = 0
+    launcher: str = "none"
+    master: str = ""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there is anybody to talk to."""
+        return self.size > 1
+
+
+def read_job(environ: Mapping[str, str] | None = None) -> Job:
+    """The job described by the environment of ``pet launch``, msrun, ModelArts or Open MPI; else a job of one.
+
+    Raises:
+        InputError: a rank outside the size, or a variable that is not a number.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("MS_ROLE") == "MS_WORKER" and "MS_WORKER_NUM" in environ:
+        size = _number(environ, "MS_WORKER_NUM")
+        rank = _number(environ, "MS_NODE_ID", _number(environ, "RANK_ID", 0))
+        launcher, master = "msrun", ""
+    elif "RANK_SIZE" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
+        size = _number(environ, "RANK_SIZE", _number(environ, "OMPI_COMM_WORLD_SIZE", 1))
+        rank = _number(environ, "RANK_ID", _number(environ, "OMPI_COMM_WORLD_RANK", 0))
+        launcher = "pet" if "PET_LAUNCH" in environ else "environment"
+        if launcher == "environment" and environ.get("RANK_TABLE_FILE"):
+            launcher = "rank_table"
+        master = _master(environ)
+    else:
+        return Job(device=_number(environ, "DEVICE_ID", 0))
+    if not 0 <= rank < size:
+        raise InputError(f"the environment says rank {rank} of {size} workers; ranks go from 0 to {size - 1}")
+    local_rank = _number(environ, "LOCAL_RANK", _number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", rank))
+    return Job(rank, size, local_rank, _number(environ, "DEVICE_ID", local_rank), launcher, master)
+
+
+def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = environ.get(key)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        raise InputError(f"the environment variable {key} must be a whole number, not {text!r}") from None
+
+
+def _master(environ: Mapping[str, str]) -> str:
+    """MASTER_ADDR and MASTER_PORT, or the first host that ModelArts lists, or this machine."""
+    host = environ.get("MASTER_ADDR") or environ.get("VC_WORKER_HOSTS", "").split(",")[0] or "127.0.0.1"
+    return f"{host}:{_number(environ, 'MASTER_PORT', DEFAULT_PORT)}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """``host:port`` → (host, port). Raises InputError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise InputError(f"an address must read host:port, for example 10.0.0.1:8118, not {text!r}")
+    return host, int(port)

@@ -1,0 +1,134 @@
+"""How a worker shows that it gets on, and how the launcher sees that it does not.
+
+Two signs of a hang are watched, since neither sees everything:
+
+* A worker that uses no processor time and moves no bytes for a while sleeps or is stopped. Its peers, which wait in a
+  collective, spin on a CPU, so the idle one is the culprit. On an accelerator a host rests while the device works:
+  there this sign is not used.
+* A worker that says "you will hear from me within t seconds" (`beat`) and is not heard from. That sees an endless loop
+  too, and works everywhere. The one who beats chooses t, and takes the promise back (`rest`) before work whose length
+  nobody knows, such as compiling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+BEAT_FILE = "PET_BEAT_FILE"
+IDLE_SHARE = 0.002
+"""A worker that uses less than this share of one core is idle; MindSpore's own threads use 0.0001."""
+
+
+def beat(within: float, idle: bool = False) -> None:
+    """Promises the launcher another `beat` or `rest` within that many seconds. Nothing happens without a launcher.
+
+    Args:
+        within: seconds.
+        idle: whether this process may sleep until then, as it does while it waits for others to join.
+    """
+    _write(time.monotonic() + within, idle)
+
+
+def rest() -> None:
+    """Takes the last promise back: what comes now may take any time."""
+    _write(0.0)
+
+
+def _write(deadline: float, idle: bool = False) -> None:
+    path = os.environ.get(BEAT_FILE)
+    if path:
+        # one short write: a reader sees the old line or the new one
+        with open(path, "r+b" if os.path.exists(path) else "wb", buffering=0) as file:
+            file.write(b"%020.3f %d" % (deadline, idle))
+
+
+class Pace:
+    """Beats once per step, promising the next within a generous multiple of the longest step so far.
+
+    Args:
+        least: the shortest promise, in seconds.
+        factor: how many times the longest step the next one may take.
+    """
+
+    def __init__(self, least: float = 12.0, factor: float = 20.0):
+        self.least, self.factor = least, factor
+        self.longest = 0.0
+        self.last = None
+
+    def step(self) -> None:
+        """To be called at the end of every step."""
+        now = time.monotonic()
+        if self.last is not None:
+            self.longest = max(self.longest, now - self.last)
+            beat(max(self.least, self.factor * self.longest))
+        self.last = now
+
+    def pause(self) -> None:
+        """To be called before anything that is not a step: compiling, evaluating, saving."""
+        rest()
+        self.last = None
+
+
+class Watch:
+    """The launcher's view of one worker.
+
+    Args:
+        pid: the worker's process.
+        beat_file: where it writes its promises.
+        idle_limit: seconds without a sign of life that count as a hang; 0 never.
+        use_idle: whether an idle process counts as hanging at all.
+    """
+
+    def __init__(self, pid: int, beat_file: Path, idle_limit: float, use_idle: bool = True):
+        import psutil
+
+        self.beat_file, self.idle_limit, self.use_idle = beat_file, idle_limit, use_idle
+        self.process = psutil.Process(pid)
+        self.sample_time = time.monotonic()
+        self.sample = self._work()
+        self.active = self.sample_time
+
+    def _work(self) -> tuple[float, int]:
+        """Processor seconds and bytes moved so far, by the worker and its children."""
+        import psutil
+
+        seconds, moved = 0.0, 0
+        with contextlib.suppress(psutil.Error):
+            for process in [self.process, *self.process.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+                    counters = process.io_counters()
+                    moved += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
+        return seconds, moved
+
+    def hanging(self) -> str | None:
+        """Why this worker counts as hanging, or None."""
+        if self.idle_limit <= 0:
+            return None
+        now = time.monotonic()
+        try:
+            deadline, may_idle = (float(part) for part in self.beat_file.read_bytes().split())
+        except (OSError, ValueError):
+            deadline, may_idle = 0.0, 0.0
+        if deadline and now > deadline:
+            return "did not finish its step in the time that it had promised"
+        seconds, moved = self._work()
+        spent = now - self.sample_time
+        if spent < 1.0:
+            return None
+        # the launcher's own dump of beats is no work: 4 KB per second of file traffic is nothing
+        if may_idle or seconds - self.sample[0] > IDLE_SHARE * spent or moved - self.sample[1] > 4096 * spent:
+            self.active = now
+        self.sample, self.sample_time = (seconds, moved), now
+        if self.use_idle and now - self.active > self.idle_limit:
+            return f"did nothing for {now - self.active:.0f} s"
+        return None
+
+
+def accelerators_present() -> bool:
+    """Whether this machine has Ascend devices."""
+    return any(Path("/dev").glob("davinci[0-9]*"))

@@ -1,0 +1,240 @@
+"""The launcher: environment, logs, and above all that a failing worker ends everything, soon, with its traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from model_zoo.errors import InputError
+from pet.parallel.control import Alone
+from pet.parallel.environment import Job, read_job, split_address
+from pet.parallel.heartbeat import Pace, Watch
+from pet.parallel.launch import launch, parse_devices
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
+STARTER = """
+import argparse, sys
+from model_zoo.errors import InputError
+from pet.parallel import launch
+parser = argparse.ArgumentParser()
+launch.add_arguments(parser)
+try:
+    sys.exit(launch.run(parser.parse_args()))
+except InputError as error:
+    sys.exit(f"input error: {error}")
+"""
+
+
+def start(tmp_path, options, code):
+    """`pet launch OPTIONS -- python -c CODE`, as a process; the launcher's own output is piped."""
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTER, *options, "--", sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, limit=30.0):
+    """(exit code, standard output, standard error, seconds)"""
+    begin = time.monotonic()
+    out, err = process.communicate(timeout=limit)
+    return process.returncode, out, err, time.monotonic() - begin
+
+
+def assert_gone(pid_directory, count):
+    """No process that wrote its id there lives on."""
+    pids = [int(path.name) for path in pid_directory.iterdir()]
+    assert len(pids) == count
+    limit = time.monotonic() + 2.0
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < limit, f"orphans: {alive}"
+        time.sleep(0.05)
+
+
+NOTE_PID = "import os, sys, time, pathlib; r = int(os.environ['RANK_ID']); pathlib.Path('pids').mkdir(exist_ok=True);"
+NOTE_PID += "pathlib.Path('pids', str(os.getpid())).touch();"
+
+
+def test_workers_get_their_place_and_their_own_log(tmp_path):
+    code = (
+        "import os, json;"
+        "keys = ['RANK_ID', 'RANK_SIZE', 'LOCAL_RANK', 'DEVICE_ID', 'MASTER_ADDR', 'MASTER_PORT', 'OMP_NUM_THREADS'];"
+        "print(json.dumps({key: os.environ[key] for key in keys}))"
+    )
+    result, out, err, _ = finish(start(tmp_path, ["--devices", "4,6,7"], code))
+    assert (result, err) == (0, "")
+    logs = [(tmp_path / f"output/log/rank_{rank}/worker.log").read_text() for rank in range(3)]
+    places = [json.loads(log) for log in logs]
+    assert [place["RANK_ID"] for place in places] == ["0", "1", "2"]
+    assert [place["DEVICE_ID"] for place in places] == ["4", "6", "7"]
+    assert {place["RANK_SIZE"] for place in places} == {"3"}
+    assert len({place["MASTER_PORT"] for place in places}) == 1
+    assert out == logs[0]  # rank 0 alone is on the terminal
+
+
+def test_raising_worker_ends_the_job_with_its_traceback(tmp_path):
+    # the others ignore SIGTERM and have children: both must go all the same
+    code = NOTE_PID + (
+        "import signal, subprocess;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "pathlib.Path('pids', str(child.pid)).touch();"
+        "time.sleep(1.0) if r == 2 else [sum(range(10000)) for _ in iter(int, 1)];"
+        "raise RuntimeError('the third one fails')"
+    )
+    result, _, err, seconds = finish(start(tmp_path, ["-n", "3"], code))
+    assert result == 1
+    assert "rank 2 ended with exit code 1" in err
+    assert "[rank 2] RuntimeError: the third one fails" in err and "Traceback" in err
+    assert seconds < 15
+    assert_gone(tmp_path / "pids", 6)
+
+
+def test_killed_worker_and_exit_code(tmp_path):
+    code = NOTE_PID + "os.kill(os.getpid(), 9) if r == 1 else time.sleep(60)"
+    result, _, err, _ = finish(start(tmp_path, ["-n", "2"], code))
+    assert result == 128 + 9 and "rank 1 was killed by SIGKILL" in err
+    assert_gone(tmp_path / "pids", 2)
+    assert finish(start(tmp_path, ["-n", "2"], "import os; os._exit(7 * int(os.environ['RANK_ID']))"))[0] == 7
+
+
+@pytest.mark.parametrize("how", ["sleep", "stopped", "loop"])
+def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
+    hang = {
+        "sleep": "time.sleep(100)",
+        "stopped": "os.kill(os.getpid(), 19)",
+        # endless work is only seen by a promise that was not kept
+        "loop": "from pet.parallel.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
+    }[how]
+    code = NOTE_PID + f"\ndef busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
+    result, _, err, seconds = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))
+    assert result == 124 and "rank 1 hangs" in err
+    assert "in stuck" in err
+    assert seconds < 12
+    assert_gone(tmp_path / "pids", 2)
+
+
+def test_default_limit_ends_a_hang_within_twenty_seconds(tmp_path):
+    code = NOTE_PID + "time.sleep(100) if r == 1 else [0 for _ in iter(int, 1)]"
+    result, _, _, seconds = finish(start(tmp_path, ["-n", "2"], code))
+    assert result == 124 and seconds < 20
+
+
+def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path):
+    for number, expected in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
+        directory = tmp_path / number.name
+        directory.mkdir()
+        process = start(directory, ["-n", "2"], NOTE_PID + "time.sleep(60)")
+        limit = time.monotonic() + 10
+        while not (directory / "pids").exists() or len(list((directory / "pids").iterdir())) < 2:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(15) == expected
+        assert_gone(directory / "pids", 2)
+
+
+def two_machines(tmp_path, codes):
+    master = f"127.0.0.1:{Alone(1).store[1]}"
+    processes = []
+    for node, code in enumerate(codes):
+        directory = tmp_path / f"machine_{node}"
+        directory.mkdir(exist_ok=True)
+        options = ["-n", str(node + 1), "--nnodes", "2", "--node-rank", str(node), "--master", master]
+        processes.append(start(directory, options, code))
+    return [finish(process) for process in processes]
+
+
+def test_two_machines(tmp_path):
+    show = "import os; print(*(os.environ[key] for key in ('RANK_ID', 'RANK_SIZE', 'LOCAL_RANK', 'MASTER_PORT')))"
+    results = two_machines(tmp_path, [show, show])
+    assert [result[0] for result in results] == [0, 0]
+    logs = [
+        (tmp_path / f"machine_{node}/output/log/rank_{rank}/worker.log").read_text().split()
+        for node, rank in ((0, 0), (1, 1), (1, 2))
+    ]
+    assert [log[:3] for log in logs] == [["0", "3", "0"], ["1", "3", "0"], ["2", "3", "1"]]
+    assert len({log[3] for log in logs}) == 1
+    assert results[1][1] == ""  # nothing but rank 0's machine shows output
+
+    wait = NOTE_PID + "time.sleep(60)"
+    fail = NOTE_PID + "time.sleep(0.5); raise ValueError('far away')"
+    results = two_machines(tmp_path, [wait, fail])
+    assert [result[0] for result in results] == [1, 1]
+    assert "machine 1: rank" in results[0][2] and "far away" in results[1][2]
+    assert results[0][3] < 15
+    for node in (0, 1):
+        assert_gone(tmp_path / f"machine_{node}/pids", node + 1)
+
+
+def test_joins_a_job_that_is_there(tmp_path):
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "RANK_ID": "3", "RANK_SIZE": "4"}
+    show = "import os; print(os.environ['RANK_ID'], 'PET_LAUNCH' in os.environ)"
+    command = [sys.executable, "-c", STARTER, "-n", "2", "--", sys.executable, "-c", show]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "3 False\n")
+    assert not (tmp_path / "output").exists()
+
+
+def test_environments_are_recognised():
+    assert read_job({}) == Job()
+    msrun = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "8", "MS_NODE_ID": "5", "DEVICE_ID": "1"}
+    assert read_job(msrun) == Job(5, 8, 5, 1, "msrun", "")
+    model_arts = {
+        "RANK_ID": "9",
+        "RANK_SIZE": "16",
+        "DEVICE_ID": "1",
+        "RANK_TABLE_FILE": "/t",
+        "VC_WORKER_HOSTS": "a,b",
+    }
+    assert read_job(model_arts) == Job(9, 16, 9, 1, "rank_table", "a:8118")
+    mpi = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert read_job(mpi) == Job(2, 4, 0, 0, "environment", "127.0.0.1:8118")
+    with pytest.raises(InputError, match="rank 4 of 4"):
+        read_job({"RANK_ID": "4", "RANK_SIZE": "4"})
+    with pytest.raises(InputError, match="RANK_SIZE must be a whole number"):
+        read_job({"RANK_ID": "0", "RANK_SIZE": "four"})
+
+
+def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
+    assert parse_devices("[0,4]") == [0, 1, 2, 3] and parse_devices("2,0") == [2, 0]
+    monkeypatch.setattr(subprocess, "Popen", None)
+    for arguments, message in (
+        (([], 2), "no command"),
+        ((["x"], 0), "-n must be 1 or more"),
+        ((["x"], 3, 1, 0, None, [0, 1]), "--devices names 2"),
+        ((["x"], 1, 2, 2, "h:1"), "--node-rank must be 0 … 1"),
+        ((["x"], 1, 2, 0), "--master"),
+    ):
+        with pytest.raises(InputError, match=message):
+            launch(*arguments)
+    for text in ("0,0", "a", "[3,3]"):
+        with pytest.raises(InputError, match="--devices"):
+            parse_devices(text)
+    with pytest.raises(InputError, match="host:port"):
+        split_address("here")
+
+
+def test_pace_promises_a_multiple_of_the_longest_step(tmp_path, monkeypatch):
+    beat_file = tmp_path / "beat"
+    monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
+    pace = Pace(least=0.2, factor=2.0)
+    pace.step()
+    assert not beat_file.exists()  # nothing is known after the first
+    pace.step()
+    watch = Watch(os.getpid(), beat_file, 60.0)
+    assert watch.hanging() is None
+    time.sleep(0.3)
+    assert "promised" in watch.hanging()
+    pace.pause()
+    assert watch.hanging() is None
