@@ -1,1 +1,31 @@
-"""The public names of `pet`."""
+"""Parameter-efficient fine-tuning of GPT, LLaMA and GLM models with MindSpore.
+
+Everything that a program needs is imported from here. The names are looked up on first use, so that ``import pet`` does
+not import MindSpore; nothing is defined in this file.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "pet.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "model_zoo.errors": ("InputError",),
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -119,3 +119,17 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     raise InputError(
         f"model {text!r}: no such directory, and no bundled model has this name{nearest(path.name, candidates)}"
     )
+
+
+def find_tokenizer(name: str | os.PathLike) -> Path:
+    """What a tokenizer is read from: a bundled base's directory, or the file or directory given.
+
+    Raises:
+        InputError: there is no such path.
+    """
+    text = os.fspath(name)
+    path = bundled_models().get(text) or Path(text).expanduser()
+    if not path.exists():
+        candidates = [*bundled_models(), *(entry.name for entry in path.parent.glob("*"))]
+        raise InputError(f"tokenizer {text!r}: no such file or directory{nearest(path.name, candidates)}")
+    return path

@@ -38,7 +38,7 @@ class Targeted(AdapterSection):
     exclude: Names | None = Field(None, description="Cells to leave out although targets names them; the same forms.")
     layers: Layers | None = Field(
         None,
-        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7]. Left out: all.",
+        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
     )
 
 
@@ -143,7 +143,7 @@ class Bottleneck(AdapterSection):
     dropout: float = Field(0.0, ge=0, lt=1, description="Share of the bottleneck's input dropped while training.")
     layers: Layers | None = Field(
         None,
-        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7]. Left out: all.",
+        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
     )
     targets: Names | None = Field(
         None, description="Cells whose output is adapted. Left out: the ends of the family's sublayers, by placement."
@@ -162,7 +162,7 @@ class LowRankAdapter(AdapterSection):
     non_linearity: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="Between the projections.")
     layers: Layers | None = Field(
         None,
-        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7]. Left out: all.",
+        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
     )
     targets: Names | None = Field(
         None, description="Cells whose output is adapted. Left out: the ends of the family's sublayers."

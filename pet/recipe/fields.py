@@ -51,11 +51,12 @@ Names = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_one_or_m
 def _check_layers(value: list[int | str]) -> list[int | str]:
     for entry in value:
         if isinstance(entry, str):
-            first, dash, last = entry.partition("-")
-            if not (first.isdigit() and (not dash or last.isdigit()) and (not dash or int(first) <= int(last))):
-                raise ValueError(f"{entry!r} is no layer index or range; write 3 or 0-7")
+            first, _, last = entry.partition("-")
+            whole = first.isdigit() and (not last or (last.isdigit() and int(first) <= int(last)))
+            if not whole:
+                raise ValueError(f"{entry!r} is no layer index or range; write 3, 0-7 or 20-")
         elif isinstance(entry, bool) or not isinstance(entry, int):
-            raise ValueError(f"{entry!r} is no layer index or range; write 3 or 0-7")
+            raise ValueError(f"{entry!r} is no layer index or range; write 3, 0-7 or 20-")
         elif entry < 0:
             raise ValueError(f"{entry} is negative; layers are counted from 0")
     return value
@@ -65,7 +66,7 @@ def _layer_list(value: Any) -> Any:
     return [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
 
 
-_LAYER_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(-\d+)?$"}]}
+_LAYER_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\d+(-\d*)?$"}]}
 Layers = Annotated[
     list[Any],
     BeforeValidator(_layer_list),

@@ -272,6 +272,8 @@ def _fill(recipe: Recipe, stem: str) -> None:
         recipe.data.seed = recipe.train.seed
     if recipe.generation.seed is None:
         recipe.generation.seed = recipe.train.seed
-    recipe.model.tokenizer = recipe.model.tokenizer or recipe.model.path
+    if recipe.model.tokenizer is None and recipe.model.path not in names.preset_names():
+        path = Path(recipe.model.path)
+        recipe.model.tokenizer = str(path.parent) if path.name == "config.json" else recipe.model.path
     recipe.eval.batch_size = recipe.eval.batch_size or recipe.train.batch_size
     recipe.eval.best_mode = recipe.eval.direction()

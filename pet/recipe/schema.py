@@ -24,7 +24,9 @@ class Model(Section):
         description="A Hugging Face checkpoint directory, a bundled tiny base (glm_tiny, glm4_tiny, llama_tiny, "
         "gpt_tiny), or with from_scratch a preset name such as llama_7b or a config.json."
     )
-    tokenizer: ModelPath | None = Field(None, description="Directory of the tokenizer. Left out: model.path.")
+    tokenizer: ModelPath | None = Field(
+        None, description="Directory of the tokenizer. Left out: model.path, which for a preset name holds none."
+    )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="Of the weights in memory. float32 is the only one with every operator on a CPU."
     )

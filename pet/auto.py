@@ -1,0 +1,58 @@
+"""``AutoModel``, ``AutoConfig`` and ``AutoTokenizer`` that also know the bundled tiny bases by name.
+
+The classes of ``model_zoo`` take directories, presets and configurations; names of what this package ships are resolved
+here, so that ``model_zoo`` can be used without it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from model_zoo import auto, tokenizers
+from pet.names import find_model, find_tokenizer, preset_names
+
+
+class AutoConfig(auto.AutoConfig):
+    """Configurations by directory, bundled name or preset name."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory: str | os.PathLike) -> Any:
+        """The configuration of a checkpoint directory, a bundled tiny base or a preset such as ``llama_7b``.
+
+        Raises:
+            InputError: nothing has this name; the message names the nearest.
+        """
+        if str(name_or_directory) in preset_names():
+            return auto.AutoConfig.from_pretrained(str(name_or_directory))
+        return auto.AutoConfig.from_pretrained(find_model(name_or_directory))
+
+
+class AutoModel(auto.AutoModel):
+    """Models by directory or bundled name; with random weights from a preset or configuration."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory: str | os.PathLike, dtype: str = "float32") -> Any:
+        """The model of a Hugging Face checkpoint directory or of a bundled tiny base, with its weights.
+
+        Args:
+            name_or_directory: holds config.json and ``*.safetensors``; or ``glm_tiny`` and its siblings.
+            dtype: of the parameters in memory: float32, float16, bfloat16, or auto (as most of the file is stored).
+
+        Raises:
+            InputError: no such model, or a tensor is missing, extra or misshapen.
+        """
+        return auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype=dtype)
+
+
+class AutoTokenizer(tokenizers.AutoTokenizer):
+    """Tokenizers by directory, file or bundled name."""
+
+    @staticmethod
+    def from_pretrained(name_or_path: str | os.PathLike) -> Any:
+        """The tokenizer of a checkpoint directory, a tokenizer file or a bundled tiny base.
+
+        Raises:
+            InputError: no such directory, or no tokenizer file that is known in it.
+        """
+        return tokenizers.AutoTokenizer.from_pretrained(find_tokenizer(name_or_path))

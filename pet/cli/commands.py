@@ -1,0 +1,10 @@
+"""The table of commands. Its modules are imported only when their command runs: ``pet --help`` must be quick."""
+
+from __future__ import annotations
+
+# name → (module, what `pet --help` says of it)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "recipes": ("pet.cli.recipes", "list, show or copy the bundled recipes; write the JSON schema"),
+    "validate": ("pet.cli.validate", "check recipes without running them"),
+    "doctor": ("pet.cli.doctor", "show device, versions, memory, and what is known not to work together"),
+}

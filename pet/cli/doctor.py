@@ -1,0 +1,142 @@
+"""``pet doctor``: what this machine is, and what in it is known not to work together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pet.cli.parser import Parser
+
+EXAMPLES = [
+    ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
+    ("pet doctor --quick", "without starting MindSpore"),
+]
+PACKAGES = ("mindspore", "numpy", "safetensors", "tokenizers", "sentencepiece", "pydantic", "pyyaml", "tqdm", "psutil")
+EXTRAS = ("matplotlib", "sacrebleu", "rouge-score")
+
+Finding = tuple[str, str, str]  # ok, note or bad; what; the detail
+GB = 1 << 30
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def packages() -> Iterator[Finding]:
+    """Versions, and the combinations that are known to go wrong."""
+    for package in PACKAGES:
+        found = _installed(package)
+        yield ("ok", package, found) if found else ("bad", package, f"is not installed: pip install {package}")
+    missing = [package for package in EXTRAS if not _installed(package)]
+    if missing:
+        yield "note", "report extra", f"{', '.join(missing)} not installed: pip install 'mindspore-pet[report]'"
+    numpy, safetensors, mindspore = map(_installed, ("numpy", "safetensors", "mindspore"))
+    if numpy and _numbers(numpy) >= (2, 0):
+        yield "bad", "numpy", f"{numpy}: MindSpore's wheel is built for NumPy 1; its first operator fails. numpy<2"
+    if safetensors and _numbers(safetensors) >= (0, 8):
+        yield "bad", "safetensors", f"{safetensors} writes wrong bytes for non-contiguous arrays. safetensors<0.8"
+    if mindspore and _numbers(mindspore) != (2, 10):
+        yield "note", "mindspore", f"{mindspore}: everything here was tested with 2.10"
+    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+        yield "bad", "python", f"{platform.python_version()}: MindSpore has wheels for 3.10, 3.11 and 3.12"
+
+
+def machine() -> Iterator[Finding]:
+    """Processor, threads, memory, disk."""
+    yield "ok", "python", f"{platform.python_version()} ({sys.executable})"
+    yield "ok", "system", f"{platform.system()} {platform.machine()}"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS")
+    yield "ok", "cores", f"{usable} usable of {os.cpu_count()}; OMP_NUM_THREADS {threads or 'not set'}"
+    if threads and threads.isdigit() and int(threads) > usable:
+        yield (
+            "note",
+            "threads",
+            f"OMP_NUM_THREADS={threads} is more than {usable} cores: threads will wait for each other",
+        )
+    import psutil
+
+    memory = psutil.virtual_memory()
+    kind = "ok" if memory.available > 2 * GB else "note"
+    yield kind, "memory", f"{memory.available / GB:.1f} GB free of {memory.total / GB:.1f} GB"
+    disk = psutil.disk_usage(os.getcwd())
+    yield ("ok" if disk.free > 2 * GB else "note"), "disk", f"{disk.free / GB:.1f} GB free in {os.getcwd()}"
+
+
+def environment() -> Iterator[Finding]:
+    """Variables that change what MindSpore does."""
+    if os.environ.get("MS_COMPILER_CACHE_ENABLE", "0") not in ("", "0"):
+        yield "bad", "MS_COMPILER_CACHE_ENABLE", "the compile cache has given NaN losses; unset it"
+    if os.environ.get("MS_SIMULATION_LEVEL"):
+        yield "note", "MS_SIMULATION_LEVEL", "a simulation is asked for: results are no results"
+    ranks = {
+        name: os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "MS_WORKER_NUM", "MS_ROLE") if name in os.environ
+    }
+    if ranks:
+        told = ", ".join(f"{name}={value}" for name, value in ranks.items())
+        yield "note", "processes", f"a launcher has started this one: {told}"
+
+
+def device() -> Iterator[Finding]:
+    """MindSpore's device, and whether it computes."""
+    try:
+        import mindspore as ms
+        from mindspore import ops
+    except Exception as error:
+        yield "bad", "mindspore", f"cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return
+    target = ms.get_context("device_target")
+    yield "ok", "device", f"{target} (MindSpore {ms.__version__})"
+    if target != "CPU":
+        yield "note", "device", "only CPU was measured; what this library does on other devices is untested"
+    try:
+        import numpy as np
+
+        left = ms.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+        result = ops.MatMul(transpose_b=True)(left, left).asnumpy()
+        right = np.array_equal(result, [[5.0, 14.0], [14.0, 50.0]])
+    except Exception as error:
+        yield "bad", "operators", f"a matrix product fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return
+    yield ("ok" if right else "bad"), "operators", "a matrix product is right" if right else "a matrix product is wrong"
+
+
+def bundled() -> Iterator[Finding]:
+    """The recipes and tiny bases that the package ships."""
+    from pet import names
+    from pet.recipe.fields import Section  # noqa: F401 - a broken pydantic shows here, not in the middle of a run
+
+    recipes, models = names.bundled_recipes(), names.bundled_models()
+    where = names.bundled_directory()
+    yield ("ok" if recipes else "bad"), "recipes", f"{len(recipes)} in {where}"
+    size = sum(file.stat().st_size for path in models.values() for file in Path(path).iterdir() if file.is_file())
+    yield ("ok" if models else "bad"), "tiny bases", f"{', '.join(models) or 'none'} ({size / 1e6:.1f} MB)"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print every finding; 1 when something is known to be broken."""
+    parser = Parser("pet doctor", "What this machine is, and what in it is known not to work together.", EXAMPLES)
+    parser.add_argument("--quick", action="store_true", help="do not start MindSpore")
+    options = parser.read(arguments)
+    checks: list[Callable[[], Iterator[Finding]]] = [machine, packages, environment, bundled]
+    if not options.quick:
+        checks.append(device)
+    bad = 0
+    for check in checks:
+        for kind, what, detail in check():
+            bad += kind == "bad"
+            mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[kind]
+            print(f"{mark}  {what:<16}{detail}")
+    print(f"\n{bad} known problem{'s' if bad != 1 else ''}." if bad else "\nNothing known stands in the way.")
+    return 1 if bad else 0

@@ -1,0 +1,111 @@
+"""The command ``pet``: finds the command, runs it, and turns what goes wrong into a message and an exit code.
+
+Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, interrupted (Ctrl-C); 143, told to stop
+(SIGTERM), with everything saved that can be saved.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from model_zoo.errors import InputError, nearest
+from pet.cli.commands import COMMANDS
+
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+
+HELP = """\
+usage: pet COMMAND ...
+
+Parameter-efficient fine-tuning of GPT, LLaMA and GLM models with MindSpore.
+
+commands:
+{commands}
+
+  pet COMMAND --help   what a command takes, with worked examples
+  pet --version        the version
+
+{start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop.
+"""
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 3
+    lines = [f"  {name:<{width}}{meaning}" for name, (_, meaning) in COMMANDS.items()]
+    start = "Start with: pet finetune recipes/glm_lora.yaml\n" if "finetune" in COMMANDS else ""
+    return HELP.format(commands="\n".join(lines), start=start)
+
+
+def _report(prog: str, error: BaseException, debug: bool) -> None:
+    """One clear message on stderr."""
+    if debug:
+        traceback.print_exc()
+    text = str(error).strip() or type(error).__name__
+    print(f"{prog}: {text}", file=sys.stderr)
+
+
+def _first_line(error: BaseException) -> str:
+    """What an unexpected error says, without the pages that MindSpore appends to it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; errors pass through."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if len(arguments) > 1 and arguments[0] == "help":
+            return run([arguments[1], "--help"])
+        print(_help(), end="")
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        from pet import __version__
+
+        print(f"pet {__version__}")
+        return 0
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        raise InputError(f"there is no {kind} {name!r}{nearest(name, COMMANDS)}; see pet --help")
+    return import_module(COMMANDS[name][0]).main(rest) or 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point of the console script: returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own
+    prog = f"pet {arguments[0]}" if arguments and arguments[0] in COMMANDS else "pet"
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        _report(prog, error, debug)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader (head, less) has gone: nothing is left to say, and nothing may be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(f"{prog}: {error.code}", file=sys.stderr)
+            return FAILED
+        return error.code or 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+            return FAILED
+        print(f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""argparse with help that shows worked examples, and errors that name what may have been meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from model_zoo.errors import InputError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises :class:`InputError` instead of printing its usage and exiting."""
+
+    def __init__(self, prog: str, description: str, examples: Sequence[tuple[str, str]]):
+        """``examples`` are pairs of a command line and what it does."""
+        lines = [f"  {line}\n      {meaning}" for line, meaning in examples]
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog="examples:\n" + "\n".join(lines),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for every wrong command line."""
+        raise InputError(f"{message}; see {self.prog} --help")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse ``arguments``, options and positionals in any order; an unknown option is an error.
+
+        What follows a lone ``--`` is taken as it is.
+        """
+        known, rest = self.parse_known_intermixed_args(arguments)
+        unknown = [word for word in rest if word.startswith("-")] or rest
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            if "=" in unknown[0] and "." in word:
+                raise InputError(f"{unknown[0]}: write overrides without dashes: {unknown[0].lstrip('-')}")
+            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            kind = "option" if word.startswith("-") else "argument"
+            raise InputError(f"{self.prog} has no {kind} {word!r}{nearest(word, options)}")
+        return known
+
+
+def add_recipe(parser: Parser, several: bool = False) -> None:
+    """The positionals of commands that take a recipe: its name or file, then overrides."""
+    if several:
+        parser.add_argument(
+            "words",
+            metavar="RECIPE",
+            nargs="+",
+            help="recipe files or bundled names; key.sub=value overrides a setting in all of them",
+        )
+    else:
+        parser.add_argument("recipe", metavar="RECIPE", help="a recipe file, or a bundled recipe's name")
+        parser.add_argument(
+            "overrides",
+            metavar="key.sub=value",
+            nargs="*",
+            help="settings that take the place of the recipe's, such as train.learning_rate=1e-3",
+        )

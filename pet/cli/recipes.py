@@ -1,0 +1,129 @@
+"""``pet recipes``: the bundled recipes, listed, shown in full, and copied to start from; and the JSON schema."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet import names
+from pet.cli.parser import Parser
+
+EXAMPLES = [
+    ("pet recipes", "the bundled recipes, with what each is for"),
+    ("pet recipes show glm_lora", "every setting with its default and meaning"),
+    ("pet recipes show glm_lora train.steps=20 --plain", "with a setting changed, without the comments"),
+    ("pet recipes copy glm_lora mine.yaml", "a copy to change, with the data it names beside it"),
+    ("pet recipes schema > pet.schema.json", "for editors that complete and check YAML"),
+]
+ACTIONS = ("list", "show", "copy", "schema")
+
+
+def _summary(path: Path) -> tuple[str, str, str]:
+    """Model, method and description of a recipe, without pydantic: the list must be quick."""
+    from pet.recipe.source import read
+
+    value = read(path).value
+    sections = value if isinstance(value, dict) else {}
+
+    def text(section: str, key: str, default: str) -> str:
+        inner = sections.get(section)
+        return str(inner.get(key, default)) if isinstance(inner, dict) else default
+
+    return text("model", "path", "?"), text("adapter", "method", "lora"), str(sections.get("description") or "")
+
+
+def _list() -> None:
+    found = names.bundled_recipes()
+    if not found:
+        print("There are no bundled recipes.")
+        return
+    width = max(map(len, found))
+    for name, path in found.items():
+        model, method, description = _summary(path)
+        head = f"{name:<{width}}  {model:<12}{method:<18}"
+        print(head + textwrap.shorten(description, max(40, 120 - len(head)), placeholder=" …"))
+    print("\npet recipes show NAME, pet recipes copy NAME [DEST], pet finetune NAME")
+
+
+def _paths_in(value: Any) -> list[str]:
+    """The relative paths of the data section, as the file has them."""
+    section = value.get("data") if isinstance(value, dict) else None
+    texts: list[str] = []
+    for key in ("train", "eval", "test"):
+        entry = section.get(key) if isinstance(section, dict) else None
+        texts += [entry] if isinstance(entry, str) else entry if isinstance(entry, list) else []
+    return [text for text in texts if isinstance(text, str) and not Path(text).is_absolute() and "$" not in text]
+
+
+def _copy(name: str, destination: str | None, force: bool) -> None:
+    """Copy a recipe and the data it names, which goes to the same place relative to it."""
+    source = names.find_recipe(name)
+    target = Path(destination or source.name)
+    if target.is_dir() or (destination or "").endswith("/"):
+        target = target / source.name
+    from pet.recipe.source import read
+
+    content = read(source)
+    pairs = [(source, target)]
+    moved = {}
+    for text in _paths_in(content.value):
+        data = (source.parent / text).resolve()
+        if data.exists():
+            inside = Path(text) if ".." not in Path(text).parts else Path(*[p for p in Path(text).parts if p != ".."])
+            moved[text] = inside.as_posix()
+            pairs.append((data, target.parent / inside))
+    taken = [str(to) for _, to in pairs if to.exists()]
+    if taken and not force:
+        raise InputError(f"{', '.join(taken)}: is there already; give another name, or --force to replace it")
+    text = source.read_text("utf-8")
+    for old, new in moved.items():
+        text = text.replace(old, new) if old != new else text
+    from pet.files import write_text
+
+    for data, to in pairs[1:]:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if data.is_dir():
+            shutil.copytree(data, to, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(data, to)
+    write_text(target, text)
+    for _, to in pairs:
+        print(f"wrote {to}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List, show, copy, or write the schema."""
+    parser = Parser("pet recipes", "The bundled recipes, and the settings that a recipe can have.", EXAMPLES)
+    parser.add_argument("action", nargs="?", default="list", metavar="list | show | copy | schema")
+    parser.add_argument("words", nargs="*", metavar="NAME", help="a bundled name or a file; then DEST, or overrides")
+    parser.add_argument("--plain", action="store_true", help="show: without the meaning of each key")
+    parser.add_argument("--force", action="store_true", help="copy: replace files that are there")
+    options = parser.read(arguments)
+    if options.action not in ACTIONS:
+        raise InputError(f"pet recipes has no action {options.action!r}{nearest(options.action, ACTIONS)}")
+    wanted = {"list": (0, 0), "show": (1, 1000), "copy": (1, 2), "schema": (0, 0)}[options.action]
+    if not wanted[0] <= len(options.words) <= wanted[1]:
+        usage = {"show": "show NAME [key.sub=value ...]", "copy": "copy NAME [DEST]"}.get(
+            options.action, options.action
+        )
+        raise InputError(f"expected pet recipes {usage}")
+    if options.action == "list":
+        _list()
+    elif options.action == "copy":
+        _copy(options.words[0], options.words[1] if len(options.words) > 1 else None, options.force)
+    elif options.action == "schema":
+        from pet.recipe.show import json_schema
+
+        print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    else:
+        from pet.recipe.loading import load
+        from pet.recipe.show import dump
+
+        recipe = load(options.words[0], options.words[1:], check_files=False)
+        print(dump(recipe, comments=not options.plain), end="")
+    return 0
