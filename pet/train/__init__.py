@@ -1,0 +1,1 @@
+"""The trainer: one loop and one compiled step for every method, family and layout."""

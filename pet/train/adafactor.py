@@ -1,0 +1,100 @@
+"""Adafactor (Shazeer & Stern 2018): second moments of matrices by their row and column means alone.
+
+The state of an ``(n, m)`` matrix is n + m numbers instead of n·m. Without momentum, and with the learning rate of the
+schedule instead of one relative to the weights' size (``scale_parameter=False``, ``relative_step=False`` of the
+reference implementations).
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, ops
+
+from pet.train.optimizers import Optimizer, zeros
+from pet.train.segments import Segment, flatten, unflatten
+
+_map = ops.HyperMap()
+
+# Added to squared gradients, so that a row of zeros divides by something (the paper's epsilon 1).
+TINY = 1e-30
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How a tensor is factored: all but its last dimension are rows; a vector has a single one."""
+    return (int(np.prod(shape[:-1])), int(shape[-1])) if len(shape) > 1 else (1, int(np.prod(shape)))
+
+
+def _update(clip, keep, remember, gradient, row, column):
+    """A tensor's update, before the learning rate; ``row`` and ``column`` move. A vector is all column, unfactored."""
+    rows, columns = row.shape[0], column.shape[0]
+    gradient = ops.reshape(gradient, (rows, columns))
+    square = gradient * gradient + TINY
+    new_column = column * keep + square.mean(0) * remember
+    if rows == 1:
+        update = gradient * ops.rsqrt(new_column).reshape(1, columns)
+        new_row = row
+    else:
+        new_row = row * keep + square.mean(1) * remember
+        scale = ops.rsqrt(new_row / new_row.mean()).reshape(rows, 1)
+        update = gradient * scale * ops.rsqrt(new_column).reshape(1, columns)
+    rms = ops.sqrt((update * update).mean())
+    update = update / ops.maximum(rms / clip, ops.ones_like(rms))
+    update = ops.depend(update, ops.assign(row, new_row))
+    update = ops.depend(update, ops.assign(column, new_column))
+    return update.reshape(-1)
+
+
+class Adafactor(Optimizer):
+    """Adafactor with factored second moments, no first moment, and decoupled weight decay.
+
+    Args:
+        decay: exponent of the memory: ``1 − step^decay`` of the old mean square is kept.
+        clip: an update whose root mean square is above this is scaled down to it.
+    """
+
+    def __init__(self, segments, decay: float = -0.8, clip: float = 1.0, compiled: bool = True):
+        self.decay, self.clip = decay, clip
+        super().__init__(segments, compiled)
+
+    def make_state(self, index, segment):
+        state = super().make_state(index, segment)
+        for parameter in segment.parameters:
+            rows, columns = _as_matrix(parameter.shape)
+            state[f"row/{parameter.name}"] = zeros(rows, f"exp_avg_sq_row.{parameter.name}")
+            state[f"column/{parameter.name}"] = zeros(columns, f"exp_avg_sq_col.{parameter.name}")
+        return state
+
+    def scalars(self, learning_rate, weight_decay, step):
+        keep = 1.0 - step**self.decay
+        return learning_rate, 1.0 - learning_rate * weight_decay, keep, 1.0 - keep
+
+    def rule(self, segment: Segment, state: dict[str, Parameter]):
+        rows = ParameterTuple([state[f"row/{name}"] for name in segment.names])
+        columns = ParameterTuple([state[f"column/{name}"] for name in segment.names])
+        sizes, clip = segment.sizes, self.clip
+
+        def adafactor(weights, gradient, scalars):
+            learning_rate, decayed, keep, remember = scalars
+
+            update_one = ops.partial(_update, clip, keep, remember)
+            update = flatten(_map(update_one, unflatten(gradient, sizes), rows, columns))
+            return weights * decayed - learning_rate * update
+
+        return adafactor
+
+    def state_arrays(self):
+        arrays = {}
+        for segment, state in zip(self.segments, self.state, strict=True):
+            for slot, vector in state.items():
+                if slot == "master":
+                    arrays.update({f"master.{name}": part for name, part in segment.split(vector.asnumpy()).items()})
+                else:
+                    arrays[vector.name] = vector.asnumpy()
+        return arrays
+
+    def load_slot(self, segment, slot, vector, arrays):
+        if slot == "master":
+            super().load_slot(segment, slot, vector, arrays)
+        else:
+            ops.assign(vector, Tensor(np.asarray(arrays[vector.name]), ms.float32))

@@ -1,0 +1,97 @@
+"""Graph functions: compiled once per combination of shapes, timed, and able to run uncompiled.
+
+Every argument is a tensor of its own. Tensors inside a tuple would count as constants, and each step would compile
+anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import mindspore as ms
+from mindspore import Tensor, nn
+
+log = logging.getLogger("pet")
+
+
+class _Graph(nn.Cell):
+    """A function as a compiled cell; a bare compiled function would warn when another run compiles it again."""
+
+    def __init__(self, function: Callable):
+        super().__init__()
+        self.function = function
+
+    @ms.jit
+    def construct(self, *arguments):
+        return self.function(*arguments)
+
+
+class Compiled:
+    """A graph function that runs operator by operator, with one warning, where it cannot be compiled.
+
+    The library's own cells always compile; a user's cell may use Python that the graph parser does not know.
+
+    Args:
+        function: takes tensors, returns tensors.
+        compiled: False never compiles.
+
+    Attributes:
+        seconds: how long the first calls with new shapes took, compilation and one execution each.
+    """
+
+    def __init__(self, function: Callable, compiled: bool = True):
+        self.function = function
+        self.graph = _Graph(function) if compiled else None
+        self.shapes: set[tuple] = set()
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Tensor):
+        if self.graph is None:
+            return self.function(*arguments)
+        shapes = tuple(argument.shape for argument in arguments)
+        if shapes in self.shapes:
+            return self.graph(*arguments)
+        begin = time.perf_counter()
+        try:
+            result = self.graph(*arguments)
+            wait(result)
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            NotImplementedError,
+            SyntaxError,
+            OSError,
+        ) as error:
+            if self.shapes or out_of_memory(error):
+                raise
+            result = self.function(*arguments)  # what fails here too is not the compiler's fault
+            log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))
+            self.graph = None
+            return result
+        self.shapes.add(shapes)
+        self.seconds += time.perf_counter() - begin
+        return result
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of the runtime is about memory, which running uncompiled would only make worse."""
+    text = str(error).lower()
+    return "out of memory" in text or "memory isn't enough" in text or ("alloc" in text and "fail" in text)
+
+
+def reason(error: BaseException) -> str:
+    """The first line of a message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    return lines[0] if lines else type(error).__name__
+
+
+def wait(result) -> None:
+    """Returns when the tensor (or the last of several) is computed."""
+    while isinstance(result, (tuple, list)):
+        result = result[-1]
+    if isinstance(result, Tensor):
+        result.asnumpy()

@@ -1,0 +1,288 @@
+"""Optimizers over segments: a formula each, compiled once per segment.
+
+Whatever changes from step to step (learning rate, bias corrections) is computed on the host in double precision, as
+torch does, and enters the graph as a scalar. AdamW, Adam, SGD and Momentum follow torch's arithmetic line by line.
+State is kept in float32 vectors and saved as one tensor per parameter, ``<slot>.<parameter name>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, ops
+
+from model_zoo.errors import InputError, nearest
+from pet.train.compiled import Compiled
+from pet.train.segments import Segment, assign, flatten, unflatten
+
+_map = ops.HyperMap()
+
+
+def scalar(value: float) -> Tensor:
+    """A float32 scalar for a graph."""
+    return Tensor(value, ms.float32)
+
+
+def zeros(size: int, name: str) -> Parameter:
+    """A state vector that no optimizer takes for a trainable parameter."""
+    return Parameter(Tensor(np.zeros(size, np.float32)), name=name, requires_grad=False)
+
+
+class Optimizer:
+    """What all optimizers have in common: state, compilation, saving.
+
+    Sub-classes name their ``slots``, and give `scalars` and `rule`.
+
+    Args:
+        segments: what is updated.
+        compiled: False runs the formula operator by operator, for debugging.
+    """
+
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, segments: Sequence[Segment], compiled: bool = True):
+        self.segments = list(segments)
+        self.state: list[dict[str, Parameter]] = []
+        self._updates: list[Compiled] = []
+        for index, segment in enumerate(self.segments):
+            state = self.make_state(index, segment)
+            self.state.append(state)
+            update = self._make_update(segment, state)
+            self._updates.append(Compiled(update, compiled))
+
+    def make_state(self, index: int, segment: Segment) -> dict[str, Parameter]:
+        """The state vectors of a segment, all zero; and its float32 weights where the parameters are narrower."""
+        state = {slot: zeros(segment.size, f"{slot}.{index}") for slot in self.slots}
+        if any(parameter.dtype != ms.float32 for parameter in segment.parameters):
+            state["master"] = zeros(segment.size, f"master.{index}")
+            weights = {p.name: p.astype(ms.float32).asnumpy() for p in segment.parameters}
+            ops.assign(state["master"], Tensor(segment.join(weights)))
+        return state
+
+    def _make_update(self, segment: Segment, state: dict[str, Parameter]) -> Callable:
+        rule = self.rule(segment, state)
+        parameters, sizes = ParameterTuple(segment.parameters), segment.sizes
+        master = state.get("master")
+        if master is None:
+
+            def update(gradient, factor, *scalars):
+                weights = flatten(parameters)
+                return assign(parameters, rule(weights, gradient * factor, scalars), sizes)
+        else:
+
+            def update(gradient, factor, *scalars):
+                weights = rule(master, gradient * factor, scalars)
+                return ops.assign(master, weights), assign(parameters, weights, sizes)
+
+        return update
+
+    def rule(self, segment: Segment, state: dict[str, Parameter]) -> Callable:
+        """A graph function ``(weights, gradient, scalars) → new weights`` of vectors, which also moves the state."""
+        raise TypeError("an optimizer gives its rule")
+
+    def scalars(self, learning_rate: float, weight_decay: float, step: int) -> tuple[float, ...]:
+        """The numbers that the rule needs at ``step``, which counts from 1."""
+        raise TypeError("an optimizer gives its scalars")
+
+    def apply(self, gradients: Sequence[Tensor], factor: float, learning_rate: float, step: int) -> None:
+        """One update.
+
+        Args:
+            gradients: a vector per segment.
+            factor: what they are multiplied by first: clipping, and one over the loss scale.
+            learning_rate: of this step; a segment's own ratio comes on top.
+            step: updates so far, this one included.
+        """
+        for segment, update, gradient in zip(self.segments, self._updates, gradients, strict=True):
+            numbers = self.scalars(learning_rate * segment.learning_rate_ratio, segment.weight_decay, step)
+            update(gradient, scalar(factor), *[scalar(number) for number in numbers])
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent in first calls so far."""
+        return sum(update.seconds for update in self._updates)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """The state as one array per slot and parameter, ``<slot>.<parameter name>``."""
+        arrays = {}
+        for segment, state in zip(self.segments, self.state, strict=True):
+            for slot, vector in state.items():
+                for name, part in segment.split(vector.asnumpy()).items():
+                    arrays[f"{slot}.{name}"] = part
+        return arrays
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Goes on from :meth:`state_arrays`.
+
+        Raises:
+            InputError: tensors are missing or of another shape: the state belongs to another optimizer or model.
+        """
+        problems = []
+        expected = {name: array.shape for name, array in self.state_arrays().items()}
+        for name, shape in expected.items():
+            if name not in arrays:
+                problems.append(f"optimizer state has no {name!r}{nearest(name, arrays)}")
+            elif tuple(arrays[name].shape) != tuple(shape):
+                problems.append(f"optimizer state {name!r} has shape {arrays[name].shape}, expected {shape}")
+        if problems:
+            raise InputError.collect(problems)
+        for segment, state in zip(self.segments, self.state, strict=True):
+            for slot, vector in state.items():
+                self.load_slot(segment, slot, vector, arrays)
+
+    def load_slot(self, segment: Segment, slot: str, vector: Parameter, arrays: dict[str, np.ndarray]) -> None:
+        """Puts a slot's tensors back into its vector."""
+        joined = segment.join({name: arrays[f"{slot}.{name}"] for name in segment.names})
+        ops.assign(vector, Tensor(joined.astype(np.float32)))
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), in the order of torch's operations.
+
+    Args:
+        betas: decay of the first and the second moment.
+        eps: added to the root of the corrected second moment.
+    """
+
+    slots = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, segments, betas=(0.9, 0.999), eps: float = 1e-8, compiled: bool = True):
+        self.betas, self.eps = tuple(betas), eps
+        super().__init__(segments, compiled)
+
+    def scalars(self, learning_rate, weight_decay, step):
+        first, second = (1.0 - beta**step for beta in self.betas)
+        return learning_rate / first, second**0.5, 1.0 - learning_rate * weight_decay
+
+    def rule(self, segment, state):
+        average, square = state["exp_avg"], state["exp_avg_sq"]
+        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
+
+        def adamw(weights, gradient, scalars):
+            step_size, root, keep = scalars
+            mean = average + (gradient - average) * new_share
+            mean_square = square * decay + gradient * gradient * new_square
+            weights = weights * keep - step_size * (mean / (ops.sqrt(mean_square) / root + eps))
+            weights = ops.depend(weights, ops.assign(average, mean))
+            return ops.depend(weights, ops.assign(square, mean_square))
+
+        return adamw
+
+
+class Adam(AdamW):
+    """Adam (Kingma & Ba 2015); weight decay is added to the gradient, as torch's Adam does."""
+
+    def scalars(self, learning_rate, weight_decay, step):
+        first, second = (1.0 - beta**step for beta in self.betas)
+        return learning_rate / first, second**0.5, weight_decay
+
+    def rule(self, segment, state):
+        average, square = state["exp_avg"], state["exp_avg_sq"]
+        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
+
+        def adam(weights, gradient, scalars):
+            step_size, root, weight_decay = scalars
+            gradient = gradient + weights * weight_decay
+            mean = average + (gradient - average) * new_share
+            mean_square = square * decay + gradient * gradient * new_square
+            weights = weights - step_size * (mean / (ops.sqrt(mean_square) / root + eps))
+            weights = ops.depend(weights, ops.assign(average, mean))
+            return ops.depend(weights, ops.assign(square, mean_square))
+
+        return adam
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent; weight decay is added to the gradient."""
+
+    def scalars(self, learning_rate, weight_decay, step):
+        return learning_rate, weight_decay
+
+    def rule(self, segment, state):
+        def sgd(weights, gradient, scalars):
+            learning_rate, weight_decay = scalars
+            return weights - learning_rate * (gradient + weights * weight_decay)
+
+        return sgd
+
+
+class Momentum(SGD):
+    """SGD with a running sum of gradients, ``v = momentum·v + g`` (Polyak 1964; torch's form, without dampening).
+
+    Args:
+        momentum: what is kept of the sum at each step.
+    """
+
+    slots = ("momentum_buffer",)
+
+    def __init__(self, segments, momentum: float = 0.9, compiled: bool = True):
+        self.momentum = momentum
+        super().__init__(segments, compiled)
+
+    def rule(self, segment, state):
+        buffer, momentum = state["momentum_buffer"], self.momentum
+
+        def with_momentum(weights, gradient, scalars):
+            learning_rate, weight_decay = scalars
+            velocity = buffer * momentum + (gradient + weights * weight_decay)
+            weights = weights - learning_rate * velocity
+            return ops.depend(weights, ops.assign(buffer, velocity))
+
+        return with_momentum
+
+
+def _trusted(learning_rate, weights, update):
+    """Lamb's step of one tensor: the update is given the length of the weights."""
+    weight_norm = ops.sqrt((weights * weights).sum())
+    update_norm = ops.sqrt((update * update).sum())
+    usable = ops.logical_and(weight_norm > 0, update_norm > 0)
+    ratio = ops.select(usable, weight_norm / ops.select(usable, update_norm, ops.ones_like(update_norm)), 1.0)
+    return weights - learning_rate * ratio * update
+
+
+class Lamb(AdamW):
+    """Lamb (You et al. 2020): AdamW's direction, given each tensor's own length. For very large batches."""
+
+    def scalars(self, learning_rate, weight_decay, step):
+        first, second = (1.0 - beta**step for beta in self.betas)
+        return first, second**0.5, weight_decay, learning_rate
+
+    def rule(self, segment, state):
+        average, square = state["exp_avg"], state["exp_avg_sq"]
+        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
+        sizes = segment.sizes
+
+        def lamb(weights, gradient, scalars):
+            correction, root, weight_decay, learning_rate = scalars
+            mean = average + (gradient - average) * new_share
+            mean_square = square * decay + gradient * gradient * new_square
+            update = (mean / correction) / (ops.sqrt(mean_square) / root + eps) + weights * weight_decay
+            step = ops.partial(_trusted, learning_rate)
+            weights = flatten(_map(step, unflatten(weights, sizes), unflatten(update, sizes)))
+            weights = ops.depend(weights, ops.assign(average, mean))
+            return ops.depend(weights, ops.assign(square, mean_square))
+
+        return lamb
+
+
+def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
+    """The optimizer that a recipe's ``train`` section names.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    from pet.train.adafactor import Adafactor
+
+    name = train.optimizer
+    if name == "adafactor":
+        return Adafactor(segments, compiled=compiled)
+    if name == "momentum":
+        return Momentum(segments, momentum=train.momentum, compiled=compiled)
+    if name == "sgd":
+        return SGD(segments, compiled=compiled)
+    moments = {"adamw": AdamW, "adam": Adam, "lamb": Lamb}
+    if name not in moments:
+        raise InputError(f"unknown optimizer {name!r}{nearest(name, [*moments, 'sgd', 'momentum', 'adafactor'])}")
+    return moments[name](segments, betas=tuple(train.betas), eps=train.eps, compiled=compiled)

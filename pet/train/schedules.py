@@ -1,0 +1,124 @@
+"""Learning rates as pure functions of the step: nothing to save, nothing to restore.
+
+The steps are counted from 0, and ``factor(step)`` is the share of the peak learning rate that step trains with::
+
+    1 |        ______________           warm-up: (step + 1) / warmup, so that no step is spent at a rate of 0
+      |      /               \\          then the body, by name, over the steps that are left
+      |    /                  \\
+    0 |__/                     \\__      final_ratio
+        warmup      body     total
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from model_zoo.errors import InputError, nearest
+
+
+def _constant(progress: float, schedule: Schedule) -> float:
+    return 1.0
+
+
+def _linear(progress: float, schedule: Schedule) -> float:
+    return 1.0 - progress
+
+
+def _cosine(progress: float, schedule: Schedule) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _cosine_restarts(progress: float, schedule: Schedule) -> float:
+    if progress >= 1.0:
+        return 0.0
+    return 0.5 * (1.0 + math.cos(math.pi * ((schedule.cycles * progress) % 1.0)))
+
+
+def _polynomial(progress: float, schedule: Schedule) -> float:
+    return (1.0 - progress) ** schedule.power
+
+
+def _wsd(progress: float, schedule: Schedule) -> float:
+    body = schedule.total - schedule.warmup
+    share = min(1.0, schedule.decay / body) if body > 0 else 1.0
+    if share <= 0.0 or progress < 1.0 - share:
+        return 1.0
+    return (1.0 - progress) / share
+
+
+BODIES = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "cosine_restarts": _cosine_restarts,
+    "polynomial": _polynomial,
+    "wsd": _wsd,
+}
+
+
+def steps_of(amount: float, total: int) -> int:
+    """Steps from ``amount``, which is a number of steps from 1 on and a share of ``total`` below 1."""
+    return round(amount * total) if amount < 1 else int(amount)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate of every step of a run.
+
+    Attributes:
+        name: ``constant``, ``linear``, ``cosine``, ``cosine_restarts``, ``polynomial`` or ``wsd`` (warm-up, stable,
+            decay; Hu et al. 2024).
+        peak: the learning rate at the end of the warm-up.
+        total: optimizer steps of the run.
+        warmup: steps of linear warm-up; at ``total`` or more, the run is all warm-up.
+        final_ratio: where the body ends, as a share of the peak. ``constant`` does not fall.
+        cycles: rounds of ``cosine_restarts`` (Loshchilov & Hutter 2017).
+        power: exponent of ``polynomial``.
+        decay: steps of the last descent of ``wsd``.
+
+    Raises:
+        InputError: an unknown name.
+    """
+
+    name: str
+    peak: float
+    total: int
+    warmup: int = 0
+    final_ratio: float = 0.0
+    cycles: int = 2
+    power: float = 2.0
+    decay: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in BODIES:
+            raise InputError(f"unknown schedule {self.name!r}{nearest(self.name, BODIES)}")
+
+    @classmethod
+    def from_settings(cls, train, total: int) -> Schedule:
+        """From a recipe's ``train`` section and the number of steps that it comes to."""
+        return cls(
+            name=train.schedule,
+            peak=train.learning_rate,
+            total=total,
+            warmup=steps_of(train.warmup, total),
+            final_ratio=train.final_ratio,
+            cycles=train.cycles,
+            power=train.power,
+            decay=steps_of(train.decay, total),
+        )
+
+    def factor(self, step: int) -> float:
+        """The share of the peak at ``step``, counted from 0."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        body = self.total - self.warmup
+        progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0
+        value = BODIES[self.name](progress, self)
+        if self.name == "constant":
+            return value
+        return self.final_ratio + (1.0 - self.final_ratio) * value
+
+    def __call__(self, step: int) -> float:
+        """The learning rate at ``step``, counted from 0."""
+        return self.peak * self.factor(step)

@@ -1,0 +1,157 @@
+"""Trainable parameters as a few long vectors.
+
+An adapter is hundreds of small tensors. One operator per tensor and per line of the optimizer's formula would cost more
+than the formula itself, and compile for many seconds. So the gradients are laid end to end, in *segments* of equal
+learning rate and weight decay, and everything after the backward pass (accumulation, reduction over processes, norm,
+clipping, update) is a handful of operators on each::
+
+    parameters   lora_A (8, 512)   lora_B (512, 8)   bias (512,)          frozen ones do not appear
+    segment 0    [ 4096 numbers  |  4096 numbers ]                        weight decay 0.01
+    segment 1                                       [ 512 numbers ]       weight decay 0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ops
+
+from model_zoo.errors import InputError
+
+# Numbers in a segment, at most: its temporaries (about six float32 vectors) stay below 2 GB, whatever is trained.
+LONGEST = 1 << 26
+
+_concat = ops.Concat(0)
+_split = ops.auto_generate.SplitWithSize()
+_map = ops.HyperMap()
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Parameters that are updated together.
+
+    Attributes:
+        parameters: in the order of their numbers in the vector.
+        learning_rate_ratio: their learning rate as a multiple of the schedule's.
+        weight_decay: theirs.
+    """
+
+    parameters: tuple[Parameter, ...]
+    learning_rate_ratio: float
+    weight_decay: float
+
+    @property
+    def names(self) -> list[str]:
+        return [parameter.name for parameter in self.parameters]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(int(parameter.size) for parameter in self.parameters)
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def split(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The vector as one array per parameter, by its name."""
+        borders = np.cumsum(self.sizes)[:-1]
+        parts = np.split(vector, borders)
+        return {p.name: part.reshape(p.shape) for p, part in zip(self.parameters, parts, strict=True)}
+
+    def join(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """The inverse of :meth:`split`."""
+        return np.concatenate([np.ascontiguousarray(arrays[p.name]).reshape(-1) for p in self.parameters])
+
+
+def make_segments(
+    parameters: Sequence[Parameter],
+    *,
+    learning_rate: float = 1.0,
+    weight_decay: float = 0.0,
+    decay_vectors: bool = False,
+    groups: Sequence = (),
+    lora_plus_ratio: float | None = None,
+    longest: int = LONGEST,
+) -> list[Segment]:
+    """Sorts parameters into segments.
+
+    Args:
+        parameters: the trainable ones.
+        learning_rate: peak of the schedule, to which a group's own rate is set in relation.
+        weight_decay: of parameters that no group says anything else about.
+        decay_vectors: decay biases and norms too (one dimension); they are left alone otherwise.
+        groups: objects with ``match`` (globs over names), ``learning_rate`` and ``weight_decay`` (or None); the first
+            that matches a parameter counts.
+        lora_plus_ratio: LoRA+ (Hayou et al. 2024): the rate of every B as a multiple of A's.
+        longest: numbers in a segment, at most, unless one parameter alone has more.
+
+    Raises:
+        InputError: nothing to train, or a glob that matches no trainable parameter.
+    """
+    if not parameters:
+        raise InputError("nothing to train: no parameter of the model is trainable")
+    names = [parameter.name for parameter in parameters]
+    for group in groups:
+        for pattern in group.match:
+            if not fnmatch.filter(names, pattern):
+                raise InputError(
+                    f"train.groups: {pattern!r} matches no trainable parameter; there is for example {names[0]!r}"
+                )
+    sorted_in: dict[tuple[float, float], list[Parameter]] = {}
+    for parameter in parameters:
+        ratio = 1.0
+        decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
+        if lora_plus_ratio is not None and is_lora_b(parameter.name):
+            ratio = lora_plus_ratio
+        for group in groups:
+            if any(fnmatch.fnmatchcase(parameter.name, pattern) for pattern in group.match):
+                if group.learning_rate is not None:
+                    ratio = group.learning_rate / learning_rate
+                if group.weight_decay is not None:
+                    decay = group.weight_decay
+                break
+        sorted_in.setdefault((ratio, decay), []).append(parameter)
+    segments = []
+    for (ratio, decay), members in sorted_in.items():
+        part: list[Parameter] = []
+        for parameter in members:
+            if part and sum(int(p.size) for p in part) + int(parameter.size) > longest:
+                segments.append(Segment(tuple(part), ratio, decay))
+                part = []
+            part.append(parameter)
+        segments.append(Segment(tuple(part), ratio, decay))
+    return segments
+
+
+def is_lora_b(name: str) -> bool:
+    """Whether a parameter is the B of a LoRA pair, whatever its adapter is called."""
+    return any(part in ("lora_B", "lora_embedding_B") for part in name.split("."))
+
+
+def _as_vector(tensor):
+    return ops.reshape(tensor, (-1,)).astype(ms.float32)
+
+
+def flatten(tensors):
+    """Tensors end to end as one float32 vector, within a graph."""
+    return _concat(_map(_as_vector, tensors))
+
+
+def unflatten(vector, sizes):
+    """The vector in pieces of these sizes, within a graph."""
+    if len(sizes) == 1:
+        return (vector,)
+    return _split(vector, sizes, 0)
+
+
+def _place(parameter, piece):
+    return ops.assign(parameter, ops.reshape(piece, parameter.shape).astype(parameter.dtype))
+
+
+def assign(parameters, vector, sizes):
+    """Gives the parameters the numbers of the vector, within a graph; return what it returns, or it is not done."""
+    return _map(_place, parameters, unflatten(vector, sizes))

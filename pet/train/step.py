@@ -1,0 +1,248 @@
+"""The one training step: gradients of every micro-batch, their sum, one check, one update.
+
+    micro-batches ──► gradient (compiled per batch shape) ──► sum ──► over processes ──► norm ──► update (compiled once)
+                      loss · scale / label tokens                     world             finite?   clip, optimizer
+
+The loss of a micro-batch is divided by the number of label tokens of the *whole* step, which is known before it
+starts, so that gradients are simply added. Whether they are finite is seen on the host, before the update: an
+overflowing or broken step never touches a weight, and the update needs no branch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, ops
+
+from pet.train.compiled import Compiled
+from pet.train.loss import IGNORED, CausalLoss
+from pet.train.optimizers import Optimizer, scalar
+from pet.train.segments import flatten
+from pet.train.world import World
+
+BATCH_KEYS = ("input_ids", "labels", "position_ids", "start", "end")
+
+
+@dataclasses.dataclass
+class StepResult:
+    """What one optimizer step came to.
+
+    Attributes:
+        loss: mean loss of the label tokens of the whole step, over all processes.
+        gradient_norm: before clipping.
+        finite: whether the update was made.
+        label_tokens, useful_tokens, tokens: labels, tokens that are not padding, and all tokens of the step.
+        compile_seconds: time of first calls with a new batch shape; 0 in most steps.
+    """
+
+    loss: float
+    gradient_norm: float
+    finite: bool
+    label_tokens: int
+    useful_tokens: int
+    tokens: int
+    compile_seconds: float
+
+
+def count_labels(labels: np.ndarray) -> int:
+    """Label tokens of a batch; nothing predicts the first column."""
+    return int((labels[:, 1:] != IGNORED).sum())
+
+
+def count_useful(batch: dict[str, Any]) -> int:
+    """Tokens of a batch that are not padding.
+
+    Padding sees itself alone and is seen by nobody: a token whose own interval starts at itself is real only if the
+    next one's starts there too (the drawing in `pet.data.packing`).
+    """
+    start = np.asarray(batch["start"])
+    own = np.arange(start.shape[1])
+    real = start != own
+    real[:, :-1] |= start[:, 1:] == own[:-1]
+    return int(real.sum())
+
+
+def make_forward(model, loss: Callable, forward_step: Callable | None) -> Callable:
+    """A graph function ``(input_ids, labels, position_ids, start, end) → summed loss``.
+
+    Args:
+        model: a `CausalLM`, or any cell that maps ``(B, S)`` ids to logits.
+        loss: ``(logits, labels) → sum over label tokens``.
+        forward_step: the user's ``(data, model) → dict | Tensor``, called instead of the model. Its ``loss`` is taken
+            as a mean over the label tokens; from ``logits`` alone the loss is computed here.
+    """
+    if forward_step is not None:
+
+        def custom(input_ids, labels, position_ids, start, end):
+            data = {
+                "input_ids": input_ids,
+                "labels": labels,
+                "position_ids": position_ids,
+                "start": start,
+                "end": end,
+            }
+            output = forward_step(data, model)
+            count = (labels[:, 1:] != IGNORED).astype(ms.float32).sum()
+            if isinstance(output, dict):
+                if "loss" in output:
+                    return output["loss"].astype(ms.float32) * count
+                return loss(output["logits"], labels)
+            return output.astype(ms.float32) * count
+
+        return custom
+    if hasattr(model, "hidden_states") and hasattr(model, "head"):
+
+        def causal(input_ids, labels, position_ids, start, end):
+            return loss(model.head(model.hidden_states(input_ids, position_ids, start, end, None)), labels)
+
+        return causal
+
+    def plain(input_ids, labels, position_ids, start, end):
+        return loss(model(input_ids), labels)
+
+    return plain
+
+
+def tensors(batch: dict[str, Any]) -> list[Tensor]:
+    """A batch's arrays as the graph's arguments."""
+    return [Tensor(np.ascontiguousarray(batch[key], np.int32)) for key in BATCH_KEYS]
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """Every row twice, one after the other, for R-Drop."""
+    return {**batch, **{key: np.repeat(np.asarray(batch[key]), 2, axis=0) for key in BATCH_KEYS}}
+
+
+class TrainStep:
+    """One optimizer step over a list of micro-batches.
+
+    Args:
+        model: its trainable parameters are those of the optimizer's segments.
+        optimizer: what updates them.
+        loss: `CausalLoss` with its settings.
+        clip_norm: gradients are scaled down to this global norm; None leaves them.
+        set_key: called with a number before every micro-batch; dropout and noise are functions of it.
+        seed: that number depends on this, the step and the micro-batch, and on nothing else, so that a resumed run
+            draws what the uninterrupted one would have drawn.
+        forward_step: the user's own forward, see `make_forward`.
+        world: sums over processes.
+        compiled: False runs everything operator by operator.
+    """
+
+    def __init__(
+        self,
+        model,
+        optimizer: Optimizer,
+        loss: CausalLoss,
+        *,
+        clip_norm: float | None = None,
+        set_key: Callable[[int], None] | None = None,
+        seed: int = 0,
+        forward_step: Callable | None = None,
+        world: World | None = None,
+        compiled: bool = True,
+    ):
+        self.optimizer, self.loss = optimizer, loss
+        self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
+        self.world = world or World()
+        groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
+        borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
+        spans = tuple(zip(borders[:-1], borders[1:], strict=True))
+        weights = ParameterTuple([parameter for group in groups for parameter in group])
+        forward = make_forward(model, loss, forward_step)
+
+        def scaled(input_ids, labels, position_ids, start, end, weight):
+            total = forward(input_ids, labels, position_ids, start, end)
+            return total * weight, total
+
+        differentiate = ms.value_and_grad(scaled, None, weights, has_aux=True)
+
+        def gradient(input_ids, labels, position_ids, start, end, weight):
+            (_, total), gradients = differentiate(input_ids, labels, position_ids, start, end, weight)
+            vectors = []
+            for first, last in spans:
+                vectors.append(flatten(gradients[first:last]))
+            return total, tuple(vectors)
+
+        def add(*vectors):
+            sums = []
+            for index in range(len(spans)):
+                sums.append(vectors[index] + vectors[len(spans) + index])
+            return tuple(sums)
+
+        def squares(*vectors):
+            sums = []
+            for vector in vectors:
+                sums.append((vector * vector).sum())
+            return ops.stack(sums)
+
+        self.gradient = Compiled(gradient, compiled)
+        self.add = Compiled(add, compiled)
+        self.squares = Compiled(squares, compiled)
+
+    def __call__(self, batches: Sequence[dict[str, Any]], step: int, learning_rate: float, scale: float) -> StepResult:
+        """One step.
+
+        Args:
+            batches: the micro-batches of this process, NumPy arrays by the names in `BATCH_KEYS`.
+            step: optimizer steps done before this one.
+            learning_rate: of this step.
+            scale: the loss scale; 1 where there is none.
+        """
+        compiled_before = self.compile_seconds
+        useful, tokens = sum(map(count_useful, batches)), sum(np.size(batch["input_ids"]) for batch in batches)
+        if self.loss.r_drop_alpha > 0:
+            batches = [doubled(batch) for batch in batches]
+        labels = sum(count_labels(np.asarray(batch["labels"])) for batch in batches)
+        labels, useful, tokens = (int(number) for number in self.world.sum_numbers([labels, useful, tokens]))
+        weight = scalar(scale / max(labels, 1))
+        total, vectors = 0.0, None
+        for micro, batch in enumerate(batches):
+            if self.set_key is not None:
+                self.set_key(mix(self.seed, step, micro, self.world.data_rank))
+            loss, fresh = self.gradient(*tensors(batch), weight)
+            total += float(loss.asnumpy())
+            vectors = fresh if vectors is None else self.add(*vectors, *fresh)
+        vectors = self.world.all_reduce_sum(vectors)
+        total = self.world.sum_numbers([total])[0]
+        norm = self.norm(vectors) / scale
+        finite = math.isfinite(norm) and math.isfinite(total)
+        if finite:
+            clip = 1.0 if self.clip_norm is None else min(1.0, self.clip_norm / (norm + 1e-6))
+            self.optimizer.apply(vectors, clip / scale, learning_rate, step + 1)
+        return StepResult(
+            loss=total / max(labels, 1),
+            gradient_norm=norm,
+            finite=finite,
+            label_tokens=labels,
+            useful_tokens=useful,
+            tokens=tokens,
+            compile_seconds=self.compile_seconds - compiled_before,
+        )
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent in first calls so far."""
+        return self.gradient.seconds + self.add.seconds + self.squares.seconds + self.optimizer.compile_seconds
+
+    def norm(self, vectors: Sequence[Tensor]) -> float:
+        """The global norm of the summed gradients; infinite or NaN where one of them is."""
+        squares = self.squares(*vectors).asnumpy().astype(np.float64).tolist()
+        total = self.world.sum_of_squares(squares, self.optimizer.segments)
+        return math.sqrt(total) if math.isfinite(total) else math.nan
+
+
+def mix(*numbers: int) -> int:
+    """Numbers → one of 31 bits that looks unrelated to its neighbours' (the finaliser of SplitMix64, Steele 2014)."""
+    value = 0
+    for number in numbers:
+        value = (value + int(number) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value & 0x7FFFFFFF

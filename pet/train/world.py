@@ -1,0 +1,55 @@
+"""What the loop needs to know of the other processes. One process has none: everything is the identity.
+
+``pet.parallel`` gives an object with the same names whose sums go over all processes. These are the only places where
+the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (`all_reduce_sum`), their norm
+(`sum_of_squares`), what is written (`is_main`, `gather`, `scatter`), and that all stop together (`any`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class World:
+    """A single process.
+
+    Attributes:
+        rank, size: this process and how many there are, over the whole job.
+        data_rank, data_size: which share of every batch this process reads.
+        is_main: whether this process writes files and prints.
+    """
+
+    rank: int = 0
+    size: int = 1
+    data_rank: int = 0
+    data_size: int = 1
+    is_main: bool = True
+
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
+        """Sums of host numbers over the data-parallel processes."""
+        return list(numbers)
+
+    def all_reduce_sum(self, vectors: Sequence) -> list:
+        """Sums of gradient vectors, one per segment, over the data-parallel processes."""
+        return list(vectors)
+
+    def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
+        """The squared norm of all gradients, each parameter counted once, from those of this process's segments."""
+        return float(sum(squares))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        return bool(flag)
+
+    def barrier(self) -> None:
+        """Waits until every process is here."""
+
+    def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Named tensors of this process → whole ones, for a file that opens on any layout."""
+        return arrays
+
+    def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Whole tensors → those of this process."""
+        return arrays

@@ -1,0 +1,216 @@
+"""Each optimizer against its formula in float64 NumPy, and against torch where it is installed."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor
+
+from model_zoo.errors import InputError
+from pet.train.adafactor import Adafactor
+from pet.train.optimizers import SGD, Adam, AdamW, Lamb, Momentum
+from pet.train.segments import make_segments
+
+SHAPES = {"a.weight": (4, 6), "b.weight": (5, 3), "a.bias": (6,)}
+DECAY = 0.1
+
+
+def parameters(dtype=np.float32):
+    random = np.random.default_rng(0)
+    return [Parameter(Tensor(random.normal(size=shape).astype(dtype)), name=name) for name, shape in SHAPES.items()]
+
+
+def gradients(step):
+    """Some large, some so small that eps matters."""
+    random = np.random.default_rng(100 + step)
+    size = np.array([1.0, 1e-8, 1e-3])
+    return {
+        name: (random.normal(size=shape) * s).astype(np.float32)
+        for (name, shape), s in zip(SHAPES.items(), size, strict=True)
+    }
+
+
+def run(kind, steps=12, learning_rate=0.01, dtype=np.float32, **settings):
+    trained = parameters(dtype)
+    segments = make_segments(trained, weight_decay=DECAY)
+    optimizer = kind(segments, **settings)
+    for step in range(steps):
+        values = gradients(step)
+        vectors = [Tensor(segment.join(values)) for segment in segments]
+        optimizer.apply(vectors, 0.5, learning_rate * (1 + step), step + 1)
+    return {p.name: p.asnumpy() for p in trained}, optimizer
+
+
+def decay_of(name):
+    return DECAY if name.endswith("weight") else 0.0
+
+
+def reference(rule, steps=12, learning_rate=0.01):
+    weights = {p.name: p.asnumpy().astype(np.float64) for p in parameters()}
+    states = {name: {} for name in weights}
+    for step in range(steps):
+        for name, gradient in gradients(step).items():
+            rate = learning_rate * (1 + step)
+            weights[name] = rule(weights[name], gradient * 0.5, states[name], rate, decay_of(name), step + 1)
+    return weights
+
+
+def adam_moments(gradient, state, step):
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * gradient
+    state["v"] = 0.999 * state.get("v", 0) + 0.001 * gradient**2
+    return state["m"] / (1 - 0.9**step), np.sqrt(state["v"] / (1 - 0.999**step)) + 1e-8
+
+
+def adamw(weight, gradient, state, rate, decay, step):
+    mean, root = adam_moments(gradient, state, step)
+    return weight * (1 - rate * decay) - rate * mean / root
+
+
+def adam(weight, gradient, state, rate, decay, step):
+    mean, root = adam_moments(gradient + decay * weight, state, step)
+    return weight - rate * mean / root
+
+
+def sgd(weight, gradient, state, rate, decay, step):
+    return weight - rate * (gradient + decay * weight)
+
+
+def momentum(weight, gradient, state, rate, decay, step):
+    state["v"] = 0.8 * state.get("v", 0) + gradient + decay * weight
+    return weight - rate * state["v"]
+
+
+def lamb(weight, gradient, state, rate, decay, step):
+    mean, root = adam_moments(gradient, state, step)
+    update = mean / root + decay * weight
+    return weight - rate * np.linalg.norm(weight) / np.linalg.norm(update) * update
+
+
+def adafactor(weight, gradient, state, rate, decay, step):
+    keep = 1 - step**-0.8
+    square = gradient.astype(np.float64) ** 2 + 1e-30
+    if weight.ndim == 2:
+        state["r"] = keep * state.get("r", 0) + (1 - keep) * square.mean(1)
+        state["c"] = keep * state.get("c", 0) + (1 - keep) * square.mean(0)
+        update = gradient / np.sqrt(np.outer(state["r"], state["c"]) / state["r"].mean())
+    else:
+        state["v"] = keep * state.get("v", 0) + (1 - keep) * square
+        update = gradient / np.sqrt(state["v"])
+    update = update / max(1.0, np.sqrt((update**2).mean()))
+    return weight * (1 - rate * decay) - rate * update
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "settings"),
+    [
+        (AdamW, adamw, {}),
+        (Adam, adam, {}),
+        (SGD, sgd, {}),
+        (Momentum, momentum, {"momentum": 0.8}),
+        (Lamb, lamb, {}),
+        (Adafactor, adafactor, {}),
+    ],
+)
+def test_the_formula(kind, rule, settings):
+    ours, _ = run(kind, **settings)
+    for name, expected in reference(rule).items():
+        np.testing.assert_allclose(ours[name], expected, atol=2e-6, rtol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs", "settings", "torch_settings"),
+    [
+        (AdamW, "AdamW", {"betas": (0.8, 0.95), "eps": 1e-6}, {"betas": (0.8, 0.95), "eps": 1e-6}),
+        (Adam, "Adam", {}, {}),
+        (SGD, "SGD", {}, {}),
+        (Momentum, "SGD", {"momentum": 0.9}, {"momentum": 0.9}),
+    ],
+)
+def test_equal_to_torch(kind, theirs, settings, torch_settings):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    trained = {p.name: torch.nn.Parameter(torch.tensor(p.asnumpy())) for p in parameters()}
+    groups = [{"params": [value], "weight_decay": decay_of(name)} for name, value in trained.items()]
+    reference = getattr(torch.optim, theirs)(groups, lr=0.01, **torch_settings)
+    for step in range(20):
+        for group in reference.param_groups:
+            group["lr"] = 0.01 * (1 + step)
+        for name, gradient in gradients(step).items():
+            trained[name].grad = torch.tensor(gradient * np.float32(0.5))
+        reference.step()
+    ours, optimizer = run(kind, steps=20, **settings)
+    for name, value in trained.items():
+        theirs_now = value.detach().numpy()
+        scale = np.abs(theirs_now).max()
+        assert np.abs(ours[name] - theirs_now).max() <= 2e-7 * max(1.0, scale), name
+        for slot, vector in reference.state[value].items():
+            if slot in optimizer.slots:
+                mine = optimizer.state_arrays()[f"{slot}.{name}"]
+                np.testing.assert_allclose(mine, vector.numpy(), rtol=1e-6, atol=3e-7 * float(vector.abs().max()))
+
+
+@pytest.mark.parametrize("kind", [AdamW, Momentum, Adafactor])
+def test_a_loaded_state_goes_on_bit_for_bit(kind):
+    whole, _ = run(kind, steps=9)
+    trained = parameters()
+    segments = make_segments(trained, weight_decay=DECAY)
+
+    def steps(optimizer, first, last):
+        for step in range(first, last):
+            vectors = [Tensor(segment.join(gradients(step))) for segment in segments]
+            optimizer.apply(vectors, 0.5, 0.01 * (1 + step), step + 1)
+
+    before = kind(segments)
+    steps(before, 0, 5)
+    after = kind(segments)
+    after.load_state(before.state_arrays())
+    steps(after, 5, 9)
+    for parameter in trained:
+        assert np.array_equal(parameter.asnumpy(), whole[parameter.name]), parameter.name
+
+
+def test_narrow_parameters_keep_float32_weights():
+    """Steps of 1e-5 of the weight are lost in float16, and must add up all the same."""
+    value = np.ones((4, 4), np.float16)
+    parameter = Parameter(Tensor(value), name="weight")
+    segments = make_segments([parameter])
+    optimizer = SGD(segments)
+    for step in range(400):
+        optimizer.apply([Tensor(np.ones(16, np.float32))], 1.0, 1e-5, step + 1)
+    assert np.allclose(parameter.asnumpy(), 1 - 4e-3, atol=5e-4)
+    assert np.allclose(optimizer.state_arrays()["master.weight"], 1 - 4e-3, atol=1e-6)
+
+
+def test_state_of_another_model_is_refused_with_every_problem():
+    _, optimizer = run(AdamW, steps=1)
+    arrays = optimizer.state_arrays()
+    arrays["exp_avg.a.weight"] = np.zeros((4, 7), np.float32)
+    del arrays["exp_avg_sq.a.bias"]
+    with pytest.raises(InputError) as caught:
+        optimizer.load_state(arrays)
+    assert "exp_avg.a.weight" in str(caught.value) and "exp_avg_sq.a.bias" in str(caught.value)
+
+
+def test_groups_decay_and_lora_plus():
+    names = ["l.q.lora_A.weight", "l.q.lora_B.weight", "l.q.lora_B.second.weight", "l.norm.bias", "head.weight"]
+    trained = [Parameter(Tensor(np.ones((2,) if "bias" in n else (2, 2), np.float32)), name=n) for n in names]
+    group = types.SimpleNamespace(match=["head.*"], learning_rate=1e-5, weight_decay=0.5)
+    segments = make_segments(trained, learning_rate=1e-3, weight_decay=0.01, groups=[group], lora_plus_ratio=16.0)
+    found = {name: (s.learning_rate_ratio, s.weight_decay) for s in segments for name in s.names}
+    assert found == {
+        "l.q.lora_A.weight": (1.0, 0.01),
+        "l.q.lora_B.weight": (16.0, 0.01),
+        "l.q.lora_B.second.weight": (16.0, 0.01),
+        "l.norm.bias": (1.0, 0.0),
+        "head.weight": (pytest.approx(1e-2), 0.5),
+    }
+    group.match = ["heda.*"]
+    with pytest.raises(InputError, match=r"heda\.\*"):
+        make_segments(trained, groups=[group])
+
+
+def test_long_segments_are_cut_between_parameters():
+    trained = [Parameter(Tensor(np.zeros((3, 4), np.float32)), name=f"p{i}") for i in range(5)]
+    assert [len(s.parameters) for s in make_segments(trained, longest=24)] == [2, 2, 1]
+    assert [len(s.parameters) for s in make_segments(trained, longest=5)] == [1] * 5

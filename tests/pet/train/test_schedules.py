@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.train.schedules import BODIES, Schedule, steps_of
+
+
+def rates(name, total=20, warmup=4, **settings):
+    schedule = Schedule(name, 0.5, total, warmup, **settings)
+    return [schedule(step) for step in range(total)]
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_warmup_climbs_in_equal_parts_and_wastes_no_step(name):
+    values = rates(name, decay=5)
+    assert values[:5] == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
+
+
+def test_bodies_follow_their_formulas():
+    body = [step / 16 for step in range(16)]
+    assert rates("constant")[4:] == [0.5] * 16
+    assert rates("linear")[4:] == pytest.approx([0.5 * (1 - p) for p in body])
+    assert rates("cosine")[4:] == pytest.approx([0.25 * (1 + math.cos(math.pi * p)) for p in body])
+    assert rates("polynomial", power=3.0)[4:] == pytest.approx([0.5 * (1 - p) ** 3 for p in body])
+    restarts = [0.25 * (1 + math.cos(math.pi * ((4 * p) % 1))) for p in body]
+    assert rates("cosine_restarts", cycles=4)[4:] == pytest.approx(restarts)
+    wsd = [0.5] * 12 + [0.5 * (1 - step / 4) for step in range(4)]
+    assert rates("wsd", decay=4)[4:] == pytest.approx(wsd)
+
+
+@pytest.mark.parametrize("name", sorted(set(BODIES) - {"constant"}))
+def test_final_ratio_is_where_it_ends(name):
+    schedule = Schedule(name, 0.5, 20, 4, final_ratio=0.1, decay=4)
+    assert schedule(20) == pytest.approx(0.05)
+    assert min(schedule(step) for step in range(4, 20)) > 0.05
+
+
+def test_a_run_of_warmup_alone_and_a_run_of_one_step():
+    assert Schedule("cosine", 1.0, 4, 8)(3) == 0.5
+    assert Schedule("linear", 1.0, 1, 0)(0) == 1.0
+
+
+def test_amounts_below_one_are_shares():
+    assert [steps_of(amount, 200) for amount in (0.03, 0.5, 1, 30)] == [6, 100, 1, 30]
+
+
+def test_an_unknown_name_is_told_with_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'cosine'"):
+        Schedule("cosin", 1.0, 10)
