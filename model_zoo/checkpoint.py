@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError, nearest
 from model_zoo.files import read_json
 from model_zoo.floats import STORAGE, float_name
@@ -284,12 +285,14 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
     check_tied(checkpoint, sources, copies)
     for name, stored in sources.items():
         assign(parameters[name], checkpoint, stored, target)
+    model.loaded_from = str(checkpoint.directory)  # where tokenizer and licence are, for those who save it again
     return None
 
 
 def base_parameters(model: nn.Cell) -> dict[str, object]:
-    """{published name: Parameter} of a model, without what adapters added."""
-    return {parameter.name: parameter for parameter in model.get_parameters()}
+    """{published name: Parameter} of a model, without what adapters and new tokens added to it."""
+    names = parameter_shapes(model.config.to_dict())
+    return {parameter.name: parameter for parameter in model.get_parameters() if parameter.name in names}
 
 
 def check_tied(checkpoint: Checkpoint, sources: Mapping[str, str], copies: Mapping[str, str]) -> None:

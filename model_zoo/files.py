@@ -6,19 +6,22 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from model_zoo.errors import InputError
 
+# What a write in progress is called. Whatever bears this mark after a crash may be deleted.
+UNFINISHED = ".unfinished-"
+
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """A binary file to write to; it appears under `path` when the block ends well, and vanishes when it raises."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -26,6 +29,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
+        _sync(path.parent)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -44,31 +48,41 @@ def write_json(path: str | Path, value: object, **options) -> None:
 
 
 @contextmanager
-def staged(directory: str | Path) -> Iterator[Path]:
-    """A staging directory beside the final names: its files move into `directory` together when the block ends well.
+def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path]:
+    """A staging directory whose files take their places in `directory` when the block ends well.
 
-    When the block raises, nothing in `directory` has changed, and a directory that did not exist before does not exist
-    afterwards. Files of the same name are replaced, others stay.
+    Args:
+        directory: the destination. When it does not exist, or is empty, it appears whole, by one rename. Otherwise
+            files of the same name are replaced one by one, and others stay.
+        replaces: globs of older files that must not stay beside the new ones (the shards of another checkpoint).
+
+    When the block raises, `directory` is as it was, also if that is absent.
     """
     directory = Path(directory)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory}: is a file, a directory was expected")
-    created = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-    stage = None
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{directory.name}{UNFINISHED}", dir=directory.parent))
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".partial-", dir=directory))
         yield stage
-        for file in sorted(stage.iterdir()):
-            os.replace(file, directory / file.name)
-        stage.rmdir()
+        os.chmod(stage, 0o777 & ~_umask())
+        for file in stage.iterdir():
+            _sync(file)
+        if not directory.exists() or not any(directory.iterdir()):
+            os.replace(stage, directory)
+        else:
+            written = sorted(file.name for file in stage.iterdir())
+            for name in written:
+                os.replace(stage / name, directory / name)
+            for pattern in replaces:
+                for old in directory.glob(pattern):
+                    if old.name not in written:
+                        old.unlink()
+            stage.rmdir()
     except BaseException:
-        if stage is not None:
-            shutil.rmtree(stage, ignore_errors=True)
-        for parent in created:
-            with suppress(OSError):
-                parent.rmdir()
+        shutil.rmtree(stage, ignore_errors=True)
         raise
+    _sync(directory.parent)
 
 
 def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
@@ -87,6 +101,16 @@ def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
     if not isinstance(value, dict):
         raise InputError(f"{path}: {expected} was expected, it holds a {type(value).__name__}")
     return value
+
+
+def _sync(path: Path) -> None:
+    """Makes what was written outlast a power cut; a file system that cannot do so is left alone."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _umask() -> int:

@@ -38,7 +38,8 @@ def from_bfloat16(bits: np.ndarray) -> np.ndarray:
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Float values as bfloat16 bits (uint16), rounded once to nearest even; NaN stays NaN, overflow becomes Inf."""
     values = np.asarray(values)
-    single = np.ascontiguousarray(values, dtype=np.float32).reshape(values.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.ascontiguousarray(values, dtype=np.float32).reshape(values.shape)
     bits = single.view(np.uint32)
     if values.dtype == np.float64:
         # Round to odd: a float32 that is cut off towards zero and has its last bit set when anything was cut off

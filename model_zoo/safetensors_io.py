@@ -97,8 +97,9 @@ class SafetensorsFile:
         self.close()
 
     def close(self) -> None:
-        """Unmaps the file. Arrays that were read stay valid: they are copies."""
-        self._map.close()
+        """Lets go of the file. Arrays that were read stay valid: they are copies."""
+        # Not mmap.close(), which raises while an exception's traceback still holds a view of the map.
+        self._map = None
 
     def info(self, name: str) -> TensorInfo:
         try:
@@ -148,7 +149,7 @@ class SafetensorsFile:
             return
         stored = storage(info.dtype)
         source = np.frombuffer(self._map, stored, info.nbytes // stored.itemsize, info.start).reshape(info.shape)
-        block = source[tuple(slice(*bound) for bound in bounds)]
+        block = source[(*(slice(*bound) for bound in bounds), ...)]  # the dots keep a scalar an array
         whole_rows = all(bound == (0, size) for bound, size in zip(bounds[1:], info.shape[1:], strict=True))
         if whole_rows and out.flags.c_contiguous:
             block, out = block.reshape(-1), out.reshape(-1)  # one run of bytes, cut wherever it suits
@@ -266,8 +267,9 @@ def write_stream(
 
     Args:
         tensors: {name: (type, shape)} of everything that goes into the file.
-        data: gives the tensor of a name when its turn comes, as an array (bfloat16 as bits or as MindSpore's type) or
-            as a sequence of byte blocks. It is let go of before the next is asked for.
+        data: gives the tensor of a name when its turn comes: an array (of any floating-point type, converted piece by
+            piece; bfloat16 as bits or as MindSpore's type), or a sequence of byte blocks. It is let go of before the
+            next is asked for.
         metadata: strings for the header; transformers wants ``{"format": "pt"}``.
     """
     head, order = header_bytes(tensors, metadata)
@@ -289,14 +291,17 @@ def write_stream(
 
 def _write_array(file: BinaryIO, name: str, value: np.ndarray, dtype: str, shape: tuple[int, ...]) -> None:
     bits, word = as_storage(value)
-    if bits.shape != tuple(shape) or (word != dtype and bits.dtype != storage(dtype)):
+    if word == "uint16" and dtype == "bfloat16":
+        word = dtype  # already as bits
+    if bits.shape != tuple(shape) or (word != dtype and not {word, dtype} <= set(STORAGE)):
         raise ValueError(f"{name}: got {word} {bits.shape}, announced was {dtype} {tuple(shape)}")
     rows = bits.reshape(1) if bits.ndim == 0 else bits
     if not rows.size:
         return
-    step = max(1, CHUNK // max(1, rows.nbytes // len(rows)))
+    step = max(1, CHUNK // max(1, rows[:1].nbytes))
     for start in range(0, len(rows), step):
-        block = np.ascontiguousarray(rows[start : start + step], dtype=storage(dtype))
+        piece = convert(rows[start : start + step], word, dtype)
+        block = np.ascontiguousarray(piece, dtype=storage(dtype))
         file.write(memoryview(block.reshape(-1)).cast("B"))
 
 
