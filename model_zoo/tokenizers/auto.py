@@ -1,0 +1,132 @@
+"""Which tokenizer a directory holds."""
+
+from __future__ import annotations
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import Tokenizer, extra_tokens
+from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
+from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
+from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, read_bytes
+from model_zoo.tokenizers.glm4 import GLM4Tokenizer
+from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
+from model_zoo.tokenizers.llama import LlamaTokenizer
+
+
+class AutoTokenizer:
+    """Chooses the tokenizer class of a directory; not to be instantiated."""
+
+    @staticmethod
+    def from_pretrained(path, prompt_style: str | None = None) -> Tokenizer:
+        """Loads the tokenizer of a directory.
+
+        ``config.json`` decides by its ``model_type``; without it ``tokenizer_config.json`` and the files themselves
+        do: ``ice_text.model`` is ChatGLM-6B, a ``tokenizer.model`` of tiktoken ranks GLM-4, one of sentencepiece
+        LLaMA (or ChatGLM2/3, if ``tokenizer_class`` says so), ``vocab.json`` with ``merges.txt`` GPT-2.
+
+        Args:
+            path: A directory, or a file in it.
+            prompt_style: Chat format to use instead of the one that the files suggest; see ``prompts.STYLES``.
+
+        Raises:
+            InputError: If a file is missing, damaged, or of another family.
+        """
+        files = TokenizerFiles(path)
+        return _choose(files).from_files(files, prompt_style)
+
+
+def _choose(files: TokenizerFiles) -> type[Tokenizer]:
+    model_type = files.config.get("model_type")
+    if model_type == "chatglm":
+        return _chatglm(files)
+    if model_type in ("glm", "glm4"):
+        _expect(files, "tokenizer.json", "tokenizer.model", family=model_type)
+        return GLM4Tokenizer
+    if model_type == "gpt2":
+        if not files.has("tokenizer.json"):
+            _expect(files, "vocab.json", family="gpt2")
+            _expect(files, "merges.txt", family="gpt2")
+        return GPT2Tokenizer
+    if model_type is not None:
+        _expect(files, "tokenizer.model", "tokenizer.json", family=model_type)
+        return _llama(files)
+    return _bare(files)
+
+
+def _chatglm(files: TokenizerFiles) -> type[Tokenizer]:
+    """ChatGLM-6B, ChatGLM2, ChatGLM3 and GLM-4's remote code all call themselves ``chatglm``."""
+    if files.config.get("position_encoding_2d") or files.has("ice_text.model"):
+        _expect(files, "ice_text.model", family="ChatGLM-6B")
+        return ChatGLMTokenizer
+    if not files.has("tokenizer.model") and files.has("tokenizer.json"):
+        return GLM4Tokenizer
+    _expect(files, "tokenizer.model", family="chatglm")
+    source = files.path("tokenizer.model")
+    found, size = describe(read_bytes(source)), files.config.get("padded_vocab_size")
+    if found == "tiktoken ranks":
+        count = len(parse_ranks(read_bytes(source), source))
+        if files.settings.get("tokenizer_class") == "ChatGLMTokenizer" or (size is not None and count > size):
+            raise InputError(
+                f"{source}: found {count} tiktoken ranks (GLM-4), expected the sentencepiece model of ChatGLM2/3 "
+                f"for a vocabulary of {size}"
+            )
+        return GLM4Tokenizer
+    if files.settings.get("tokenizer_class") == "ChatGLM4Tokenizer":
+        return GLM4Tokenizer
+    return ChatGLM3Tokenizer if _has_roles(files) else ChatGLM2Tokenizer
+
+
+def _has_roles(files: TokenizerFiles) -> bool:
+    """Whether a sentencepiece ChatGLM is version 3: config.json and tokenizer.model may be the same in both."""
+    style = files.settings.get("prompt_style")
+    if style is not None:
+        return style == "chatglm3"
+    if "<|user|>" in extra_tokens(files.settings):
+        return True
+    if any("<|user|>" in source for source in (files.chat_template(), files.text("tokenization_chatglm.py"))):
+        return True
+    names = (files.settings.get("name_or_path"), files.config.get("_name_or_path"))
+    return any("chatglm3" in str(name).lower() for name in names)
+
+
+def _llama(files: TokenizerFiles) -> type[Tokenizer]:
+    """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it."""
+    if not files.has("tokenizer.model"):
+        return FastTokenizer
+    source = files.path("tokenizer.model")
+    if describe(read_bytes(source)) == "tiktoken ranks":
+        if files.has("tokenizer.json"):
+            return FastTokenizer
+        raise InputError(
+            f"{source}: found tiktoken ranks, expected a sentencepiece model, or a tokenizer.json beside it"
+        )
+    return LlamaTokenizer
+
+
+def _bare(files: TokenizerFiles) -> type[Tokenizer]:
+    named = files.settings.get("tokenizer_class", "")
+    if files.has("ice_text.model"):
+        return ChatGLMTokenizer
+    if files.has("tokenizer.model"):
+        if describe(read_bytes(files.path("tokenizer.model"))) == "tiktoken ranks" and not named.startswith("Llama"):
+            return GLM4Tokenizer
+        if named.startswith("ChatGLM"):
+            return _chatglm(files)
+        return _llama(files)
+    if files.has("tokenizer.json"):
+        if named.startswith("GPT2"):
+            return GPT2Tokenizer
+        added = files.json("tokenizer.json").get("added_tokens") or []
+        return GLM4Tokenizer if {"[gMASK]", "<sop>"} <= {token.get("content") for token in added} else FastTokenizer
+    if not files.has("merges.txt"):
+        _expect(files, "vocab.json", family="GPT-2 (or a tokenizer.model, tokenizer.json or ice_text.model)")
+        _expect(files, "merges.txt", family="GPT-2 beside vocab.json")
+    _expect(files, "vocab.json", family="GPT-2 beside merges.txt")
+    return GPT2Tokenizer
+
+
+def _expect(files: TokenizerFiles, *names: str, family: str) -> None:
+    if not any(files.has(name) for name in names):
+        present = sorted(path.name for path in files.directory.iterdir() if path.is_file())
+        shown = ", ".join(present[:8]) + (", …" if len(present) > 8 else "") or "nothing"
+        raise InputError(f"{files.directory}: {' or '.join(names)} is missing, expected for {family}; found {shown}")

@@ -1,0 +1,362 @@
+"""What every tokenizer does, whatever its algorithm: batches, prompts, training examples, decoding, saving."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo.errors import InputError, nearest
+from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
+from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
+from model_zoo.tokenizers.streaming import StreamDecoder
+
+
+class Tokenizer(ABC):
+    """Base of all tokenizers. A subclass knows its files, its algorithm, and its control tokens.
+
+    Control tokens never come out of a text: ``encode`` reads ``"<|user|>"`` as eight characters of text. Only
+    ``prompt``, ``example`` and the tokens that ``add_special_tokens`` puts around a text are control tokens.
+
+    Attributes:
+        special_tokens: {text: id} of the control tokens.
+        bos_token_id, eos_token_id, pad_token_id: Ids, or None where the family has no such token.
+        eos_token_ids: All ids that end an answer, ``eos_token_id`` first.
+        vocab_size: Number of ids, control tokens included. A model's own vocabulary is often padded beyond it.
+        prompt_style: Name of the chat format used by ``prompt`` and ``example``.
+    """
+
+    #: name written as ``tokenizer_class``; what other tools look for
+    class_name = "PreTrainedTokenizerFast"
+    #: chat format where the files do not say otherwise
+    default_style = "plain"
+    #: codec error handler for bytes that are no UTF-8
+    undecodable = "replace"
+    #: how many spaces at the start of the first piece belong to the algorithm and not to the text
+    leading_spaces = 0
+    #: whether the algorithm itself puts a space before every text
+    adds_space = False
+    #: whether ``__call__`` returns ``token_type_ids``
+    has_token_types = False
+
+    def __init__(
+        self,
+        source: str,
+        files: dict[str, bytes],
+        special_tokens: dict[str, int],
+        *,
+        vocab_size: int,
+        bos: int | None = None,
+        eos: int | None = None,
+        pad: int | None = None,
+        stops: Iterable[int] = (),
+        before: Iterable[int] = (),
+        after: Iterable[int] = (),
+        settings: dict | None = None,
+        chat_template: str = "",
+        prompt_style: str | None = None,
+    ):
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.vocab_size = vocab_size
+        self.bos_token_id, self.eos_token_id, self.pad_token_id = bos, eos, pad
+        self._files = dict(files)
+        self._settings = dict(settings or {})
+        self._before, self._after = list(before), list(after)
+        self._control = {}
+        for name, number in self.special_tokens.items():
+            self._control.setdefault(number, name)
+
+        chosen = prompt_style or self._settings.get("prompt_style")
+        if chosen is None:
+            chosen = self.default_style
+            if chosen == "plain":
+                recognised = recognise_style(chat_template, self.special_tokens)
+                if recognised is None and chat_template:
+                    warnings.warn(
+                        f"{source}: the chat template is of no known style; prompts are plain text "
+                        f"(prompt_style can be one of {', '.join(STYLES)})",
+                        stacklevel=3,
+                    )
+                chosen = recognised or chosen
+        self.prompt_style = check_style(chosen, self.special_tokens, source)
+        named = [self.special_tokens[name] for name in STYLES[chosen].stops if name in self.special_tokens]
+        every = [number for number in [eos, *named, *stops] if number is not None]
+        self.eos_token_ids = list(dict.fromkeys(every))
+
+    # ---- what a subclass gives ----
+
+    @classmethod
+    @abstractmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
+        """Builds the tokenizer from an opened directory."""
+
+    @abstractmethod
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text that is not empty, without control tokens."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> tuple[bytes, int]:
+        """UTF-8 bytes of an ordinary token, and how many spaces at their start may be the algorithm's own."""
+
+    def own_settings(self) -> dict:
+        """Settings of this family that ``tokenizer_config.json`` must hold for it to load the same again."""
+        return {}
+
+    def call_tokens(self) -> tuple[list[int], list[int]]:
+        """Control tokens that ``__call__`` puts before and after a text."""
+        return self._before, self._after
+
+    # ---- for users ----
+
+    @classmethod
+    def from_pretrained(cls, path, prompt_style: str | None = None) -> Tokenizer:
+        """Loads the tokenizer of a directory as this class.
+
+        Args:
+            path: A directory, or a file in it.
+            prompt_style: Chat format to use instead of the one that the files suggest; see ``prompts.STYLES``.
+
+        Raises:
+            InputError: If a file is missing, damaged, or of another family, or the style is unknown.
+        """
+        return cls.from_files(TokenizerFiles(path), prompt_style)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source}, vocab_size={self.vocab_size}, prompt_style={self.prompt_style!r})"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of one text, with the control tokens that this family puts around it unless told not to."""
+        ids = self._encode_checked(text)
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def decode(self, ids, skip_special_tokens: bool = True) -> str:
+        """The text of a list, array or Tensor of ids; bytes that are no UTF-8 come out as U+FFFD."""
+        if hasattr(ids, "asnumpy"):
+            ids = ids.asnumpy()
+        ids = np.asarray(ids).reshape(-1).tolist() if not isinstance(ids, int) else [ids]
+        decoder = self.stream_decoder(skip_special_tokens)
+        return "".join([decoder.put(number) for number in ids]) + decoder.end()
+
+    def stream_decoder(self, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for ids that arrive one by one; what it gives adds up to ``decode`` of them all."""
+        return StreamDecoder(self, skip_special_tokens)
+
+    def token_to_id(self, token: str) -> int:
+        """The id of a control token by its text.
+
+        Raises:
+            InputError: If there is no such token.
+        """
+        if token not in self.special_tokens:
+            raise InputError(f"{self.source}: no control token {token!r}{nearest(token, self.special_tokens)}")
+        return self.special_tokens[token]
+
+    def control_text(self, token_id: int) -> str | None:
+        """The text of a control token; None for an ordinary one."""
+        return self._control.get(token_id)
+
+    def prompt(self, messages) -> list[int]:
+        """Ids of a conversation, ready for the model to answer.
+
+        Args:
+            messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``, ending with the user.
+
+        Raises:
+            InputError: On empty messages, an unknown role or a wrong order.
+        """
+        talk = check_messages(messages, answered=False)
+        return [number for part in STYLES[self.prompt_style].render(talk) for number, _ in self._part_ids(part)]
+
+    def example(self, messages, train_on: str = "answers") -> tuple[list[int], list[bool]]:
+        """A finished conversation as a training example.
+
+        Args:
+            messages: As in :meth:`prompt`, ending with the assistant.
+            train_on: ``"answers"``: every answer; ``"last"``: the last one; ``"all"``: every token. A style whose
+                context is read in both directions (ChatGLM-6B) can only learn the last answer: ``"answers"`` means
+                ``"last"`` there and ``"all"`` is refused.
+
+        Returns:
+            The ids, and for each id whether it is a label. Labels of an answer are its tokens and its end token.
+
+        Raises:
+            InputError: On messages that do not fit, or an unknown ``train_on``.
+        """
+        if train_on not in TRAIN_ON:
+            raise InputError(f"train_on: unknown value {train_on!r}{nearest(train_on, TRAIN_ON)}")
+        style = STYLES[self.prompt_style]
+        if train_on == "all" and style.two_way:
+            raise InputError(
+                f"train_on: 'all' is impossible with the {self.prompt_style!r} style, whose context is read in both "
+                "directions; use 'answers' or 'last'"
+            )
+        talk = check_messages(messages, answered=True)
+        last = len(talk.turns) - 1
+        ids: list[int] = []
+        trained: list[bool] = []
+        for part in style.render(talk):
+            for number, answer in self._part_ids(part):
+                ids.append(number)
+                trained.append(train_on == "all" or (answer is not None and (train_on == "answers" or answer == last)))
+        return ids, trained
+
+    def __call__(
+        self,
+        text,
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        padding_side: str = "left",
+        max_length: int | None = None,
+        truncation: bool = False,
+        return_tensors: str | None = None,
+    ) -> dict:
+        """Encodes a text or a list of texts.
+
+        Args:
+            text: One text, or a list.
+            add_special_tokens: Put the family's control tokens around each text.
+            padding: ``True`` or ``"longest"``: to the longest of the batch; ``"max_length"``: to ``max_length``.
+            padding_side: ``"left"`` (the default: generation continues at the right end) or ``"right"``.
+            max_length: Length for truncation and for ``padding="max_length"``, control tokens included.
+            truncation: Cut the end of a text that is too long; its control tokens stay.
+            return_tensors: None for lists, ``"np"`` for int32 arrays, ``"ms"`` for MindSpore Tensors, both (B, S).
+
+        Returns:
+            ``input_ids`` and ``attention_mask`` (1 for tokens, 0 for padding); GPT-2 adds ``token_type_ids``, all 0.
+
+        Raises:
+            InputError: On a value that is none of the above, or rows of different lengths asked for as one array.
+        """
+        _one_of("padding", padding, (False, True, "longest", "max_length"))
+        _one_of("padding_side", padding_side, ("left", "right"))
+        _one_of("return_tensors", return_tensors, (None, "np", "ms"))
+        single = isinstance(text, str)
+        texts = [text] if single else list(text)
+        before, after = self.call_tokens() if add_special_tokens else ([], [])
+        if (truncation or padding == "max_length") and max_length is None:
+            raise InputError("max_length: needed for truncation and for padding='max_length'")
+        rows = []
+        for one in texts:
+            ids = self._encode_checked(one)
+            if truncation:
+                room = max_length - len(before) - len(after)
+                if room < 0:
+                    raise InputError(
+                        f"max_length: {max_length} has no room for the {len(before) + len(after)} controls"
+                    )
+                ids = ids[:room]
+            rows.append([*before, *ids, *after])
+        masks = [[1] * len(row) for row in rows]
+        if padding:
+            if self.pad_token_id is None:
+                raise InputError(f"{self.source}: this tokenizer has no padding token")
+            width = max_length if padding == "max_length" else max(map(len, rows), default=0)
+            rows = [_padded(row, width, self.pad_token_id, padding_side) for row in rows]
+            masks = [_padded(mask, width, 0, padding_side) for mask in masks]
+        result = {"input_ids": rows}
+        if self.has_token_types:
+            result["token_type_ids"] = [[0] * len(row) for row in rows]
+        result["attention_mask"] = masks
+        if return_tensors is None:
+            return {key: value[0] for key, value in result.items()} if single else result
+        if len({len(row) for row in rows}) > 1:
+            raise InputError("return_tensors: the texts have different lengths; add padding=True")
+        arrays = {key: np.asarray(value, dtype=np.int32).reshape(len(rows), -1) for key, value in result.items()}
+        if return_tensors == "np":
+            return arrays
+        from mindspore import Tensor
+
+        return {key: Tensor(value) for key, value in arrays.items()}
+
+    def save_pretrained(self, directory) -> list[Path]:
+        """Writes the tokenizer in its family's own files, each one atomically; returns their paths."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}
+        settings["prompt_style"] = self.prompt_style
+        text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
+        files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}
+        for name, data in files.items():
+            write_atomically(directory / name, data)
+        return [directory / name for name in files]
+
+    # ---- inside ----
+
+    def _encode_checked(self, text) -> list[int]:
+        if not isinstance(text, str):
+            raise InputError(f"a tokenizer encodes text, found {type(text).__name__}: {text!r:.80}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text holds half of a surrogate pair at character {error.start}: no valid Unicode"
+            ) from None
+        return self.encode_text(text) if text else []
+
+    def _part_ids(self, part: Part) -> Iterable[tuple[int, int | None]]:
+        """(id, number of the answer it is a label of) for each token of a rendered part."""
+        if part.kind == "token":
+            return [(self.token_to_id(part.text), part.answer)]
+        if part.kind == "bos":
+            return [(self.bos_token_id, None)] if self.bos_token_id in self._before else []
+        if part.kind == "eos":
+            return [(self.eos_token_id, part.answer)]
+        text = part.text if self.adds_space or not part.after_space else " " + part.text
+        ids = self._encode_checked(text)
+        if not part.spans:
+            return [(number, part.answer) for number in ids]
+        return zip(ids, self._answers_at(text, ids, part.spans), strict=True)
+
+    def _answers_at(self, text: str, ids: list[int], spans) -> list[int | None]:
+        """For each token of a text the number of the answer in whose span it begins, by counting bytes."""
+        pieces = [self.token_bytes(number)[0] for number in ids]
+        written, wanted = b"".join(pieces), text.encode("utf-8")
+        position = len(wanted) - len(written)  # below 0 by the space that the algorithm puts in front
+        if not written.endswith(wanted):
+            raise InputError(
+                f"{self.source}: this tokenizer changes the text, so earlier answers cannot be found in it; "
+                "use train_on: last"
+            )
+        borders = [(len(text[:start].encode("utf-8")), len(text[:end].encode("utf-8")), n) for start, end, n in spans]
+        answers = []
+        for piece in pieces:
+            answers.append(next((number for start, end, number in borders if start <= position < end), None))
+            position += len(piece)
+        return answers
+
+
+def _padded(row: list[int], width: int, value: int, side: str) -> list[int]:
+    fill = [value] * (width - len(row))
+    return [*fill, *row] if side == "left" else [*row, *fill]
+
+
+def _one_of(name: str, value, allowed) -> None:
+    if not any(value is option or (isinstance(option, str) and value == option) for option in allowed):
+        raise InputError(f"{name}: unknown value {value!r} (there is: {', '.join(map(repr, allowed))})")
+
+
+def named_token(settings: dict, key: str) -> str | None:
+    """The text of ``bos_token``, ``eos_token`` … in tokenizer_config.json, where it is a string or an object."""
+    value = settings.get(key)
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def extra_tokens(settings: dict) -> dict[str, int]:
+    """Control tokens that ``added_tokens_decoder`` in tokenizer_config.json declares."""
+    declared = settings.get("added_tokens_decoder") or {}
+    return {entry["content"]: int(number) for number, entry in declared.items() if entry.get("special", False)}
+
+
+def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:
+    """End tokens that generation_config.json, or else config.json, lists, as far as they are control tokens here."""
+    value = files.generation_config.get("eos_token_id", files.config.get("eos_token_id"))
+    known = set(special_tokens.values())
+    return [number for number in (value if isinstance(value, list) else [value]) if number in known]

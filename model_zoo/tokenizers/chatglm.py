@@ -1,0 +1,99 @@
+"""ChatGLM-6B: sentencepiece over a text whose newlines, tabs and runs of spaces were replaced first."""
+
+from __future__ import annotations
+
+import re
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+
+_LONGEST_BLANK = 80
+_BLANKS = re.compile(f" {{2,{_LONGEST_BLANK}}}")
+_BLANK_PIECE = re.compile(r"<\|blank_(\d+)\|>")
+
+
+class ChatGLMTokenizer(SentencePieceTokenizer):
+    """ChatGLM-6B (``ice_text.model``): a text is followed by ``[gMASK]<sop>``, an answer ends with ``<eop>``.
+
+    A newline becomes the piece ``<n>``, a tab ``<|tab|>``, 2 to 80 spaces ``<|blank_k|>``. These are text, not control
+    tokens, and as in the published tokenizer a text that literally holds ``<n>`` comes back with a newline. The
+    model's NFKC normalisation also changes a text for good: full-width letters, ligatures and ``\\r`` for example.
+
+    Args:
+        vocab_file: Path of ``ice_text.model``.
+        num_image_tokens: Ids reserved for images before the text's: 20000 in the first release, 0 since.
+        prompt_style: Chat format, ``"chatglm"`` unless given.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    class_name = "ChatGLMTokenizer"
+    default_style = "chatglm"
+
+    def __init__(
+        self,
+        vocab_file,
+        num_image_tokens: int | None = None,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        settings = dict(settings or {})
+        data = read_bytes(vocab_file)
+        processor = parse_sentencepiece(data, vocab_file)
+        missing = [
+            name
+            for name in ("[MASK]", "[gMASK]", "<sop>", "<eop>", "<pad>", "<n>", "<|tab|>", "<|blank_2|>")
+            if processor.piece_to_id(name) == processor.unk_id()
+        ]
+        if missing:
+            raise InputError(
+                f"{vocab_file}: found a sentencepiece model without {', '.join(missing)}, expected ChatGLM-6B's"
+            )
+        if num_image_tokens is None:
+            num_image_tokens = settings.get("num_image_tokens")
+        if num_image_tokens is None and files is not None:
+            num_image_tokens = _offset_of_config(files.config, processor)
+        offset = self.num_image_tokens = int(num_image_tokens or 0)
+        controls = control_pieces(processor, offset)
+        super().__init__(
+            processor,
+            str(vocab_file),
+            {**(files.companions() if files else {}), "ice_text.model": data},
+            controls,
+            offset=offset,
+            bos=controls["<sop>"],
+            eos=controls["<eop>"],
+            pad=controls["<pad>"],
+            after=[controls["[gMASK]"], controls["<sop>"]],
+            settings=settings,
+            prompt_style=prompt_style,
+        )
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> ChatGLMTokenizer:
+        return cls(files.path("ice_text.model"), None, prompt_style, files.settings, files)
+
+    def own_settings(self) -> dict:
+        return {"num_image_tokens": self.num_image_tokens}
+
+    def encode_text(self, text: str) -> list[int]:
+        text = text.replace("\n", "<n>").replace("\t", "<|tab|>")
+        return super().encode_text(_BLANKS.sub(lambda run: f"<|blank_{len(run.group())}|>", text))
+
+    def control_text(self, token_id: int) -> str | None:
+        return f"<image_{token_id}>" if 0 <= token_id < self.offset else super().control_text(token_id)
+
+    def written(self, piece: str) -> str:
+        if piece == "<n>":
+            return "\n"
+        if piece == "<|tab|>":
+            return "\t"
+        blank = _BLANK_PIECE.fullmatch(piece)
+        return " " * int(blank.group(1)) if blank else super().written(piece)
+
+
+def _offset_of_config(config: dict, processor) -> int:
+    """The number of image tokens that a config.json implies: where it says ``<sop>`` is, less where the file has it."""
+    offset = config.get("bos_token_id", -1) - processor.piece_to_id("<sop>")
+    return offset if offset == 20000 else 0

@@ -1,0 +1,70 @@
+"""ChatGLM2 and ChatGLM3 (``tokenizer.model``, sentencepiece)."""
+
+from __future__ import annotations
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import extra_tokens
+from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+
+
+class ChatGLM2Tokenizer(SentencePieceTokenizer):
+    """ChatGLM2: control tokens stand after sentencepiece's own; a text begins with ``[gMASK] sop``.
+
+    Padding and the unknown symbol share id 0.
+
+    Args:
+        vocab_file: Path of ``tokenizer.model``.
+        prompt_style: Chat format, ``"chatglm2"`` unless given.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    class_name = "ChatGLMTokenizer"
+    default_style = "chatglm2"
+    appended: tuple[str, ...] = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
+
+    def __init__(
+        self,
+        vocab_file,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        settings = dict(settings or {})
+        data = read_bytes(vocab_file)
+        processor = parse_sentencepiece(data, vocab_file)
+        if processor.piece_to_id("[gMASK]") != processor.unk_id():
+            raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of ChatGLM2/3")
+        size = processor.get_piece_size()
+        controls = control_pieces(processor)
+        controls.update({"<bos>": processor.bos_id(), "<eos>": processor.eos_id(), "<pad>": processor.unk_id()})
+        controls.update({name: size + number for number, name in enumerate(self.appended)})
+        for name, number in extra_tokens(settings).items():
+            if controls.setdefault(name, number) != number:
+                raise InputError(
+                    f"{vocab_file}: {name!r} would be id {controls[name]}, but tokenizer_config.json says {number}; "
+                    "the two files are of different models"
+                )
+        super().__init__(
+            processor,
+            str(vocab_file),
+            {**(files.companions() if files else {}), "tokenizer.model": data},
+            controls,
+            bos=processor.bos_id(),
+            eos=processor.eos_id(),
+            pad=processor.unk_id(),
+            before=[controls["[gMASK]"], controls["sop"]],
+            settings=settings,
+            prompt_style=prompt_style,
+        )
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> ChatGLM2Tokenizer:
+        return cls(files.path("tokenizer.model"), prompt_style, files.settings, files)
+
+
+class ChatGLM3Tokenizer(ChatGLM2Tokenizer):
+    """ChatGLM3: ChatGLM2's with the four role tokens appended, and its own chat format."""
+
+    default_style = "chatglm3"
+    appended = (*ChatGLM2Tokenizer.appended, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")

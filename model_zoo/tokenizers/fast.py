@@ -1,0 +1,176 @@
+"""``tokenizer.json`` by the ``tokenizers`` library: LLaMA-3, Qwen2, and every directory that holds nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import Tokenizer, extra_tokens, named_token, stop_ids
+from model_zoo.tokenizers.bytelevel import to_bytes
+from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+
+SPACE = "▁"
+UNDECODABLE = "\ufffd".encode()
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Where neither tokenizer_config.json nor config.json is there to name them.
+_USUAL_BOS = ("<|begin_of_text|>", "<s>")
+_USUAL_EOS = ("<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "</s>")
+_USUAL_PAD = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "<|endoftext|>")
+
+
+class FastTokenizer(Tokenizer):
+    """A tokenizer over one ``tokenizers.Tokenizer``.
+
+    Control tokens are taken out of the description before ``tokenizers`` sees it: the library looks for them in every
+    text and has no way to be told not to. Added tokens that the file does not call special (``<tool_call>`` of Qwen2)
+    are text and stay. A normaliser in the file (NFC in Qwen2) changes a text for good; byte-level BPE without one
+    gives every text back.
+
+    Args:
+        tokenizer_file: Path of ``tokenizer.json``.
+        prompt_style: Chat format; otherwise recognised by the control tokens or the chat template.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    def __init__(
+        self,
+        tokenizer_file,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        data = read_bytes(tokenizer_file)
+        description = parse_json(data, tokenizer_file)
+        self._setup(description, str(tokenizer_file), {"tokenizer.json": data}, prompt_style, settings, files)
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> FastTokenizer:
+        return cls(files.path("tokenizer.json"), prompt_style, files.settings, files)
+
+    def _setup(self, description: dict, source: str, sources: dict[str, bytes], prompt_style, settings, files) -> None:
+        settings = dict(settings or {})
+        kind = (description.get("model") or {}).get("type") or (
+            "BPE" if "merges" in description.get("model", {}) else ""
+        )
+        if not kind:
+            raise InputError(f"{source}: found JSON without a tokenizer model, expected a tokenizer.json")
+        added = description.get("added_tokens") or []
+        controls = {token["content"]: token["id"] for token in added if token.get("special", False)}
+        for name, number in extra_tokens(settings).items():
+            if controls.setdefault(name, number) != number:
+                raise InputError(
+                    f"{source}: {name!r} is id {controls[name]} here, but tokenizer_config.json says {number}; "
+                    "the two files are of different models"
+                )
+        self._byte_level, self.leading_spaces = _decoding(description, source)
+        self.adds_space = self.leading_spaces > 0
+        self.undecodable = "replace" if self._byte_level else "model_zoo.one_mark_per_byte"
+        self._engine = _engine(description, controls, source)
+        self._plain_added = {token["id"]: token["content"] for token in added if not token.get("special", False)}
+        before, after = _template(description, controls)
+
+        def first(names, key):
+            wanted = [named_token(settings, key), *names]
+            return next((controls[name] for name in wanted if name in controls), None)
+
+        stops = stop_ids(files, controls) if files else []
+        bos = first([], "bos_token")
+        if bos is None and "bos_token" not in settings:  # an explicit null (Qwen2) says that there is none
+            bos = before[0] if before else first(_USUAL_BOS, "bos_token")
+        eos = first([], "eos_token")
+        if eos is None:
+            eos = stops[0] if stops else first(_USUAL_EOS, "eos_token")
+        pad = first(_USUAL_PAD, "pad_token")
+        if bos is not None and "add_bos_token" in settings:
+            before = [number for number in before if number != bos]
+            before = [bos, *before] if settings["add_bos_token"] else before
+        top = max([*self._engine.get_vocab(with_added_tokens=True).values(), *controls.values()], default=-1) + 1
+        super().__init__(
+            source,
+            {**(files.companions() if files else {}), **sources},
+            controls,
+            vocab_size=top,
+            bos=bos,
+            eos=eos,
+            pad=eos if pad is None else pad,
+            stops=stops,
+            before=before,
+            after=after,
+            settings=settings,
+            chat_template=files.chat_template() if files else "",
+            prompt_style=prompt_style,
+        )
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._engine.encode(text, add_special_tokens=False).ids
+
+    def token_bytes(self, token_id: int) -> tuple[bytes, int]:
+        if token_id in self._plain_added:
+            return self._plain_added[token_id].encode("utf-8"), 0
+        piece = self._engine.id_to_token(token_id) if token_id >= 0 else None
+        if piece is None:
+            return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it
+        if self._byte_level:
+            return to_bytes(piece), 0
+        byte = _BYTE_PIECE.fullmatch(piece)
+        if byte:
+            return bytes([int(byte.group(1), 16)]), 0
+        return piece.replace(SPACE, " ").encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
+
+
+def _engine(description: dict, controls: dict[str, int], source: str):
+    """The library's tokenizer without control tokens, templates, truncation and padding."""
+    from tokenizers import Tokenizer as Engine
+
+    plain = dict(description)
+    plain["added_tokens"] = [
+        token for token in description.get("added_tokens") or [] if token.get("content") not in controls
+    ]
+    plain.update(post_processor=None, truncation=None, padding=None)
+    model = dict(plain["model"])
+    if model.get("ignore_merges") and isinstance(model.get("vocab"), dict):
+        # With ignore_merges a whole word is looked up first, so a control token in the vocabulary could be a word.
+        model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in controls}
+        plain["model"] = model
+    try:
+        return Engine.from_str(json.dumps(plain, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception for everything
+        raise InputError(f"{source}: not a tokenizer.json that the tokenizers library can use ({error})") from None
+
+
+def _steps(part: dict | None, key: str) -> list[dict]:
+    """A component, or the components of a Sequence of them."""
+    if not part:
+        return []
+    return part[key] if part.get("type") == "Sequence" else [part]
+
+
+def _decoding(description: dict, source: str) -> tuple[bool, int]:
+    """(byte-level?, spaces at the start that are the algorithm's own), from the ``decoder`` of a tokenizer.json."""
+    steps = {step["type"]: step for step in _steps(description.get("decoder"), "decoders")}
+    if "ByteLevel" in steps:
+        return True, 0
+    if "Metaspace" in steps:
+        return False, 0 if steps["Metaspace"].get("prepend_scheme") == "never" else 1
+    if "ByteFallback" in steps or "Fuse" in steps:
+        return False, steps.get("Strip", {}).get("start", 0)
+    found = ", ".join(steps) or "none"
+    raise InputError(f"{source}: found the decoder {found}, expected byte-level or sentencepiece-like BPE")
+
+
+def _template(description: dict, controls: dict[str, int]) -> tuple[list[int], list[int]]:
+    """Control tokens before and after a text, from a ``TemplateProcessing`` post-processor."""
+    sides: tuple[list[int], list[int]] = ([], [])
+    for step in _steps(description.get("post_processor"), "processors"):
+        if step.get("type") != "TemplateProcessing":
+            continue
+        side = 0
+        for item in step["single"]:
+            if "Sequence" in item:
+                side = 1
+            else:
+                name = item["SpecialToken"]["id"]
+                ids = step.get("special_tokens", {}).get(name, {}).get("ids") or [controls[name]]
+                sides[side].extend(ids)
+    return sides

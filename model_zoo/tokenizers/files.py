@@ -1,0 +1,205 @@
+"""Tokenizer files: reading them, telling what they are, and writing them without ever leaving half a file behind."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from pathlib import Path
+
+from model_zoo.errors import InputError
+
+# Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
+COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenization_chatglm.py")
+
+
+class TokenizerFiles:
+    """A model directory as far as a tokenizer is concerned.
+
+    Args:
+        path: The directory, or any file in it.
+
+    Raises:
+        InputError: If the directory does not exist, or if one of its JSON files cannot be read.
+    """
+
+    def __init__(self, path):
+        path = Path(path)
+        self.directory = path.parent if path.is_file() else path
+        if not self.directory.is_dir():
+            raise InputError(f"{path}: no such tokenizer directory")
+        self.config = self.json("config.json")
+        self.generation_config = self.json("generation_config.json")
+        self.settings = self.json("tokenizer_config.json")
+
+    def has(self, *names: str) -> bool:
+        return all((self.directory / name).is_file() for name in names)
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+    def json(self, name: str) -> dict:
+        """The object in a JSON file, empty where the file does not exist."""
+        return read_json(self.directory / name) if self.has(name) else {}
+
+    def text(self, name: str) -> str:
+        """The text of a file, empty where it does not exist."""
+        return read_bytes(self.directory / name).decode("utf-8", errors="replace") if self.has(name) else ""
+
+    def companions(self) -> dict[str, bytes]:
+        return {name: read_bytes(self.directory / name) for name in COMPANIONS if self.has(name)}
+
+    def chat_template(self) -> str:
+        """The chat template, in whichever of its three places it stands: used to recognise the prompt style."""
+        template = self.settings.get("chat_template") or self.text("chat_template.jinja")
+        if not template and self.has("chat_template.json"):
+            template = self.json("chat_template.json").get("chat_template", "")
+        return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+
+
+def read_bytes(path) -> bytes:
+    """The bytes of a tokenizer file, with one clear error for what is missing, empty or only a pointer."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: the tokenizer file is missing") from None
+    except OSError as error:
+        raise InputError(f"{path}: the tokenizer file cannot be read ({error.strerror})") from None
+    if not data:
+        raise InputError(f"{path}: the tokenizer file is empty")
+    if data.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path}: only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
+    return data
+
+
+def parse_json(data: bytes, source) -> dict:
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = describe(data)
+        what = "truncated or damaged JSON" if found == "JSON" else f"found {found}, expected JSON"
+        raise InputError(f"{source}: {what} ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{source}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_json(path) -> dict:
+    return parse_json(read_bytes(path), path)
+
+
+def describe(data: bytes) -> str:
+    """What a file holds, by its first bytes: ``"JSON"``, ``"sentencepiece"``, ``"tiktoken ranks"`` or other data."""
+    head = data[:4096]
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "JSON"
+    # A sentencepiece model is a protobuf message whose first field (0x0a) is a piece, itself opening with 0x0a.
+    if head[:1] == b"\n" and head[2:3] == b"\n":
+        return "sentencepiece"
+    parts = head.split(b"\n", 1)[0].split()
+    if len(parts) == 2 and parts[1].isdigit() and _base64(parts[0]) is not None:
+        return "tiktoken ranks"
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip archive"
+    return "unknown data"
+
+
+def _base64(text: bytes) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def parse_ranks(data: bytes, source) -> dict[bytes, int]:
+    """tiktoken's format: one ``base64(token) rank`` per line; the rank is the id and the merge priority.
+
+    Raises:
+        InputError: If the file is something else, is cut off, skips a rank, or lacks one of the 256 bytes.
+    """
+    found = describe(data)
+    if found != "tiktoken ranks":
+        raise InputError(f"{source}: found {found}, expected tiktoken ranks (a base64 token and its rank per line)")
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        parts = line.split()
+        token = _base64(parts[0]) if len(parts) == 2 and parts[1].isdigit() else None
+        if not token or int(parts[1]) != len(ranks) or token in ranks:
+            raise InputError(
+                f"{source}: line {number} is damaged or cut off; expected a new base64 token and the rank {len(ranks)}"
+            )
+        ranks[token] = len(ranks)
+    missing = sum(bytes([value]) not in ranks for value in range(256))
+    if missing:
+        raise InputError(f"{source}: {missing} of the 256 single bytes have no rank; the file is cut off")
+    return ranks
+
+
+def parse_sentencepiece(data: bytes, source):
+    """A ``SentencePieceProcessor`` over these bytes.
+
+    sentencepiece itself accepts a file that was cut between two pieces, so the outline of the message is checked
+    first: it must end with its last field, and hold pieces (1), the trainer's (2) and the normaliser's settings (3).
+    """
+    found = describe(data)
+    if found != "sentencepiece":
+        raise InputError(f"{source}: found {found}, expected a sentencepiece model")
+    fields = _protobuf_fields(data)
+    if not {1, 2, 3} <= fields:
+        raise InputError(f"{source}: the sentencepiece model is truncated or damaged ({len(data)} bytes)")
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_proto=data)
+    except RuntimeError as error:
+        raise InputError(f"{source}: the sentencepiece model is damaged ({error})") from None
+
+
+def _protobuf_fields(data: bytes) -> set[int]:
+    """The field numbers at the top level of a protobuf message; empty if the message does not end cleanly."""
+    fields: set[int] = set()
+    position, size = 0, len(data)
+
+    def varint(position: int) -> tuple[int, int]:
+        value = shift = 0
+        while position < size and shift < 64:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position
+            shift += 7
+        return 0, size + 1
+
+    while position < size:
+        key, position = varint(position)
+        wire = key & 7
+        if wire == 0:
+            _, position = varint(position)
+        elif wire in (1, 5):
+            position += 8 if wire == 1 else 4
+        elif wire == 2:
+            length, position = varint(position)
+            position += length
+        else:
+            return set()
+        fields.add(key >> 3)
+    return fields if position == size else set()
+
+
+def write_atomically(path, data: bytes) -> None:
+    """Writes under a temporary name beside the target and then renames: a reader sees the old file or the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

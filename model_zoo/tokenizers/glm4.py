@@ -1,0 +1,103 @@
+"""GLM-4 and GLM-4-0414: tiktoken ranks (``tokenizer.model``), or the same as ``tokenizer.json``."""
+
+from __future__ import annotations
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.bytelevel import to_characters
+from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_json, parse_ranks, read_bytes
+
+# How a text is cut into words before merging; LLaMA-3 uses the same expression.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# In the order of their ids, right after the ranks.
+CONTROLS = (
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+)
+
+
+class GLM4Tokenizer(FastTokenizer):
+    """GLM-4 in its remote-code layout (ranks) or its native one, and GLM-4-0414. A text begins with ``[gMASK]<sop>``.
+
+    Args:
+        vocab_file: Path of ``tokenizer.model`` (tiktoken ranks) or ``tokenizer.json``; its contents decide.
+        prompt_style: Chat format, ``"glm4"`` unless given.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    class_name = "ChatGLM4Tokenizer"
+    default_style = "glm4"
+
+    def __init__(
+        self,
+        vocab_file,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        settings = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", **(settings or {})}
+        data = read_bytes(vocab_file)
+        if describe(data) == "JSON":
+            self.class_name = FastTokenizer.class_name
+            description, sources = parse_json(data, vocab_file), {"tokenizer.json": data}
+        else:
+            description, sources = _describe(parse_ranks(data, vocab_file)), {"tokenizer.model": data}
+        names = {token.get("content") for token in description.get("added_tokens") or []}
+        missing = [
+            name for name in ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>") if name not in names
+        ]
+        if missing:
+            raise InputError(f"{vocab_file}: there is no {', '.join(missing)} in it, expected the tokenizer of GLM-4")
+        self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
+        self._before, self._after = [self.token_to_id("[gMASK]"), self.token_to_id("<sop>")], []
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GLM4Tokenizer:
+        name = "tokenizer.json" if files.has("tokenizer.json") else "tokenizer.model"
+        return cls(files.path(name), prompt_style, files.settings, files)
+
+
+def _describe(ranks: dict[bytes, int]) -> dict:
+    """tiktoken ranks as the description that a tokenizer.json holds.
+
+    tiktoken keeps no list of merges: it joins any two neighbours whose joint bytes have a rank, the lowest rank first,
+    and takes a word that has a rank as it is. The same in terms of merges: every way to split a token in two tokens
+    is a merge, ordered by the joint rank; and ``ignore_merges``.
+    """
+    vocabulary = {to_characters(token): rank for token, rank in ranks.items()}
+    merges = []
+    for token in ranks:  # in the order of the ranks
+        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
+        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges.extend(f"{to_characters(left)} {to_characters(right)}" for left, right in known)
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": len(ranks) + place, "content": name, "special": True} for place, name in enumerate(CONTROLS)
+        ],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+            ],
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True},
+    }

@@ -1,0 +1,102 @@
+"""GPT-2: byte-level BPE from ``vocab.json`` and ``merges.txt``, or from ``tokenizer.json``."""
+
+from __future__ import annotations
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import extra_tokens, named_token
+from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
+from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+
+END = "<|endoftext|>"
+
+
+class GPT2Tokenizer(FastTokenizer):
+    """GPT-2. ``<|endoftext|>`` begins, ends and pads.
+
+    ``encode`` adds no control token, as in Transformers. Calling the tokenizer puts ``<|endoftext|>`` on both sides
+    and returns ``token_type_ids``, as in MindFormers.
+
+    Args:
+        vocab_file: Path of ``vocab.json``, or of ``tokenizer.json`` if no ``merges_file`` is given.
+        merges_file: Path of ``merges.txt``.
+        prompt_style: Chat format, ``"plain"`` unless given: question, answer and ``<|endoftext|>``, nothing between.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    class_name = "GPT2Tokenizer"
+    has_token_types = True
+
+    def __init__(
+        self,
+        vocab_file,
+        merges_file=None,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        settings = {"bos_token": END, "eos_token": END, **(settings or {})}
+        data = read_bytes(vocab_file)
+        description = parse_json(data, vocab_file)
+        if merges_file is None:
+            if "model" not in description:
+                raise InputError(f"{vocab_file}: found a plain vocabulary, expected merges.txt with it")
+            sources = {"tokenizer.json": data}
+        else:
+            merges = read_bytes(merges_file)
+            sources = {"vocab.json": data, "merges.txt": merges}
+            description = _describe(description, merges, vocab_file, merges_file, settings)
+        names = [token["content"] for token in description.get("added_tokens") or [] if token.get("special")]
+        if END not in names and named_token(settings, "eos_token") not in names:
+            raise InputError(f"{vocab_file}: there is no {END!r} in it, expected the vocabulary of GPT-2")
+        self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
+        self._before = [self.bos_token_id] if settings.get("add_bos_token") else []
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GPT2Tokenizer:
+        if files.has("vocab.json") or not files.has("tokenizer.json"):
+            names = (files.path("vocab.json"), files.path("merges.txt"))
+        else:
+            names = (files.path("tokenizer.json"), None)
+        return cls(*names, prompt_style=prompt_style, settings=files.settings, files=files)
+
+    def call_tokens(self) -> tuple[list[int], list[int]]:
+        return [self.bos_token_id], [self.eos_token_id]
+
+
+def _describe(vocabulary: dict, merges: bytes, vocab_file, merges_file, settings: dict) -> dict:
+    """The two files as the description that a tokenizer.json holds."""
+    if not all(isinstance(number, int) for number in vocabulary.values()):
+        raise InputError(f"{vocab_file}: expected an object of pieces and their ids")
+    missing = [byte for byte, character in BYTE_TO_CHARACTER.items() if character not in vocabulary]
+    if missing:
+        raise InputError(f"{vocab_file}: {len(missing)} of the 256 byte pieces are missing, expected byte-level BPE")
+    pairs = []
+    for number, line in enumerate(merges.decode("utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or "".join(pair) not in vocabulary or not all(part in vocabulary for part in pair):
+            raise InputError(
+                f"{merges_file}: line {number} is no merge of pieces of {vocab_file}; the file is cut off or of "
+                "another model"
+            )
+        pairs.append(pair)
+    made = {"".join(pair) for pair in pairs}
+    declared = {named_token(settings, key) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    declared |= {*extra_tokens(settings), END}
+    unmade = [piece for piece in vocabulary if len(piece) > 1 and piece not in made and piece not in declared]
+    # Control tokens are the only pieces that no merge makes; nothing declares them in a bare directory.
+    lost = [piece for piece in unmade if not (piece[0] in "<[" and piece[-1] in ">]")]
+    if lost:
+        raise InputError(
+            f"{merges_file}: no merge makes {lost[0]!r} and {len(lost) - 1} more pieces; the file is cut off"
+        )
+    controls = [piece for piece in vocabulary if piece in declared]
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": vocabulary[piece], "content": piece, "special": True} for piece in controls],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [" ".join(pair) for pair in pairs]},
+    }

@@ -1,0 +1,76 @@
+"""LLaMA-1 and LLaMA-2 (``tokenizer.model``)."""
+
+from __future__ import annotations
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.base import extra_tokens, named_token, stop_ids
+from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
+from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+
+
+class LlamaTokenizer(SentencePieceTokenizer):
+    """LLaMA-1 and LLaMA-2, and what uses their format (Mistral and others): ``<s>`` in front, ``</s>`` at the end.
+
+    Args:
+        vocab_file: Path of ``tokenizer.model``.
+        legacy: Decode as Transformers does with ``legacy=True``: one space more than the algorithm's own is lost at
+            the start of a text. The ids are the same. False where nothing is said, because only then does decoding
+            give back what was encoded; published LLaMA-1 files that mean True say so or say nothing.
+        add_bos_token, add_eos_token: What ``add_special_tokens`` adds.
+        prompt_style: Chat format; without a chat template among the files it is ``"plain"``.
+        settings: Contents of ``tokenizer_config.json``.
+    """
+
+    class_name = "LlamaTokenizer"
+
+    def __init__(
+        self,
+        vocab_file,
+        legacy: bool | None = None,
+        add_bos_token: bool | None = None,
+        add_eos_token: bool | None = None,
+        prompt_style: str | None = None,
+        settings: dict | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        settings = dict(settings or {})
+        data = read_bytes(vocab_file)
+        processor = parse_sentencepiece(data, vocab_file)
+        if processor.piece_to_id("[gMASK]") != processor.unk_id():
+            raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of LLaMA")
+        controls = {**control_pieces(processor), **extra_tokens(settings)}
+        ids = {}
+        for key, fallback in (("bos_token", processor.bos_id()), ("eos_token", processor.eos_id())):
+            ids[key] = controls.get(named_token(settings, key), fallback)
+            if ids[key] < 0:
+                raise InputError(f"{vocab_file}: the sentencepiece model defines no {key}, expected one of LLaMA")
+        # LLaMA has no padding token of its own; padding is never attended to, so the unknown symbol serves.
+        pad = controls.get(named_token(settings, "pad_token"), processor.unk_id())
+        legacy = settings.get("legacy") if legacy is None else legacy
+        add_bos = settings.get("add_bos_token", True) if add_bos_token is None else add_bos_token
+        add_eos = settings.get("add_eos_token", False) if add_eos_token is None else add_eos_token
+        self.legacy = bool(legacy)
+        self.leading_spaces = 2 if self.legacy else 1
+        self._own = {"legacy": self.legacy, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
+        super().__init__(
+            processor,
+            str(vocab_file),
+            {**(files.companions() if files else {}), "tokenizer.model": data},
+            controls,
+            bos=ids["bos_token"],
+            eos=ids["eos_token"],
+            pad=pad,
+            stops=stop_ids(files, controls) if files else (),
+            before=[ids["bos_token"]] if add_bos else [],
+            after=[ids["eos_token"]] if add_eos else [],
+            settings=settings,
+            chat_template=files.chat_template() if files else "",
+            prompt_style=prompt_style,
+        )
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> LlamaTokenizer:
+        return cls(files.path("tokenizer.model"), prompt_style=prompt_style, settings=files.settings, files=files)
+
+    def own_settings(self) -> dict:
+        return self._own

@@ -1,0 +1,342 @@
+"""Chat formats: how messages become control tokens and text, and which tokens of a finished conversation are labels.
+
+A style renders a conversation into parts. Text parts are encoded one by one, so a control token can only come from a
+token part, whatever a user wrote. What a style renders for ``example`` begins with what it renders for ``prompt`` on
+the messages before the last answer: the model is trained on the very ids it later continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from model_zoo.errors import InputError, nearest
+
+ROLES = ("system", "user", "assistant")
+TRAIN_ON = ("answers", "last", "all")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a rendered conversation.
+
+    Attributes:
+        kind: ``"text"``, ``"token"`` (``text`` names a control token), ``"bos"`` or ``"eos"``.
+        text: What to encode, or the control token's name.
+        answer: The number of the answer whose label this part is (its text and its end token), or None.
+        spans: Answers inside a longer text: (first character, one past the last, number of the answer).
+        after_space: The text follows a space. Tokenizers that put a space before every text already have it.
+    """
+
+    kind: str
+    text: str = ""
+    answer: int | None = None
+    spans: tuple[tuple[int, int, int], ...] = ()
+    after_space: bool = False
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Checked messages: an optional system text, then turns of (question, answer); an open last answer is None."""
+
+    system: str | None
+    turns: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """One chat format.
+
+    Attributes:
+        render: Conversation to parts.
+        tokens: Control tokens that the tokenizer must have.
+        stops: Control tokens that end an answer, beside the tokenizer's own end token.
+        two_way: The context is read in both directions (ChatGLM-6B): only the last answer can be a label, because a
+            token of the context sees its own successor.
+    """
+
+    render: Callable[[Conversation], Iterator[Part]]
+    tokens: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    two_way: bool = False
+
+
+def text(value: str, answer: int | None = None, **more) -> Part:
+    return Part("text", value, answer, **more)
+
+
+def token(name: str, answer: int | None = None) -> Part:
+    return Part("token", name, answer)
+
+
+def bos() -> Part:
+    return Part("bos")
+
+
+def eos(answer: int) -> Part:
+    return Part("eos", answer=answer)
+
+
+def _with_system(system: str | None, number: int, question: str, joint: str) -> str:
+    """Formats without a place for a system text put it in front of the first question."""
+    return f"{system}{joint}{question}" if system and number == 0 else question
+
+
+def _plain(talk: Conversation) -> Iterator[Part]:
+    """Question, answer, end token, verbatim: a space or newline between them is the data's own choice."""
+    yield bos()
+    for number, (question, answer) in enumerate(talk.turns):
+        yield text(_with_system(talk.system, number, question, "\n\n"))
+        if answer is not None:
+            yield text(answer, number)
+            yield eos(number)
+
+
+def _llama2(talk: Conversation) -> Iterator[Part]:
+    """``<s>[INST] <<SYS>>…<</SYS>> question [/INST] answer </s>`` per turn; the texts are stripped, as Meta does."""
+    system = f"<<SYS>>\n{talk.system.strip()}\n<</SYS>>" if talk.system else None
+    for number, (question, answer) in enumerate(talk.turns):
+        question = _with_system(system, number, question.strip(), "\n\n")
+        yield bos()
+        yield text(f"[INST] {question} [/INST]")
+        if answer is not None:
+            yield text(f"{answer.strip()} ", number, after_space=True)
+            yield eos(number)
+
+
+def _mistral(talk: Conversation) -> Iterator[Part]:
+    """``<s>[INST] question [/INST] answer</s>[INST] …``: one ``<s>`` for the whole conversation."""
+    yield bos()
+    for number, (question, answer) in enumerate(talk.turns):
+        question = _with_system(talk.system, number, question, "\n\n")
+        yield text(f"[INST] {question} [/INST]")
+        if answer is not None:
+            yield text(answer, number, after_space=True)
+            yield eos(number)
+
+
+def _mistral_tokens(talk: Conversation) -> Iterator[Part]:
+    """The same where ``[INST]`` and ``[/INST]`` are control tokens (from Mistral's third tokenizer on)."""
+    yield bos()
+    for number, (question, answer) in enumerate(talk.turns):
+        yield token("[INST]")
+        yield text(_with_system(talk.system, number, question, "\n\n"))
+        yield token("[/INST]")
+        if answer is not None:
+            yield text(answer, number)
+            yield eos(number)
+
+
+def _llama3(talk: Conversation) -> Iterator[Part]:
+    """``<|start_header_id|>role<|end_header_id|>\\n\\n…<|eot_id|>`` per message; the texts are stripped."""
+
+    def header(role: str) -> Iterator[Part]:
+        yield token("<|start_header_id|>")
+        yield text(role)
+        yield token("<|end_header_id|>")
+
+    yield bos()
+    if talk.system:
+        yield from header("system")
+        yield text("\n\n" + talk.system.strip())
+        yield token("<|eot_id|>")
+    for number, (question, answer) in enumerate(talk.turns):
+        yield from header("user")
+        yield text("\n\n" + question.strip())
+        yield token("<|eot_id|>")
+        yield from header("assistant")
+        yield text("\n\n")
+        if answer is not None:
+            yield text(answer.strip(), number)
+            yield token("<|eot_id|>", number)
+
+
+def _chatml(talk: Conversation) -> Iterator[Part]:
+    """``<|im_start|>role\\n…<|im_end|>\\n`` per message (Qwen); no system text is invented where none is given."""
+    if talk.system:
+        yield token("<|im_start|>")
+        yield text(f"system\n{talk.system}")
+        yield token("<|im_end|>")
+        yield text("\n")
+    for number, (question, answer) in enumerate(talk.turns):
+        yield token("<|im_start|>")
+        yield text(f"user\n{question}")
+        yield token("<|im_end|>")
+        yield text("\n")
+        yield token("<|im_start|>")
+        yield text("assistant\n")
+        if answer is not None:
+            yield text(answer, number)
+            yield token("<|im_end|>", number)
+            if number + 1 < len(talk.turns):
+                yield text("\n")
+
+
+def _chatglm(talk: Conversation) -> Iterator[Part]:
+    """One turn: the bare question. Several: ``[Round 0]\\n问：…\\n答：…\\n`` from 0.
+
+    Then ``[gMASK]<sop>``, the answer and ``<eop>``.
+    """
+    *history, (question, answer) = [
+        (_with_system(talk.system, number, question, "\n"), answer)
+        for number, (question, answer) in enumerate(talk.turns)
+    ]
+    if history:
+        rounds = [f"[Round {number}]\n问：{asked}\n答：{said}\n" for number, (asked, said) in enumerate(history)]
+        question = "".join(rounds) + f"[Round {len(history)}]\n问：{question}\n答："
+    yield text(question)
+    yield token("[gMASK]")
+    yield token("<sop>")
+    if answer is not None:
+        yield text(answer, len(history))
+        yield token("<eop>", len(history))
+
+
+def _chatglm2(talk: Conversation) -> Iterator[Part]:
+    """``[gMASK] sop``, then one text of ``[Round 1]\\n\\n问：…\\n\\n答：…\\n\\n``; the last answer ends with ``</s>``.
+
+    Earlier answers are part of that text and carry no end token, so only their own characters are labels.
+    """
+    written, spans = "", []
+    for number, (question, answer) in enumerate(talk.turns):
+        question = _with_system(talk.system, number, question, "\n")
+        written += f"[Round {number + 1}]\n\n问：{question}\n\n答："
+        if number + 1 < len(talk.turns):
+            spans.append((len(written), len(written) + len(answer), number))
+            written += f"{answer}\n\n"
+    yield token("[gMASK]")
+    yield token("sop")
+    yield text(written, spans=tuple(spans))
+    last = len(talk.turns) - 1
+    if talk.turns[last][1] is not None:
+        yield text(talk.turns[last][1], last)
+        yield eos(last)
+
+
+def _chatglm3(talk: Conversation) -> Iterator[Part]:
+    """``[gMASK] sop``, per message ``<|role|>``, a newline (after empty metadata) and the text, encoded one by one.
+
+    The model writes the newline after ``<|assistant|>`` itself, so it is a label. An answer ends at the next role
+    token, the last one at ``</s>``.
+    """
+    yield token("[gMASK]")
+    yield token("sop")
+    if talk.system:
+        yield token("<|system|>")
+        yield text("\n")
+        yield text(talk.system)
+    for number, (question, answer) in enumerate(talk.turns):
+        yield token("<|user|>", number - 1 if number else None)
+        yield text("\n")
+        yield text(question)
+        yield token("<|assistant|>")
+        if answer is not None:
+            yield text("\n", number)
+            yield text(answer, number)
+    if answer is not None:
+        yield eos(number)
+
+
+def _glm4(talk: Conversation) -> Iterator[Part]:
+    """``[gMASK]<sop>``, per message ``<|role|>\\n…``.
+
+    The model writes the newline after ``<|assistant|>`` itself, so it is a label. Every answer, the last one too, ends
+    with ``<|user|>``: GLM-4 has no other end of a turn.
+    """
+    yield token("[gMASK]")
+    yield token("<sop>")
+    if talk.system:
+        yield token("<|system|>")
+        yield text("\n" + talk.system)
+    for number, (question, answer) in enumerate(talk.turns):
+        yield token("<|user|>", number - 1 if number else None)
+        yield text("\n" + question)
+        yield token("<|assistant|>")
+        if answer is not None:
+            yield text("\n" + answer, number)
+    if answer is not None:
+        yield token("<|user|>", number)
+
+
+_LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+_ROLE_STOPS = ("<|user|>", "<|observation|>")
+
+STYLES: dict[str, PromptStyle] = {
+    "plain": PromptStyle(_plain),
+    "llama2": PromptStyle(_llama2),
+    "llama3": PromptStyle(_llama3, _LLAMA3_TOKENS, ("<|eot_id|>", "<|eom_id|>")),
+    "mistral": PromptStyle(_mistral),
+    "mistral_tokens": PromptStyle(_mistral_tokens, ("[INST]", "[/INST]")),
+    "chatml": PromptStyle(_chatml, ("<|im_start|>", "<|im_end|>"), ("<|im_end|>",)),
+    "chatglm": PromptStyle(_chatglm, ("[gMASK]", "<sop>", "<eop>"), two_way=True),
+    "chatglm2": PromptStyle(_chatglm2, ("[gMASK]", "sop")),
+    "chatglm3": PromptStyle(_chatglm3, ("[gMASK]", "sop", *_ROLE_TOKENS), _ROLE_STOPS),
+    "glm4": PromptStyle(_glm4, ("[gMASK]", "<sop>", *_ROLE_TOKENS), _ROLE_STOPS),
+}
+
+
+def recognise_style(template: str, special_tokens: dict[str, int]) -> str | None:
+    """The style that control tokens or a chat template give away; None where neither says anything known."""
+    if "<|start_header_id|>" in special_tokens:
+        return "llama3"
+    if "<|im_start|>" in special_tokens:
+        return "chatml"
+    if "<<SYS>>" in template:
+        return "llama2"
+    if "[INST]" in template:
+        return "mistral_tokens" if "[INST]" in special_tokens else "mistral"
+    return None
+
+
+def check_style(name: str, special_tokens: dict[str, int], source: str) -> str:
+    """The name itself, if such a style exists and the tokenizer has its control tokens."""
+    if name not in STYLES:
+        raise InputError(f"{source}: unknown prompt_style {name!r}{nearest(name, STYLES)}")
+    missing = [needed for needed in STYLES[name].tokens if needed not in special_tokens]
+    if missing:
+        raise InputError(
+            f"{source}: prompt style {name!r} needs the control tokens {', '.join(missing)}, not found here"
+        )
+    return name
+
+
+def check_messages(messages, answered: bool) -> Conversation:
+    """Checks and sorts messages into a :class:`Conversation`.
+
+    Args:
+        messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``: at most one system message, first;
+            then user and assistant in turn.
+        answered: Whether the last message must be the assistant's (an example) or the user's (a prompt).
+
+    Raises:
+        InputError: On an empty list, an unknown role, content that is no text, or a wrong order.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InputError("messages: expected a non-empty list of {'role', 'content'} objects")
+    system, questions, answers = None, [], []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise InputError(f"messages[{index}]: expected an object with 'role' and 'content', found {message!r:.80}")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise InputError(f"messages[{index}]: unknown role {role!r}{nearest(role, ROLES)}")
+        if not isinstance(content, str):
+            raise InputError(f"messages[{index}]: 'content' must be text, found {type(content).__name__}")
+        if role == "system":
+            if index:
+                raise InputError(f"messages[{index}]: a system message can only come first")
+            system = content
+            continue
+        expected = "user" if len(questions) == len(answers) else "assistant"
+        if role != expected:
+            raise InputError(f"messages[{index}]: wrong order, expected the role {expected!r} here, found {role!r}")
+        (questions if role == "user" else answers).append(content)
+    if not questions:
+        raise InputError("messages: there is no user message")
+    if answered and len(answers) < len(questions):
+        raise InputError("messages: an example must end with the assistant's answer, this one ends with the user")
+    if not answered and len(answers) == len(questions):
+        raise InputError("messages: a prompt must end with a user message, this one ends with the assistant")
+    padded = answers if answered else [*answers, None]
+    return Conversation(system, tuple(zip(questions, padded, strict=True)))

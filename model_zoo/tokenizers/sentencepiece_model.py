@@ -1,0 +1,63 @@
+"""sentencepiece, as all its families use it: ids of a text, and the bytes of an id."""
+
+from __future__ import annotations
+
+from model_zoo.tokenizers.base import Tokenizer
+
+SPACE = "▁"
+UNDECODABLE = "\ufffd".encode()
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Shared by all families over a sentencepiece model.
+
+    What sentencepiece changes in a text, and decoding therefore cannot bring back: U+2581 is its sign for a space and
+    comes back as one, and the model's own normalisation rules apply (none in LLaMA, ChatGLM2 and ChatGLM3; NFKC with
+    a few additions in ChatGLM-6B). Characters outside the vocabulary go through byte pieces and come back exactly.
+
+    Attributes:
+        processor: The ``sentencepiece.SentencePieceProcessor``.
+        offset: Added to sentencepiece's ids.
+    """
+
+    undecodable = "model_zoo.one_mark_per_byte"
+    leading_spaces = 1
+    adds_space = True
+
+    def __init__(self, processor, source: str, files, special_tokens, *, offset: int = 0, **more):
+        self.processor = processor
+        self.offset = offset
+        self._pieces: dict[int, tuple[bytes, int]] = {}
+        top = max([processor.get_piece_size() + offset, *(number + 1 for number in special_tokens.values())])
+        super().__init__(source, files, special_tokens, vocab_size=top, **more)
+
+    def encode_text(self, text: str) -> list[int]:
+        ids = self.processor.encode(text)
+        return [number + self.offset for number in ids] if self.offset else ids
+
+    def token_bytes(self, token_id: int) -> tuple[bytes, int]:
+        found = self._pieces.get(token_id)
+        if found is None:
+            found = self._pieces[token_id] = self._read_piece(token_id - self.offset)
+        return found
+
+    def _read_piece(self, index: int) -> tuple[bytes, int]:
+        if not 0 <= index < self.processor.get_piece_size():
+            return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it
+        piece = self.processor.id_to_piece(index)
+        if self.processor.is_byte(index):
+            return bytes([int(piece[1:-1], 16)]), 0
+        return self.written(piece).encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
+
+    def written(self, piece: str) -> str:
+        """A piece as it stands in the text."""
+        return piece.replace(SPACE, " ")
+
+
+def control_pieces(processor, offset: int = 0) -> dict[str, int]:
+    """The control symbols and the unknown symbol of a sentencepiece model: they never come out of a text."""
+    return {
+        processor.id_to_piece(index): index + offset
+        for index in range(processor.get_piece_size())
+        if processor.is_control(index) or processor.is_unknown(index)
+    }
