@@ -197,7 +197,7 @@ def test_environments_are_recognised():
         "RANK_TABLE_FILE": "/t",
         "VC_WORKER_HOSTS": "a,b",
     }
-    assert read_job(model_arts) == Job(9, 16, 9, 1, "rank_table", "a:8118")
+    assert read_job(model_arts) == Job(9, 16, 9, 9, "rank_table", "a:8118")
     mpi = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert read_job(mpi) == Job(2, 4, 0, 0, "environment", "127.0.0.1:8118")
     with pytest.raises(InputError, match="rank 4 of 4"):

@@ -1,0 +1,249 @@
+"""All communication between processes.
+
+Within a compiled graph there is one operation, the sum over a group (`GroupSum`), and the two cells that tensor
+parallelism is made of, each the other's derivative (Shoeybi et al. 2019):
+
+    CopyToGroup      forward: as it is        backward: sum over the group
+    ReduceFromGroup  forward: sum over group  backward: as it is
+
+Outside graphs there are broadcast, all-gather, send and receive besides. MCCL, the CPU's library, sums float32 and
+float16 alone and can do little else, so everything here is built from what both it and HCCL have.
+
+Every call is counted: see `counting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.communication import create_group
+from mindspore.mint import distributed
+
+from pet.parallel.context import join, world_group
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Processes that talk to each other.
+
+    Attributes:
+        label: what the traffic is counted under, for example ``tensor``.
+        name: MindSpore's name of the group.
+        ranks: its members, by their rank in the job.
+        place: of this process among them.
+    """
+
+    label: str
+    name: str
+    ranks: tuple[int, ...]
+    place: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+_groups: dict[tuple[int, ...], str] = {}
+
+
+def make_group(label: str, ranks: Sequence[int]) -> Group:
+    """The group of these ranks, of which this process is one. All members must call this, and in the same order."""
+    job, ranks = join(), tuple(ranks)
+    if len(ranks) > 1 and ranks not in _groups:
+        if ranks == tuple(range(job.size)):
+            _groups[ranks] = world_group()
+        else:
+            _groups[ranks] = "pet_" + "_".join(map(str, ranks))
+            create_group(_groups[ranks], list(ranks))
+    return Group(label, _groups.get(ranks, ""), ranks, ranks.index(job.rank))
+
+
+def world() -> Group:
+    """The group of all processes."""
+    return make_group("world", range(join().size))
+
+
+# Counting ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What one kind of collective came to: calls, and bytes of the tensor that was handed in."""
+
+    calls: int = 0
+    bytes: int = 0
+
+
+_traffic: dict[tuple[str, str], Traffic] | None = None
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[dict[tuple[str, str], Traffic]]:
+    """Counts the collectives called within, as {(operation, group label): Traffic}.
+
+    Calls in a compiled graph happen out of Python's sight. They are counted where the same code runs operator by
+    operator: once is enough, since every step does the same.
+    """
+    global _traffic
+    before, _traffic = _traffic, defaultdict(Traffic)
+    try:
+        yield _traffic
+    finally:
+        _traffic = before
+
+
+def traffic_table(traffic: dict[tuple[str, str], Traffic]) -> str:
+    """The counts as lines of text, largest first."""
+    lines = [f"{'collective':<12}{'group':<10}{'calls':>7}{'bytes':>14}"]
+    for (operation, label), entry in sorted(traffic.items(), key=lambda item: -item[1].bytes):
+        lines.append(f"{operation:<12}{label:<10}{entry.calls:>7}{entry.bytes:>14,}")
+    return "\n".join(lines)
+
+
+def _count(operation: str, label: str, nbytes: int) -> None:
+    if _traffic is not None:
+        entry = _traffic[operation, label]
+        entry.calls += 1
+        entry.bytes += nbytes
+
+
+@ops.constexpr
+def _count_in_graph(label, shape, itemsize):
+    """Runs in Python at every uncompiled call; in a compiled graph only while it is compiled."""
+    nbytes = int(itemsize)
+    for axis in shape:
+        nbytes *= axis
+    _count("all_reduce", label, nbytes)
+    return 0
+
+
+# In graphs -----------------------------------------------------------------------------------------------------------
+
+
+class GroupSum(nn.Cell):
+    """The sum of a tensor over a group, also within a compiled graph. No derivative: use the two cells below."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        self.label = group.label
+        self.alone = group.size == 1
+        self.reduce = None if self.alone else ops.AllReduce(group=group.name)
+
+    def construct(self, x):
+        if self.alone:
+            return x
+        _count_in_graph(self.label, x.shape, x.itemsize)
+        if x.dtype == ms.float32:
+            return self.reduce(x)
+        # float32 on the way: MCCL cannot add bfloat16, and adding halves loses bits on any backend
+        return self.reduce(x.astype(ms.float32)).astype(x.dtype)
+
+
+class CopyToGroup(nn.Cell):
+    """Identity whose gradient is summed over the group: in front of what each member computes a share of."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        self.sum = GroupSum(group)
+
+    def construct(self, x):
+        return x
+
+    def bprop(self, x, out, dout):
+        return (self.sum(dout),)
+
+
+class ReduceFromGroup(nn.Cell):
+    """Sum over the group whose gradient is passed on as it is: behind what each member computes a share of."""
+
+    def __init__(self, group: Group):
+        super().__init__()
+        self.sum = GroupSum(group)
+
+    def construct(self, x):
+        return self.sum(x)
+
+    def bprop(self, x, out, dout):
+        return (dout,)
+
+
+# Outside graphs ------------------------------------------------------------------------------------------------------
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """The sum of a tensor over a group; float32 or float16, others go through float32."""
+    if group.size == 1:
+        return x
+    _count("all_reduce", group.label, x.size * x.itemsize)
+    wide = x if x.dtype in (ms.float32, ms.float16) else x.astype(ms.float32)
+    total = ops.AllReduce(group=group.name)(wide)
+    return total if wide is x else total.astype(x.dtype)
+
+
+def sum_numbers(numbers: Sequence[float], group: Group) -> list[float]:
+    """Sums of host numbers in double precision: gathered, and added in the order of the ranks."""
+    if group.size == 1:
+        return [float(number) for number in numbers]
+    # as pairs of float32, since MCCL carries no doubles: a number and what it lost
+    exact = np.asarray(numbers, np.float64)
+    high = exact.astype(np.float32)
+    low = np.where(np.isfinite(high), exact - high.astype(np.float64), 0.0).astype(np.float32)
+    parts = all_gather(Tensor(np.stack([high, low])), group)
+    return sum(part.asnumpy().astype(np.float64).sum(0) for part in parts).tolist()
+
+
+def all_gather(x: Tensor, group: Group) -> list[Tensor]:
+    """Everybody's tensor, in the order of the group's ranks; all must have the same shape and type."""
+    if group.size == 1:
+        return [x]
+    _count("all_gather", group.label, x.size * x.itemsize)
+    parts = [ops.zeros_like(x) for _ in group.ranks]
+    distributed.all_gather(parts, x, group=group.name)
+    return parts
+
+
+def all_gather_object(value, group: Group) -> list:
+    """Everybody's picklable Python object, in the order of the group's ranks."""
+    if group.size == 1:
+        return [value]
+    values = [None] * group.size
+    distributed.all_gather_object(values, value, group=group.name)
+    return values
+
+
+def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
+    """The tensor of the member at that place; the others give one of the same shape and type."""
+    if group.size == 1:
+        return x
+    _count("broadcast", group.label, x.size * x.itemsize)
+    result = x.copy()
+    distributed.broadcast(result, group.ranks[place], group=group.name)
+    return result
+
+
+def send(x: Tensor, rank: int, label: str = "pipeline"):
+    """Starts sending a tensor to a rank; ``wait()`` of the result returns when it may be forgotten."""
+    _count("send", label, x.size * x.itemsize)
+    return distributed.isend(x, rank)
+
+
+def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> Tensor:
+    """Waits for a tensor of this shape and type from a rank. Messages between two ranks arrive in order."""
+    result = Tensor(np.zeros(tuple(shape), np.float32)).astype(dtype)
+    _count("receive", label, result.size * result.itemsize)
+    distributed.recv(result, rank)
+    return result
+
+
+def barrier() -> None:
+    """Returns when every process has called it."""
+    everybody = world()
+    if everybody.size > 1:
+        # MCCL's own barrier returns without waiting
+        ops.AllReduce(group=everybody.name)(Tensor(np.zeros(1, np.float32))).asnumpy()
