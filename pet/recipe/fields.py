@@ -10,7 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 class Section(BaseModel):
     """A group of settings. Unknown keys are refused and types are not guessed: ``"8"`` is no number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, validate_assignment=True, protected_namespaces=()
+    )
 
 
 class PathKind:

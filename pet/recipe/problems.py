@@ -72,6 +72,9 @@ class Report:
                 return f"command line: {self.origins[path[:length]]}"
             if path[:length] in self.source.lines:
                 break
+        for set_path, text in self.origins.items():
+            if set_path[: len(path)] == path and path not in self.source.lines:
+                return f"command line: {text}"  # a section that the override itself brought
         return self.source.where(path)
 
     def add(self, path: KeyPath, message: str) -> None:

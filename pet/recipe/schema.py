@@ -61,6 +61,10 @@ class Recipe(Section):
 
     _source: Source | None = PrivateAttr(None)
 
+    def __eq__(self, other: object) -> bool:
+        # not by pydantic's comparison, which would compare the files that the recipes came from as well
+        return isinstance(other, Recipe) and self.model_dump() == other.model_dump()
+
     def where(self, key: str) -> str:
         """``file:line: key``, to begin a message about something that only showed when the run was set up."""
         path = tuple(key.split("."))

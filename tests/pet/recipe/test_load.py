@@ -1,0 +1,294 @@
+"""Recipes: what they resolve to, and what is said of wrong ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.recipe import dump, json_schema, load
+from pet.recipe.keys import known_keys, path_keys, walk
+from pet.recipe.loading import from_dict
+from pet.recipe.overrides import parse_override
+
+GOOD = """\
+model:
+  path: {model}
+adapter:
+  method: lora
+  targets: [q_proj, v_proj]
+data:
+  train: train.jsonl
+  max_length: 128
+train:
+  steps: 20
+  learning_rate: 3e-4
+"""
+
+
+@pytest.fixture
+def write(tmp_path, fixtures, monkeypatch):
+    """Writes a recipe beside a data file and gives its path; the current directory is elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "train.jsonl").write_text('{"content": "a", "summary": "b"}\n')
+
+    def writer(text: str = GOOD) -> Path:
+        path = home / "job.yaml"
+        path.write_text(text.replace("{model}", str(fixtures / "llama_gqa")))
+        return path
+
+    return writer
+
+
+def problems(path, overrides=None, **options) -> list[str]:
+    with pytest.raises(InputError) as error:
+        load(path, overrides, **options)
+    lines = str(error.value).splitlines()
+    return [line.removeprefix("  - ") for line in lines[1:]] if len(lines) > 1 else lines
+
+
+def test_every_default_is_filled_in(write, tmp_path, fixtures):
+    recipe = load(write())
+    assert recipe.name == "job"
+    assert recipe.train.learning_rate == 3e-4
+    assert recipe.train.epochs is None
+    assert recipe.adapter.rank == 8
+    assert recipe.data.train == [str(tmp_path / "home" / "train.jsonl")]
+    assert recipe.output.dir == str(tmp_path / "output" / "job"), "results go below the current directory"
+    assert recipe.model.tokenizer == recipe.model.path == str(fixtures / "llama_gqa")
+    assert recipe.eval.batch_size == recipe.train.batch_size
+    assert recipe.data.seed == recipe.generation.seed == recipe.train.seed
+    assert recipe.eval.best_mode == "min"
+
+
+def test_without_steps_and_epochs_there_are_three_epochs(write):
+    recipe = load(write(GOOD.replace("  steps: 20\n", "")))
+    assert (recipe.train.steps, recipe.train.epochs) == (None, 3.0)
+
+
+@pytest.mark.parametrize("comments", [False, True])
+def test_dump_loads_as_the_same_recipe(write, tmp_path, comments):
+    recipe = load(
+        write(),
+        [
+            'data.template="Frage: {prompt}\\n# no comment\\nAntwort: "',
+            "callbacks=[csv, {name: 'my:Own', args: {x: 1e-3}}]",
+            "adapter.layers=[0, 2-3]",
+            "train.groups=[{match: '*.lora_B*', learning_rate: 1e-3}]",
+            "adapter.rank_pattern={'.*q_proj': 4}",
+            "generation.stop=['\\n', '问：']",
+            "train.clip_norm=null",
+        ],
+    )
+    text = dump(recipe, comments=comments)
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    assert load(again) == recipe
+    assert dump(load(again), comments=comments) == text
+    assert from_dict(recipe.model_dump()) == recipe
+
+
+def test_dump_shows_every_key_with_its_meaning(write):
+    text = dump(load(write()), comments=True)
+    for path, field in walk():
+        if path[0] != "adapter" and "groups" not in path:
+            assert f"{path[-1]}:" in text
+            assert field.description.split()[0] in text
+
+
+def test_every_key_has_a_description():
+    schema = json_schema()
+    for owner in [schema, *schema["$defs"].values()]:
+        for name, value in owner["properties"].items():
+            # where a section's own description says the same, the schema has it once
+            meaning = value.get("description") or schema["$defs"][value["$ref"].rpartition("/")[2]]["description"]
+            assert meaning.endswith((".", ")")), (owner["title"], name)
+
+
+def test_json_schema_is_json_and_strict():
+    schema = json.loads(json.dumps(json_schema()))
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["model"]
+    assert set(schema["properties"]["adapter"]["discriminator"]["mapping"]) >= {"lora", "dora", "prefix", "ia3", "none"}
+
+
+# Overrides
+
+
+def test_overrides_are_yaml(write):
+    recipe = load(
+        write(), ["train.learning_rate=1e-3", "adapter.targets=[k_proj]", "eval.before=false", "data.train_on=all"]
+    )
+    assert recipe.train.learning_rate == 1e-3
+    assert recipe.adapter.targets == ["k_proj"]
+    assert recipe.eval.before is False
+    assert recipe.data.train_on == "all"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("data.template=Q: {prompt}\n=A=", "Q: {prompt}\n=A="),
+        ('data.template="x{prompt}"', "x{prompt}"),
+        ("data.system=8", "8"),
+        ("data.system=[not a list", "[not a list"),
+        ("data.system=", None),
+        ("data.system=null", None),
+        ("data.system='null'", "null"),
+    ],
+)
+def test_a_text_is_taken_as_it_stands(write, text, value):
+    recipe = load(write(), [text, *(["data.template={prompt}"] if "system" in text else [])])
+    assert (recipe.data.template if "template" in text else recipe.data.system) == value
+
+
+def test_override_value_may_hold_equals_signs():
+    assert parse_override("a.b=c=d==") == (("a", "b"), "c=d==", [])
+
+
+def test_override_of_epochs_puts_steps_aside(write):
+    recipe = load(write(), ["train.epochs=2"])
+    assert (recipe.train.steps, recipe.train.epochs) == (None, 2.0)
+
+
+def test_overrides_as_a_mapping(write):
+    assert load(write(), {"train.steps": 7, "adapter.rank": 4}).adapter.rank == 4
+
+
+def test_path_overrides_are_relative_to_the_current_directory(write, tmp_path):
+    (tmp_path / "here.jsonl").write_text("{}\n")
+    assert load(write(), ["data.train=here.jsonl"]).data.train == [str(tmp_path / "here.jsonl")]
+    assert load(write(), ["data.train=[here.jsonl]"]).data.train == [str(tmp_path / "here.jsonl")]
+
+
+def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
+    monkeypatch.setenv("PET_TEST_DIR", str(tmp_path / "home"))
+    path = write(GOOD.replace("train.jsonl", "${PET_TEST_DIR}/train.jsonl"))
+    assert load(path).data.train == [str(tmp_path / "home" / "train.jsonl")]
+    monkeypatch.delenv("PET_TEST_DIR")
+    (problem,) = problems(path)
+    assert "job.yaml:7: data.train" in problem
+    assert "'PET_TEST_DIR' is not set" in problem
+
+
+# Problems
+
+
+def test_all_problems_in_one_report(write):
+    text = GOOD.replace("steps: 20", "stesp: 20").replace("q_proj, v_proj", "q_proj, 3").replace("128", '"128"')
+    text += "  optimizer: adamm\nlearning_rate: 1\neval: [1]\n"
+    found = problems(write(text), ["train.warmup=x", "nonsense", "modle.path=x"])
+    report = "\n".join(found)
+    assert len(found) == 9
+    assert "job.yaml:5: adapter.targets[1]: expected a text" in report
+    assert "job.yaml:8: data.max_length: expected a whole number; got '128' (a text)" in report
+    assert "job.yaml:10: train.stesp: the section train has no such key (did you mean 'steps'?)" in report
+    assert "job.yaml:12: train.optimizer" in report
+    assert "did you mean 'adam' or 'adamw'?" in report
+    assert "job.yaml:13: learning_rate: a recipe has no such key (there is: train.learning_rate)" in report
+    assert "job.yaml:14: eval: expected a section" in report
+    assert "command line: train.warmup=x: train.warmup: expected a number; got 'x' (a text)" in report
+    assert "'nonsense': an override looks like" in report
+    assert "command line: modle.path=x: modle: a recipe has no such key (did you mean 'model'?)" in report
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        (["train.steps=5", "train.epochs=2"], "train.steps", "steps or epochs, not both"),
+        (["train.warmup=21"], "train.warmup", "21 steps are more than the run has"),
+        (["train.schedule=wsd", "train.warmup=15", "train.decay=10"], "train.warmup", "longer than the run"),
+        (["train.batch_size=6", "parallel.data=4"], "train.batch_size", "divided over 4 copies"),
+        (
+            ["parallel.pipeline=2", "parallel.micro_batches=3"],
+            "train.batch_size",
+            "divided over 1 × 3 micro-batches",
+        ),
+        (["parallel.pipeline=2"], "parallel.micro_batches", "at least 2"),
+        (["parallel.micro_batches=2"], "parallel.micro_batches", "use train.accumulation"),
+        (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
+        (["train.power=3"], "train.power", "it belongs to polynomial"),
+        (["train.loss_scale.initial=8"], "train.loss_scale", "it belongs to fp16"),
+        (["train.schedule=constant", "train.final_ratio=0.1"], "train.final_ratio", "has no effect"),
+        (["train.lora_plus_ratio=16", "adapter={method: ia3}"], "train.lora_plus_ratio", "no effect"),
+        (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),
+        (["eval.every_steps=5"], "eval.every_steps", "nothing to evaluate on"),
+        (["data.eval_fraction=0.5", "eval.patience=2"], "eval.patience", "needs evaluations along the way"),
+        (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
+        (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
+        (["generation.num_beams=2", "generation.do_sample=true"], "generation.num_beams", "beams are not drawn"),
+        (["data.buckets=[64, 128]"], "data.buckets", "no effect with data.packing"),
+        (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),
+        (["data.buckets=[64, 100]", "data.packing=buckets"], "data.buckets", "must be data.max_length (128)"),
+        (["data.template=hello"], "data.template", "{prompt}"),
+        (["model.from_scratch=true"], "model.from_scratch", "random weights"),
+        (["train.resume=true", "output.force=true"], "output.force", "keep one"),
+        (["output.merged=true", "adapter={method: prefix}"], "output.merged", "cannot be merged"),
+        (["data.max_length=257"], "data.max_length", "context of 256 tokens"),
+        (["data.max_length=250", "adapter={method: prefix}"], "data.max_length", "250 + 20 virtual tokens"),
+        (["data.train=[]"], "data.train", "this command needs it"),
+        (["data.train=nowhere.jsonl"], "data.train", "no such file"),
+        (["adapter={method: lora, load: home}"], "adapter.load", "no adapter_config.json"),
+        (["model.path=glm_tinny"], "model.path", "no such directory"),
+        (["model.path=llama_7b"], "model.path", "weights are not bundled"),
+        (["model.path=home"], "model.path", "no config.json"),
+        (["adapter={method: loar}"], "adapter.method", "did you mean 'lora'"),
+        (["adapter={rank: 8}"], "adapter", "method is missing"),
+        (["adapter={method: prefix, rank: 8}"], "adapter.rank", "the method 'prefix' has no such key"),
+        (["train.betas=[0.9]"], "train.betas", "at least 2 entries"),
+        (["train.learning_rate=-1"], "train.learning_rate", "more than 0; got -1"),
+        (["train.learning_rate=.nan"], "train.learning_rate", "finite number"),
+        (["eval.metrics=[loss, los]"], "eval.metrics[1]", "did you mean 'loss'"),
+        (["train.steps=2.5"], "train.steps", "whole number; got 2.5"),
+        (["train.steps=true"], "train.steps", "whole number; got true"),
+        (["eval.before=1"], "eval.before", "true or false; got 1"),
+        (["name=a/b"], "name", "cannot be used here"),
+        (["adapter.layers=[3-1]"], "adapter.layers", "'3-1' is no layer index or range"),
+    ],
+)
+def test_rules(write, changes, key, words):
+    found = problems(write(), changes, needs=["data.train"])
+    assert len(found) == 1, found
+    assert f"{key}: " in found[0]
+    assert words in found[0]
+
+
+def test_processes_that_were_started_must_fit(write, monkeypatch):
+    monkeypatch.setenv("RANK_SIZE", "4")
+    (problem,) = problems(write(), ["parallel.data=2"])
+    assert "2 × 1 × 1 = 2, but 4 processes were started" in problem
+    assert load(write(), ["parallel.data=2", "parallel.tensor=2"]).parallel.processes == 4
+
+
+def test_a_rule_about_a_refused_key_is_silent(write):
+    (problem,) = problems(write(), ["train.optimizer=adamm", "train.momentum=0.5"])
+    assert "train.optimizer" in problem
+
+
+def test_missing_model_and_wrong_files(write, tmp_path):
+    (problem,) = problems(write(GOOD.replace("model:\n  path: {model}\n", "")))
+    assert "model: is missing" in problem
+    (problem,) = problems(write("- a\n- b\n"))
+    assert "expected sections" in problem
+    (problem,) = problems(write("# nothing\n"))
+    assert "is empty" in problem
+    (tmp_path / "binary.yaml").write_bytes(b"a: 1\nb: \xff\xfe")
+    assert problems(tmp_path / "binary.yaml")[0].endswith("binary.yaml:2: not UTF-8 text")
+    (problem,) = problems(tmp_path / "home" / "jop.yaml")
+    assert "no such file" in problem
+
+
+def test_recipe_says_where_a_key_stands(write):
+    recipe = load(write())
+    assert recipe.where("adapter.targets") == "home/job.yaml:5: adapter.targets"
+    assert recipe.where("train.seed") == "home/job.yaml:9: train.seed", "a default: the section's line"
+
+
+def test_path_keys():
+    assert path_keys()[("data", "train")] == "recipe"
+    assert path_keys()[("output", "dir")] == "here"
+    assert path_keys()[("model", "path")] == "model"
+    assert path_keys()[("adapter", "load")] == "recipe"
+    assert ("adapter", "rank") in known_keys()

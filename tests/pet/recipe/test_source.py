@@ -1,0 +1,100 @@
+"""YAML as we read it: the values of YAML 1.2, and the line of every key."""
+
+import math
+
+import pytest
+
+from pet.recipe.source import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1E5", 1e5),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("8", 8),
+        ("-3", -3),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("017", 17),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        # words in YAML 1.2, though not in YAML 1.1
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2024-01-02", "2024-01-02"),
+        ("1_000", "1_000"),
+        ('"8"', "8"),
+        ("'3e-4'", "3e-4"),
+        ("!!str 8", "8"),
+        ("e5", "e5"),
+        (".", "."),
+    ],
+)
+def test_scalars(text, value):
+    source = parse(f"key: {text}", "f")
+    assert source.problems == []
+    assert source.value == {"key": value}
+    assert type(source.value["key"]) is type(value)
+
+
+def test_nan():
+    assert math.isnan(parse("a: .nan", "f").value["a"])
+
+
+def test_lines():
+    source = parse("# first\na:\n  b: 1\n  c: [1,\n    2]\n\nd:\n- x\n- y: 3\n", "f.yaml")
+    assert source.value == {"a": {"b": 1, "c": [1, 2]}, "d": ["x", {"y": 3}]}
+    assert source.line(("a",)) == 2
+    assert source.line(("a", "b")) == 3
+    assert source.line(("a", "c", 1)) == 5
+    assert source.line(("d", 1, "y")) == 9
+    assert source.line(("a", "b", "no such")) == 3, "the line of what is around it"
+    assert source.where(("d",)) == "f.yaml:7"
+
+
+def test_duplicate_key():
+    source = parse("train:\n  steps: 1\n  steps: 2\n", "f")
+    assert source.problems == ["f:3: train.steps: the key stands twice, first in line 2; keep one of them"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: [1, 2", 1, "no YAML"),
+        ("a: 1\n  b: 2", 2, "no YAML"),
+        ("a:\n\t- b", 2, "tab"),
+        ("a: &x [*x]", 1, "alias"),
+        ("a: *nothing", 1, "no YAML"),
+        ("a: !!python/object:os.system x", 1, "tag"),
+        ("a: !mine x", 1, "tag"),
+        ("? [1, 2]\n: 3", 1, "single word"),
+        ("a: 1\n---\nb: 2", 2, "no YAML"),
+        ("a: '\x00'", None, "no YAML"),
+    ],
+)
+def test_what_is_no_recipe(text, line, words):
+    (problem, *_) = parse(text, "f").problems
+    assert problem.startswith(f"f:{line}: " if line else "f: ")
+    assert words in problem
+
+
+def test_aliases_of_aliases_do_not_blow_up():
+    text = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    (problem,) = parse(text, "f").problems
+    assert "too large" in problem
+
+
+def test_deep_nesting_is_a_problem_not_a_crash():
+    for depth in (150, 20_000):
+        (problem,) = parse("[" * depth + "]" * depth, "f").problems
+        assert "deep" in problem
