@@ -37,6 +37,14 @@ GLM4_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA_CHAT_TEMPLATE = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + (system if loop.first else '') + message['content'] | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -119,7 +127,8 @@ def glm_tokenizer(lines: list[str], directory: Path, size: int) -> None:
 
 
 def llama_tokenizer(lines: list[str], directory: Path, size: int) -> None:
-    """LLaMA's ``tokenizer.model``: sentencepiece BPE with digits apart."""
+    """LLaMA's ``tokenizer.model``: sentencepiece BPE with digits apart. LLaMA-2's chat marks are pieces like others."""
+    lines = lines + ["[INST]", "[/INST]"] * 100
     proto = sentencepiece_model(lines, model_type="bpe", vocab_size=size, pad_id=-1, split_digits=True)
     (directory / "tokenizer.model").write_bytes(proto.SerializeToString(deterministic=True))
     write_json(
@@ -130,6 +139,7 @@ def llama_tokenizer(lines: list[str], directory: Path, size: int) -> None:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "unk_token": "<unk>",
+            "chat_template": LLAMA_CHAT_TEMPLATE,
             "clean_up_tokenization_spaces": False,
             "legacy": True,
             "tokenizer_class": "LlamaTokenizer",
