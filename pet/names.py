@@ -66,8 +66,11 @@ def find_recipe(name: str | os.PathLike) -> Path:
     """
     text = os.fspath(name)
     path = Path(text).expanduser()
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+    except (OSError, ValueError) as error:  # too long, or with a NUL character
+        raise InputError(f"recipe {text[:60]!r}: no file can have this name ({error.args[-1]})") from None
     recipes = bundled_recipes()
     key = text[: -len(".yaml")] if text.endswith(".yaml") else text
     if key in recipes:

@@ -191,8 +191,8 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report) -> 
     expanded = _VARIABLE.sub(variable, text)
     if kind == "model" and (expanded in names.bundled_models() or expanded in names.preset_names()):
         return expanded
-    if "\0" in expanded:
-        report.add(path, "a path cannot hold a NUL character")
+    if "\0" in expanded or len(expanded) > 4000 or any(len(part.encode()) > 255 for part in expanded.split("/")):
+        report.add(path, "no file can have this name (too long, or with a NUL character)")
         return "invalid"
     try:
         return os.path.normpath(base / Path(expanded).expanduser())

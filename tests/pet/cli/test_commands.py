@@ -1,0 +1,214 @@
+"""The command line itself: speed, help, exit codes, and the commands that need no model."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from pet import names
+from pet.cli.commands import COMMANDS
+from pet.cli.main import main
+from pet.recipe import load
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def pet(*arguments, **options):
+    """Run ``pet`` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pet.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+@pytest.fixture
+def recipe(tmp_path, fixtures, monkeypatch):
+    """A small valid recipe, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"content": "a", "summary": "b"}\n')
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"model:\n  path: {fixtures / 'llama_gqa'}\ndata:\n  train: train.jsonl\n  max_length: 64\ntrain:\n  steps: 5\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["validate", "JOB"]], ids=lambda words: words[0])
+def test_quick_commands_are_quick(recipe, arguments):
+    """Under 0.7 seconds where the machine is idle; the best of several tries is held to it."""
+    arguments = [str(recipe) if word == "JOB" else word for word in arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    best = float("inf")
+    for _ in range(6):
+        begin = time.perf_counter()
+        result = pet(*arguments, cwd=recipe.parent, env=environment)
+        best = min(best, time.perf_counter() - begin)
+        assert result.returncode == 0, result.stderr
+        if best < 0.7:
+            break
+    assert best < 0.7
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["validate", "JOB"], ["doctor", "--quick"]])
+def test_quick_commands_import_nothing_heavy(recipe, arguments):
+    arguments = [str(recipe) if word == "JOB" else word for word in arguments]
+    code = (
+        f"import sys; from pet.cli.main import main; main({arguments!r});"
+        "print([name for name in ('mindspore', 'matplotlib', 'numpy', 'torch') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert result.stdout.strip().endswith("[]"), result.stdout + result.stderr
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"  {name} " in text
+    assert main([]) == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_examples(name, capsys):
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    examples = import_module(COMMANDS[name][0]).EXAMPLES
+    assert examples
+    for line, meaning in examples:
+        assert line in text
+        assert meaning in text
+        assert line.startswith(f"pet {name}") or f"pet {name}" in line
+
+
+def test_version(capsys):
+    from pet import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pet {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["validat", "x"], "no command 'validat' (did you mean 'validate'?)"),
+        (["--hlep"], "no option '--hlep'"),
+        (["validate"], "the following arguments are required: RECIPE"),
+        (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
+        (["validate", "--train.steps=3", "JOB"], "write overrides without dashes: train.steps=3"),
+        (["validate", "train.steps=3"], "no recipe given"),
+        (["validate", "jop.yaml"], "no such file"),
+        (["recipes", "sho", "x"], "no action 'sho' (did you mean 'show'?)"),
+        (["recipes", "show"], "expected pet recipes show NAME"),
+        (["recipes", "copy", "no_such_recipe"], "no bundled recipe has this name"),
+        (["recipes", "list", "x"], "expected pet recipes list"),
+        (["doctor", "now"], "no argument 'now'"),
+    ],
+)
+def test_wrong_command_lines(recipe, capsys, arguments, words):
+    assert main([str(recipe) if word == "JOB" else word for word in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback(recipe, capsys):
+    assert main(["validate", "--debug", "nowhere.yaml"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("first line\n\n----\n- C++ Call Stack: ...\n")
+
+    monkeypatch.setattr("pet.recipe.loading.load", broken)
+    assert main(["validate", str(recipe)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("pet validate: RuntimeError: first line\n")
+    assert "Call Stack" not in error
+    assert "--debug shows where" in error
+
+
+def test_interrupt_is_130(recipe, capsys, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pet.recipe.loading.load", stopped)
+    assert main(["validate", str(recipe)]) == 130
+    assert capsys.readouterr().err == "pet validate: interrupted\n"
+
+
+def test_a_closed_pipe_is_no_traceback(recipe):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = f"{shlex.quote(sys.executable)} -m pet.cli.main recipes schema | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    assert result.stdout == "{\n"
+    assert result.stderr == ""
+
+
+def test_validate_a_directory(recipe, capsys):
+    (recipe.parent / "other.yaml").write_text("model: {}\n")
+    assert main(["validate", str(recipe.parent)]) == 2
+    captured = capsys.readouterr()
+    assert f"{recipe}: ok" in captured.out
+    assert "other.yaml:1: model.path: is missing" in captured.err
+
+
+def test_show_can_be_loaded_again(recipe, capsys):
+    assert main(["recipes", "show", str(recipe), "train.steps=7"]) == 0
+    shown = capsys.readouterr().out
+    assert "# Peak learning rate." in shown
+    again = recipe.parent / "again.yaml"
+    again.write_text(shown)
+    assert load(again) == load(recipe, ["train.steps=7"])
+
+
+def test_schema_is_json(capsys):
+    assert main(["recipes", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "pet recipe"
+
+
+def test_bundled_recipes_are_valid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert names.bundled_recipes(), "no recipes are bundled"
+    for name in names.bundled_recipes():
+        assert load(name).model.path
+
+
+def test_copied_recipes_are_valid_and_take_their_data_along(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for index, name in enumerate(names.bundled_recipes()):
+        assert main(["recipes", "copy", name, f"copy{index}/mine.yaml"]) == 0
+        recipe = load(tmp_path / f"copy{index}" / "mine.yaml")
+        original = load(name)
+        assert recipe.adapter == original.adapter
+        for path in recipe.data.train or []:
+            assert Path(path).is_relative_to(tmp_path), path
+    capsys.readouterr()
+
+
+def test_copy_replaces_nothing_unasked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = next(iter(names.bundled_recipes()))
+    (tmp_path / "mine.yaml").write_text("precious")
+    assert main(["recipes", "copy", name, "mine.yaml"]) == 2
+    assert (tmp_path / "mine.yaml").read_text() == "precious"
+    assert "--force" in capsys.readouterr().err
+    assert main(["recipes", "copy", name, "mine.yaml", "--force"]) == 0
+
+
+def test_every_package_directory_is_a_package():
+    """What has no __init__.py is missing from an installed copy."""
+    for package in ("pet", "adapters", "model_zoo"):
+        for file in (ROOT / package).rglob("*.py"):
+            assert (file.parent / "__init__.py").exists(), f"{file.parent} has no __init__.py"
