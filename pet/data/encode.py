@@ -66,6 +66,14 @@ class Encoder:
         encoded.counts.samples = len(encoded.samples)
         return encoded
 
+    def check_template(self) -> None:
+        """Say what is wrong with the template before any row is read.
+
+        Raises:
+            InputError: see :func:`pet.data.template.parse_template`.
+        """
+        fill_template(self.settings.template, {})
+
     def tokens(self, row: Row) -> tuple[list[int], list[bool]]:
         """All ids of a row, and which are labels; not yet cut."""
         if row.tokens is not None:
@@ -157,7 +165,8 @@ def encode_rows(
     Yields:
         A chunk of rows and its samples.
     """
-    chunks = iter(lambda iterator=iter(rows): list(islice(iterator, CHUNK)), [])
+    iterator = iter(rows)
+    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
     held = list(islice(chunks, WORTH_WORKERS // CHUNK))
     large = len(held) * CHUNK >= WORTH_WORKERS
     own = None

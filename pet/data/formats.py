@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def read_rows(
     columns: Mapping[str, str] | None = None,
     system: str | None = None,
     answers: bool = True,
+    limit: int | None = None,
 ) -> Iterator[Row]:
     """The rows of files or directories, one at a time.
 
@@ -104,13 +106,18 @@ def read_rows(
         columns: role → name of the file's column.
         system: a system message for conversations that bring none.
         answers: the last message must be an answer. Without (for prediction) it may be missing.
+        limit: stop after so many rows.
 
     Raises:
-        InputError: at the end, with all problems of all files, after the rows that could be read.
+        InputError: at the end, with all problems of all files (up to ``limit``), after the rows that could be read.
     """
     problems = Problems()
+    left = limit
     for path in find_files(paths):
-        yield from read_file(path, problems, format=format, columns=columns, system=system, answers=answers)
+        rows = read_file(path, problems, format=format, columns=columns, system=system, answers=answers)
+        for row in islice(rows, left):
+            yield row
+            left = None if left is None else left - 1
     problems.raise_if_any()
 
 
@@ -126,6 +133,9 @@ def read_file(
 ) -> Iterator[Row]:
     """The rows of one file from ``place`` on; what is wrong goes to ``problems`` (arguments as :func:`read_rows`)."""
     convert: Callable[[Record], Row] | None = None
+    if place != (0, 0):  # the first row of the file decides, not the first one that is wanted
+        first = next(read_records(path, Problems()))
+        convert = _converter(path, list(first.columns), format, columns or {}, answers)
     for record in read_records(path, problems, place):
         try:
             if convert is None:
@@ -213,7 +223,7 @@ def _build(
         if not isinstance(found, str):
             name = next(name for name in roles[role] if record.columns.get(name) is found)
             raise _Wrong(f"column {name!r}: expected a string, found {type_name(found)}")
-        return found
+        return _unicode(found)
 
     def convert(record: Record) -> Row:
         row = Row(path, record.line, place=record.place)
@@ -273,7 +283,7 @@ def _messages(turns: list[Any]) -> list[dict[str, str]]:
             raise _Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
         if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
             raise _Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
-        messages.append({"role": ROLE_NAMES[role.lower()], "content": content})
+        messages.append({"role": ROLE_NAMES[role.lower()], "content": _unicode(content)})
     return messages
 
 
@@ -281,7 +291,16 @@ def _history(turns: list[Any]) -> list[tuple[str, str]]:
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(part, str) for part in turn):
             raise _Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
-    return [(question, answer) for question, answer in turns]
+    return [(_unicode(question), _unicode(answer)) for question, answer in turns]
+
+
+def _unicode(text: str) -> str:
+    """JSON can write half of a surrogate pair, which is no text and which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _Wrong(f"the text holds half of a surrogate pair at character {error.start}") from None
+    return text
 
 
 def _check_turns(messages: list[dict[str, str]], answers: bool) -> None:

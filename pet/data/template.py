@@ -1,9 +1,9 @@
 """A prompt of the user's own: plain text with three names in braces.
 
-``"Question: {prompt}\\nAnswer: "`` stands for the text before the answer; the answer and the end token follow it and are
-what is learnt. ``{prompt}`` is the question, ``{input}`` an alpaca row's further input, ``{system}`` the system message;
-a name that a row does not have is empty. ``{{`` and ``}}`` are braces. Nothing else is interpreted: what the data says
-in braces stays text.
+``"Question: {prompt}\\nAnswer: "`` stands for the text before the answer; the answer and the end token follow it and
+are what is learnt. ``{prompt}`` is the question, ``{input}`` an alpaca row's further input, ``{system}`` the system
+message; a name that a row does not have is empty. ``{{`` and ``}}`` are braces. Nothing else is interpreted: what the
+data says in braces stays text.
 """
 
 from __future__ import annotations

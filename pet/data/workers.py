@@ -54,7 +54,9 @@ class Workers:
                 env=environment,
             )
             self._processes.append(process)
+        for process in self._processes:  # after all have been started: a large tokenizer waits to be read
             process.stdin.write(first)
+            process.stdin.flush()
             self._free.put(process)
 
     def _ask(self, chunk: Any) -> Any:

@@ -1,0 +1,184 @@
+"""Tokenised data on disk, mapped into memory, made once for each content, tokenizer and settings.
+
+A cache is a directory named by a digest of all that its content depends on. It holds ``tokens.bin`` (int32),
+``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 pairs) and ``meta.json`` with their sizes and
+check sums. It appears whole or not at all; one that does not match its sums is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pet.files import atomic_directory, write_json
+
+from .dataset import Counts, TokenDataset
+from .encode import Encoded, Encoder
+from .formats import Row
+from .settings import DataSettings
+
+log = logging.getLogger("pet.data")
+
+# Goes into every digest: raise it when the same input gives other samples than before.
+VERSION = 1
+PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
+# Settings that decide which samples come out; the others only arrange them.
+DECIDING = ("format", "columns", "template", "system", "train_on", "max_length", "too_long", "max_samples")
+# What a tokenizer is asked so that a change in its code, and not only in its files, is noticed.
+PROBE = [
+    {"role": "user", "content": "What's  1+1?\n你好\t"},
+    {"role": "assistant", "content": "2. "},
+    {"role": "user", "content": "é 😀"},
+    {"role": "assistant", "content": ""},
+]
+
+
+def default_directory() -> Path:
+    """``mindspore-pet`` in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspore-pet"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of the files a tokenizer saves, and of what it makes of a few texts."""
+    digest = hashlib.blake2b(type(tokenizer).__name__.encode(), digest_size=16)
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        for path in sorted(Path(directory).rglob("*")):
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(repr(tokenizer.example(PROBE)).encode())
+    digest.update(repr(tokenizer.encode(PROBE[0]["content"])).encode())
+    return digest.hexdigest()
+
+
+def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
+    """A digest of the tokenizer and of the settings that decide which samples come out."""
+    chosen = {name: getattr(settings, name) for name in DECIDING}
+    chosen["columns"] = dict(chosen["columns"] or {})
+    text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def content_digest(files: Iterable[Path]) -> str:
+    """A digest of the content and order of files; where they lie does not matter, their kind does."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        digest.update(f"{path.suffix} {path.stat().st_size}\0".encode())
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the others wait. Where the file system has no locks, all go on."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as stream:
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _check_sum(path: Path) -> int:
+    total = 0
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 22):
+            total = zlib.crc32(block, total)
+    return total
+
+
+def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
+    """The dataset of a cache; None where there is none. A damaged one is None too, with a warning.
+
+    Args:
+        directory: of this cache.
+        files: the files it was made of, as they are called now.
+    """
+    if not directory.is_dir():
+        return None
+    try:
+        meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
+        for name in PARTS:
+            path = directory / f"{name}.bin"
+            if [path.stat().st_size, _check_sum(path)] != meta["parts"][name]:
+                raise ValueError(f"{path.name} does not match its check sum")
+        arrays = {
+            name: np.memmap(directory / f"{name}.bin", kind, "r") if meta["parts"][name][0] else np.zeros(0, kind)
+            for name, kind in PARTS.items()
+        }
+        counts = Counts(**meta["counts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: damaged cache of tokenised data (%s); it is made again", directory, error)
+        return None
+    offsets = np.zeros(len(arrays["lengths"]) + 1, np.int64)
+    np.cumsum(arrays["lengths"], out=offsets[1:])
+    origin = arrays["origin"].reshape(-1, 2)
+    return TokenDataset(arrays["tokens"], arrays["trained"], offsets, origin, [str(path) for path in files], counts)
+
+
+def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], files: list[Path]) -> None:
+    """Write samples as they come, so that no more than a chunk of them is in memory."""
+    numbers = {path: number for number, path in enumerate(files)}
+    counts = Counts()
+    with atomic_directory(directory) as temporary:
+        with contextlib.ExitStack() as stack:
+            streams = {name: stack.enter_context(open(temporary / f"{name}.bin", "wb")) for name in PARTS}
+            for rows, encoded in chunks:
+                counts.add(encoded.counts)
+                for (ids, trained), number in zip(encoded.samples, encoded.rows, strict=True):
+                    row = rows[number]
+                    streams["tokens"].write(ids.tobytes())
+                    streams["trained"].write(trained.tobytes())
+                    streams["lengths"].write(np.int32(len(ids)).tobytes())
+                    streams["origin"].write(np.asarray([numbers[row.path], row.line], np.int64).tobytes())
+        parts = {}
+        for name in PARTS:
+            path = temporary / f"{name}.bin"
+            parts[name] = [path.stat().st_size, _check_sum(path)]
+        write_json(temporary / "meta.json", {"parts": parts, "counts": vars(counts)})
+
+
+def writable_directory(wanted: str | os.PathLike | None) -> Path:
+    """The cache directory; a temporary one, with a warning, where it cannot be written."""
+    directory = Path(wanted).expanduser() if wanted else default_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return directory
+    except OSError as error:
+        fallback = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
+        log.warning(
+            "%s: cannot be written (%s); tokenised data goes to %s", directory, error.strerror or error, fallback
+        )
+        return fallback
+
+
+def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress: bool = True) -> TokenDataset:
+    """The samples of ``rows``, from the cache where it has them."""
+    from .encode import encode_rows
+
+    settings = encoder.settings
+    key = settings_digest(encoder.tokenizer, settings) + content_digest(files)
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    base = writable_directory(settings.cache_dir)
+    with locked(base / f"{name}.lock"):
+        dataset = read_cache(base / name, files)
+        if dataset is None:
+            write_cache(base / name, encode_rows(rows, encoder, progress=progress), files)
+            dataset = read_cache(base / name, files)
+    if dataset is None:
+        raise OSError(f"{base / name}: the cache was written and cannot be read back")
+    return dataset

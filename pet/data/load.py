@@ -1,0 +1,141 @@
+"""Files to a dataset, a dataset to a held-out part, and a sample back to its question."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+
+from .cache import cached
+from .dataset import TokenDataset
+from .encode import Encoder
+from .formats import Row, read_rows
+from .readers import find_files
+from .settings import DataSettings
+from .streaming import StreamDataset
+
+Paths = str | os.PathLike | Iterable[str | os.PathLike]
+
+
+def load_dataset(
+    paths: Paths, tokenizer: Any, *, settings: Any = None, progress: bool = True
+) -> TokenDataset | StreamDataset:
+    """Read and tokenise files, or take what was tokenised before from the cache.
+
+    Args:
+        paths: a file, a directory of files, or several.
+        tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens.
+        settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping of their names.
+        progress: show a progress bar on a terminal.
+
+    Returns:
+        The samples. With ``settings.streaming`` an index of the rows, which are tokenised as they are used.
+
+    Raises:
+        InputError: what is wrong with the files, all of it together; or no sample is left.
+    """
+    settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    files = find_files(paths)
+    encoder = Encoder(tokenizer, settings)
+    if settings.template is not None:
+        encoder.check_template()
+    if settings.streaming:
+        return StreamDataset(files, encoder)
+    dataset = cached(_rows(files, settings), encoder, files, progress=progress)
+    if len(dataset) == 0:
+        raise InputError(f"{', '.join(map(str, files[:3]))}: no sample is left: {dataset.counts}")
+    return dataset
+
+
+def _rows(files: Iterable[Path], settings: DataSettings, answers: bool = True) -> Iterator[Row]:
+    return read_rows(
+        files,
+        format=settings.format,
+        columns=settings.columns,
+        system=settings.system,
+        answers=answers,
+        limit=settings.max_samples,
+    )
+
+
+def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
+    """Hold out a share of the rows: (what remains, what is held out).
+
+    Whole rows are held out, so that no piece of a text that was cut into several samples is on both sides. The choice
+    is a function of the seed and of the number of rows.
+
+    Raises:
+        InputError: there are fewer than two rows, or the fraction is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"data.eval_fraction: expected a number between 0 and 1, found {fraction}")
+    _, row_of = np.unique(np.asarray(dataset.origin), axis=0, return_inverse=True)
+    row_of = row_of.reshape(-1)
+    rows = int(row_of.max()) + 1 if len(row_of) else 0
+    if rows < 2:
+        raise InputError(f"data.eval_fraction: {rows} rows cannot be divided into two parts")
+    held = min(max(1, round(rows * fraction)), rows - 1)
+    chosen = np.zeros(rows, bool)
+    chosen[np.random.default_rng([seed, 0x5EED]).permutation(rows)[:held]] = True
+    out = chosen[row_of]
+    return dataset.select(np.flatnonzero(~out)), dataset.select(np.flatnonzero(out))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A sample as generation sees it.
+
+    Attributes:
+        prompt_ids: what the model continues.
+        prompt: the question, as text.
+        reference: the answer in the data; empty where there is none.
+        where: ``file:line``.
+    """
+
+    prompt_ids: list[int]
+    prompt: str
+    reference: str
+    where: str
+
+
+def load_questions(
+    source: TokenDataset | Paths, tokenizer: Any, *, settings: Any = None, limit: int | None = None
+) -> list[Question]:
+    """The questions of files, or of the rows that a dataset's samples came from; for prediction and its metrics.
+
+    Raw texts and tokenised rows have no question and are passed over.
+
+    Args:
+        source: paths, whose rows need no answer; or a dataset that was loaded from files.
+        tokenizer, settings: as for :func:`load_dataset`.
+        limit: no more than so many.
+
+    Raises:
+        InputError: what is wrong with the files.
+    """
+    settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    encoder = Encoder(tokenizer, settings)
+    wanted: set[tuple[str, int]] | None = None
+    if isinstance(source, TokenDataset):
+        files = [Path(name) for name in source.files]
+        wanted = {(source.files[file], int(line)) for file, line in np.asarray(source.origin)}
+    else:
+        files = find_files(source)
+    questions: list[Question] = []
+    for row in _rows(files, settings, answers=wanted is not None):
+        if len(questions) == limit:
+            if wanted is not None:
+                break
+            continue  # the rest is still read for what is wrong with it
+        if row.messages is None or (wanted is not None and (str(row.path), row.line) not in wanted):
+            continue
+        last = row.messages[-1]
+        reference = last["content"] if last["role"] == "assistant" else ""
+        questions.append(Question(encoder.prompt(row), row.prompt, reference, f"{row.path}:{row.line}"))
+    return questions

@@ -1,0 +1,147 @@
+"""What the model will see, as text for a terminal: tokens, lengths, padding, and what was cut or dropped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from typing import IO, Any
+
+import numpy as np
+
+from .dataset import TokenDataset
+from .plan import make_plan
+from .settings import DataSettings
+from .streaming import StreamDataset
+
+LEARNT, CONTEXT, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def wants_colour(stream: IO[str]) -> bool:
+    """Colour on a terminal, unless ``NO_COLOR`` is set (no-color.org) or the terminal has none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def visible(text: str) -> str:
+    """Text whose line breaks are shown, and whose other control characters cannot reach the terminal."""
+    shown = []
+    for character in text:
+        if character == "\n":
+            shown.append("↵\n")
+        elif unicodedata.category(character) in ("Cc", "Cf"):
+            shown.append(f"\\u{ord(character):04x}" if ord(character) > 0xFF else f"\\x{ord(character):02x}")
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+def sample_text(ids: np.ndarray, trained: np.ndarray, tokenizer: Any, colour: bool) -> str:
+    """One sample with what is learnt in green, or between ``[[`` and ``]]`` where there is no colour.
+
+    The first token is never learnt, since nothing predicts it.
+    """
+    decoder = tokenizer.stream_decoder(skip_special_tokens=False)
+    pieces: list[tuple[bool, str]] = []
+    for place, (number, label) in enumerate(zip(ids.tolist(), trained.tolist(), strict=True)):
+        learnt = bool(label) and place > 0
+        text = decoder.put(number)
+        if pieces and pieces[-1][0] == learnt:
+            pieces[-1] = (learnt, pieces[-1][1] + text)
+        else:
+            pieces.append((learnt, text))
+    pieces.append((pieces[-1][0] if pieces else False, decoder.end()))
+    marks = {True: (LEARNT, PLAIN), False: (CONTEXT, PLAIN)} if colour else {True: ("[[", "]]"), False: ("", "")}
+    return "".join(marks[learnt][0] + visible(text) + marks[learnt][1] for learnt, text in pieces if text)
+
+
+def histogram(lengths: np.ndarray, width: int = 40, bars: int = 12) -> str:
+    """Samples by length, a line for each range."""
+    edges = np.unique(np.linspace(0, int(lengths.max()), bars + 1).astype(int))
+    numbers, _ = np.histogram(lengths, bins=edges + 0.5)
+    lines = []
+    for low, high, number in zip(edges[:-1], edges[1:], numbers, strict=True):
+        bar = "█" * round(width * number / numbers.max())
+        if number and not bar:
+            bar = "▏"
+        lines.append(f"  {low + 1:>6} … {high:<6} {number:>8}  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def describe(
+    dataset: TokenDataset | StreamDataset,
+    tokenizer: Any,
+    *,
+    settings: DataSettings | None = None,
+    batch_size: int = 8,
+    samples: int = 3,
+    colour: bool = False,
+) -> str:
+    """The text that :func:`show` prints. Of a streaming dataset the first window is described."""
+    settings = settings or getattr(dataset, "settings", None) or DataSettings()
+    lines = []
+    if isinstance(dataset, StreamDataset):
+        lines.append(f"{dataset.rows} rows in {len(dataset.windows)} windows; of the first window:")
+        dataset = dataset.window(0)
+
+    def heading(text: str) -> str:
+        return f"{BOLD}{text}{PLAIN}" if colour else text
+
+    if len(dataset) == 0:
+        return "\n".join([*lines, f"no sample: {dataset.counts}"])
+    for index in range(min(samples, len(dataset))):
+        ids, trained = dataset[index]
+        learnt = int(dataset.label_counts[index])
+        lines.append(heading(f"{dataset.where(index)} · {len(ids)} tokens, {learnt} learnt"))
+        lines.append(sample_text(ids, trained, tokenizer, colour))
+        lines.append("")
+    total, labels = int(dataset.lengths.sum()), int(dataset.label_counts.sum())
+    lines.append(heading("samples"))
+    lines.append(f"  {dataset.counts}")
+    lines.append(f"  {total} tokens, {labels} learnt ({labels / total:.1%})")
+    lines.append("")
+    lines.append(heading(f"tokens in a sample (mean {dataset.lengths.mean():.0f}, max_length {settings.max_length})"))
+    lines.append(histogram(dataset.lengths))
+    lines.append("")
+    lines.append(heading(f"padding, with {batch_size} rows in a step"))
+    for packing in ("pack", "buckets", "longest", "none"):
+        plan = make_plan(
+            dataset.lengths,
+            packing=packing,
+            max_length=settings.max_length,
+            rows_per_step=batch_size,
+            shuffle=settings.shuffle,
+            seed=settings.seed or 0,
+            epoch=0,
+            buckets=settings.buckets,
+        )
+        share = 1 - total / (int(plan.lengths.sum()) * batch_size)
+        shapes = len(np.unique(plan.lengths))
+        chosen = "  ← chosen" if packing == settings.packing else ""
+        lines.append(f"  {packing:<8} {share:>6.1%} in {plan.steps} steps, {shapes} shape{'s' * (shapes > 1)}{chosen}")
+    return "\n".join(lines)
+
+
+def show(
+    dataset: TokenDataset | StreamDataset,
+    tokenizer: Any,
+    *,
+    settings: DataSettings | None = None,
+    batch_size: int = 8,
+    samples: int = 3,
+    stream: IO[str] | None = None,
+) -> None:
+    """Print what the model will see.
+
+    Args:
+        dataset: as :func:`pet.data.load_dataset` gives it.
+        tokenizer: the one it was made with.
+        settings: what ``max_length`` and ``packing`` to compare.
+        batch_size: rows in an optimizer step, for the shares of padding.
+        samples: how many to print in full.
+        stream: standard output when left out. Colour only on a terminal.
+    """
+    stream = stream or sys.stdout
+    text = describe(
+        dataset, tokenizer, settings=settings, batch_size=batch_size, samples=samples, colour=wants_colour(stream)
+    )
+    print(text, file=stream)

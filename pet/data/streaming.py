@@ -1,0 +1,222 @@
+"""Data that is tokenised while it is used: an index of windows of rows, and a loader that goes through them.
+
+The rows are read once to see that all of them can be used, and to note where each window of ``stream_window`` rows
+begins; that index is kept in the cache directory. An epoch takes the windows in an order of its own, tokenises each,
+and packs its samples by themselves; the next window is made ready meanwhile. A window's last step is filled up with
+padding. Since a window gives the same number of steps in every epoch, that number is noted once known, and
+``batches(epoch, start=k)`` goes straight to the window that holds batch k; a window not yet noted is tokenised to
+count it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+from pet.files import write_json
+
+from .cache import settings_digest, writable_directory
+from .dataset import TokenDataset
+from .encode import Encoder, encode_rows, start_workers
+from .formats import read_file
+from .loader import Batch, Loader
+from .packing import LayoutFunction
+from .plan import PACKED_TOGETHER, Plan
+from .readers import Problems
+from .settings import DataSettings
+
+
+class StreamDataset:
+    """Rows of files in windows, tokenised on demand.
+
+    Attributes:
+        files: in order.
+        windows: for each window (index of its file, place to read from, rows).
+        rows: how many in all.
+
+    Raises:
+        InputError: what is wrong with the files, all of it together; or the settings do not go with streaming.
+    """
+
+    def __init__(self, files: list[Path], encoder: Encoder) -> None:
+        settings = encoder.settings
+        if settings.packing == "buckets" and not settings.buckets:
+            raise InputError("data.buckets: streaming cannot choose the lengths by the data; expected a list of them")
+        if settings.stream_window > PACKED_TOGETHER:
+            raise InputError(f"data.stream_window: expected at most {PACKED_TOGETHER}, found {settings.stream_window}")
+        self.files = [str(path) for path in files]
+        self.encoder, self.settings = encoder, settings
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        key = json.dumps([stats, settings.stream_window, settings_digest(encoder.tokenizer, settings)])
+        name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        self._notes_path = writable_directory(settings.cache_dir) / f"stream-{name}.json"
+        self._notes = self._read_notes()
+        if "windows" not in self._notes:
+            self._notes = {"windows": list(self._index()), "steps": {}}
+            write_json(self._notes_path, self._notes, indent=None)
+        self.windows: list[tuple[int, tuple[int, int], int]] = [
+            (file, (place[0], place[1]), rows) for file, place, rows in self._notes["windows"]
+        ]
+        self.rows = sum(rows for _, _, rows in self.windows)
+
+    def _read_notes(self) -> dict[str, Any]:
+        try:
+            notes = json.loads(self._notes_path.read_text(encoding="utf-8"))
+            return notes if {"windows", "steps"} <= notes.keys() else {}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def _read(self, file: int, place: tuple[int, int], problems: Problems) -> Iterator[Any]:
+        settings = self.settings
+        return read_file(
+            Path(self.files[file]),
+            problems,
+            format=settings.format,
+            columns=settings.columns,
+            system=settings.system,
+            place=place,
+        )
+
+    def _index(self) -> Iterator[tuple[int, tuple[int, int], int]]:
+        problems = Problems()
+        left = self.settings.max_samples
+        for file in range(len(self.files)):
+            place, rows, after = (0, 0), 0, (0, 0)
+            for row in islice(self._read(file, (0, 0), problems), left):
+                rows, after = rows + 1, row.place
+                if rows == self.settings.stream_window:
+                    yield file, place, rows
+                    place, rows = after, 0
+                left = None if left is None else left - 1
+            if rows:
+                yield file, place, rows
+        problems.raise_if_any()
+
+    def window(self, number: int, pool: Any = None) -> TokenDataset:
+        """The samples of one window."""
+        file, place, rows = self.windows[number]
+        problems = Problems()
+        read = islice(self._read(file, place, problems), rows)
+        samples, origin = [], []
+        for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
+            samples += encoded.samples
+            origin += [(file, chunk[row].line) for row in encoded.rows]
+        problems.raise_if_any()
+        dataset = TokenDataset.from_samples(samples)
+        dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 2), self.files
+        return dataset
+
+    def known_steps(self, key: str) -> dict[int, int]:
+        """Steps of each window that has been counted, for one way of dividing rows into steps."""
+        return {int(number): steps for number, steps in self._notes["steps"].get(key, {}).items()}
+
+    def note_steps(self, key: str, number: int, steps: int) -> None:
+        """Keep the steps of a window for later runs."""
+        known = self._notes["steps"].setdefault(key, {})
+        if known.get(str(number)) != steps:
+            known[str(number)] = steps
+            write_json(self._notes_path, self._notes, indent=None)
+
+
+class StreamLoader(Loader):
+    """A :class:`Loader` over a :class:`StreamDataset`; arguments and batches are the same.
+
+    ``steps_per_epoch`` is None until every window has been counted, in this run or an earlier one; so a schedule needs
+    a number of steps of its own. ``sample_ids`` are ``file:line``.
+    """
+
+    dataset: StreamDataset
+
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        batch_size: int,
+        settings: DataSettings | None = None,
+        *,
+        layout: LayoutFunction | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, batch_size, settings or dataset.settings, layout=layout, **options)
+        chosen = self.settings
+        rows_per_step = self.batch_size * self.accumulation * self.world
+        self._key = f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}"
+
+    def _check(self) -> None:
+        if not self.dataset.windows:
+            raise InputError(f"{', '.join(self.dataset.files[:3])}: no rows")
+
+    def _first_ids(self) -> np.ndarray:
+        for file, place, rows in self.dataset.windows:
+            for row in islice(self.dataset._read(file, place, Problems()), rows):
+                encoded = self.dataset.encoder([row])
+                if encoded.samples:
+                    return encoded.samples[0][0]
+        raise InputError(f"{', '.join(self.dataset.files[:3])}: no row has anything to learn")
+
+    def plan(self, epoch: int) -> Plan:
+        raise InputError("data.streaming: the rows of an epoch are not known before it is over")
+
+    def _order(self, epoch: int) -> list[int]:
+        count = len(self.dataset.windows)
+        if not self.settings.shuffle:
+            return list(range(count))
+        return np.random.default_rng([self.settings.seed or 0, epoch]).permutation(count).tolist()
+
+    def steps_per_epoch(self, epoch: int = 0) -> int | None:
+        known = self.dataset.known_steps(self._key)
+        return sum(known.values()) if len(known) == len(self.dataset.windows) else None
+
+    def __len__(self) -> int:
+        batches = self.batches_per_epoch()
+        if batches is None:
+            raise TypeError("a streaming loader has no length before all of its windows have been counted")
+        return batches
+
+    def shapes(self, epoch: int = 0) -> list[tuple[int, int]]:
+        """The (B, S) that may come; ``longest`` has every multiple of 64."""
+        chosen = self.settings
+        if chosen.packing == "buckets":
+            lengths = sorted(chosen.buckets)
+        elif chosen.packing == "longest":
+            lengths = [min(length, chosen.max_length) for length in range(64, chosen.max_length + 64, 64)]
+        else:
+            lengths = [chosen.max_length]
+        return [(self.batch_size, int(length)) for length in lengths]
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        order = self._order(epoch)
+        known = self.dataset.known_steps(self._key)
+        shift = 0
+        # straight to the window that holds `start`, as far as windows have been counted
+        while order and order[0] in known and shift + known[order[0]] * self.accumulation <= start:
+            shift += known[order.pop(0)] * self.accumulation
+        pool = start_workers(self.dataset.encoder) if self.dataset.rows >= 8 * 512 else None
+        try:
+            with ThreadPoolExecutor(1) as ahead:
+                ready = ahead.submit(self.dataset.window, order[0], pool) if order else None
+                for place, number in enumerate(order):
+                    window = ready.result()
+                    if place + 1 < len(order):
+                        ready = ahead.submit(self.dataset.window, order[place + 1], pool)
+                    plan = self._make_plan(window.lengths, epoch, number + 1)
+                    if self.rank == 0:
+                        self.dataset.note_steps(self._key, number, plan.steps)
+                    count = plan.steps * self.accumulation
+                    for batch in self._batches(window, plan, max(0, start - shift), shift):
+                        batch["sample_ids"] = [[window.where(sample) for sample in row] for row in batch["sample_ids"]]
+                        yield batch
+                    shift += count
+        finally:
+            if pool is not None:
+                pool.close()
+
+    def where(self, batch: Batch) -> list[str]:
+        return [sample for row in batch["sample_ids"] for sample in row]

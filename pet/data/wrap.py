@@ -1,0 +1,205 @@
+"""Data that is not in files: MindSpore datasets, and indexable datasets with a ``collate_fn`` of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError, nearest
+
+from .dataset import IGNORED, TokenDataset
+from .loader import Batch
+from .packing import LayoutFunction, causal_layout, collate
+from .settings import DataSettings
+
+
+def is_mindspore_dataset(data: Any) -> bool:
+    """Whether ``data`` is a MindSpore Dataset, told without importing MindSpore."""
+    return hasattr(data, "create_dict_iterator") and hasattr(data, "get_batch_size")
+
+
+def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
+    """The samples of a MindSpore Dataset of token ids, read once into memory.
+
+    Args:
+        data: has a column ``input_ids`` of rows (S,) or batches (B, S), as
+            ``GeneratorDataset(…, column_names=["input_ids"]).batch(4)``; optional columns ``labels`` (unshifted, -100
+            is not learnt) and ``attention_mask`` (0 is padding, and is left out). Without labels every token is one.
+        max_length: cut rows there. Rows of seq_len + 1 tokens, made for models that shift their labels themselves,
+            lose their last token where the model holds no more than seq_len.
+
+    Raises:
+        InputError: no such column, or columns of different shapes, or no rows.
+    """
+    names = list(data.get_col_names())
+    if "input_ids" not in names:
+        raise InputError(f"dataset: no column 'input_ids'{nearest('input_ids', names)}")
+    samples = []
+    for columns in data.create_dict_iterator(output_numpy=True, num_epochs=1):
+        parts = {
+            name: np.atleast_2d(columns[name]) for name in ("input_ids", "labels", "attention_mask") if name in columns
+        }
+        shapes = {name: part.shape for name, part in parts.items()}
+        if len(set(shapes.values())) != 1:
+            raise InputError(f"dataset: columns must have one shape, found {shapes}")
+        if not np.issubdtype(parts["input_ids"].dtype, np.integer):
+            raise InputError(f"dataset: input_ids must be whole numbers, found {parts['input_ids'].dtype}")
+        for row, ids in enumerate(parts["input_ids"]):
+            trained = parts["labels"][row] >= 0 if "labels" in parts else np.ones(len(ids), bool)
+            if "attention_mask" in parts:
+                kept = parts["attention_mask"][row] != 0
+                ids, trained = ids[kept], trained[kept]
+            samples.append((ids[:max_length], trained[:max_length]))
+    if not samples:
+        raise InputError("dataset: no rows")
+    return TokenDataset.from_samples(samples)
+
+
+class CollateLoader:
+    """Batches that the user's own ``collate_fn`` makes of an indexable dataset of dicts.
+
+    Batches have the arrays that :class:`pet.data.loader.Loader` gives: what ``collate_fn`` leaves out is added
+    (``labels`` are the tokens that are not padding; positions and visibility follow ``layout``). Further keys are
+    handed on. The order, ranks and resuming are the Loader's; rows beyond the end of the data are copies of the
+    batch's first row with all labels -100. Every batch has the length that ``collate_fn`` gives it, and each length is
+    compiled once: padding to a fixed one is cheapest.
+
+    Args:
+        dataset: ``len`` and ``[index]``.
+        batch_size: rows on each rank.
+        collate_fn: from a list of samples to a dict of arrays, lists or tensors with ``input_ids`` (B, S). By default
+            samples of one length are stacked, key by key.
+        settings: ``shuffle`` and ``seed`` are used here.
+        layout, pad_token_id, accumulation, rank, world: as for the Loader.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        settings: DataSettings | None = None,
+        *,
+        collate_fn: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+        layout: LayoutFunction | None = None,
+        pad_token_id: int | None = 0,
+        accumulation: int = 1,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if min(batch_size, accumulation, world) < 1 or not 0 <= rank < world:
+            raise InputError("batch size, accumulation and world must be at least 1, and rank below world")
+        if len(dataset) == 0:
+            raise InputError("dataset: no rows")
+        self.dataset, self.batch_size, self.settings = dataset, batch_size, settings or DataSettings()
+        self.collate_fn = collate_fn or stack
+        self.layout, self.pad_token_id = layout or causal_layout, pad_token_id or 0
+        self.accumulation, self.rank, self.world = accumulation, rank, world
+
+    def steps_per_epoch(self, epoch: int = 0) -> int:
+        """Optimizer steps in an epoch."""
+        return -(-len(self.dataset) // (self.batch_size * self.accumulation * self.world))
+
+    def batches_per_epoch(self, epoch: int = 0) -> int:
+        """Batches in an epoch: steps x accumulation."""
+        return self.steps_per_epoch(epoch) * self.accumulation
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch()
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from number ``start`` on."""
+        count = len(self.dataset)
+        order = np.arange(count)
+        if self.settings.shuffle:
+            order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(count)
+        total = self.batches_per_epoch(epoch)
+        order = np.concatenate([order, np.full(total * self.batch_size * self.world - count, -1)])
+        shares = order.reshape(total, self.world, self.batch_size)
+        waiting: dict[int, Batch] = {}
+        for index in range(start, total):
+            if index not in waiting:
+                # the labels of a whole step weight its batches, so a step is made at once
+                step = index // self.accumulation
+                first = step * self.accumulation
+                made = {
+                    number: [self._make(shares[number, rank]) for rank in range(self.world)]
+                    for number in range(first, first + self.accumulation)
+                }
+                labels = sum(batch.label_tokens for batches in made.values() for batch in batches)
+                for number, batches in made.items():
+                    batch = batches[self.rank]
+                    batch.index, batch.step_label_tokens = number, labels
+                    batch.global_label_tokens = sum(other.label_tokens for other in batches)
+                    waiting[number] = batch
+            yield waiting.pop(index)
+
+    def _make(self, members: np.ndarray) -> Batch:
+        real = members[members >= 0].tolist()
+        filled = real + [real[0] if real else 0] * (len(members) - len(real))
+        values = {name: to_numpy(value) for name, value in self.collate_fn([self.dataset[i] for i in filled]).items()}
+        if "input_ids" not in values:
+            raise InputError(f"collate_fn: the batch has no 'input_ids'{nearest('input_ids', values)}")
+        ids = values["input_ids"] = values["input_ids"].astype(np.int32)
+        if ids.ndim != 2 or len(ids) != len(members):
+            raise InputError(f"collate_fn: input_ids must be ({len(members)}, S), found {ids.shape}")
+        real_tokens = np.asarray(values.get("attention_mask", np.ones_like(ids)))
+        if real_tokens.shape != ids.shape:  # FlagAI's masks are (B, 1, S, S): which tokens are real is not told
+            real_tokens = np.ones_like(ids)
+        real_tokens = real_tokens != 0
+        given = values.get("labels")
+        # what follows padding cannot be predicted from it
+        after_real = np.pad(real_tokens[:, :-1], ((0, 0), (1, 0)))
+        trained = real_tokens & after_real if given is None else given >= 0
+        made = self._arrange(ids, real_tokens)
+        labels = np.where(trained, ids if given is None else given, IGNORED).astype(np.int32)
+        labels[len(real) :] = IGNORED
+        batch = Batch({**made, **values, "labels": labels})
+        for name in ("position_ids", "start", "end"):
+            batch[name] = np.asarray(batch[name], np.int32)
+        batch["sample_ids"] = [[index] for index in real] + [[] for _ in range(len(members) - len(real))]
+        batch.label_tokens = int((labels[:, 1:] != IGNORED).sum())
+        batch.useful_tokens = int(real_tokens[: len(real)].sum())
+        return batch
+
+    def _arrange(self, ids: np.ndarray, real: np.ndarray) -> dict[str, np.ndarray]:
+        """Positions and visibility of rows whose real tokens stand together, wherever the padding is."""
+        batch, length = ids.shape
+        made: dict[str, np.ndarray] = {}
+        for row in range(batch):
+            kept = np.flatnonzero(real[row])
+            document = ids[row, kept]
+            rows = [[(document, np.ones(len(document), bool))]] if len(kept) else [[]]
+            two = np.ndim(self.layout(ids[row])[0])
+            one = collate(rows, length, layout=self.layout, position_rows=two)
+            shift = int(kept[0]) if len(kept) else 0
+            for name in ("position_ids", "start", "end"):
+                target = made.setdefault(name, np.zeros((batch, *one[name].shape[1:]), np.int32))
+                if name == "position_ids":
+                    target[row][..., kept] = one[name][0][..., : len(kept)]
+                else:
+                    own = np.arange(length) + (name == "end")
+                    target[row] = own
+                    target[row, kept] = one[name][0, : len(kept)] + shift
+        return made
+
+
+def stack(samples: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The default ``collate_fn``: samples of one length, key by key."""
+    names = list(samples[0])
+    batch = {}
+    for name in names:
+        try:
+            batch[name] = np.stack([to_numpy(sample[name]) for sample in samples])
+        except (KeyError, ValueError) as error:
+            raise InputError(f"dataset: {name!r} cannot be stacked ({error}); give a collate_fn that pads") from None
+    return batch
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A list, a NumPy array, a MindSpore Tensor or a torch tensor as an array."""
+    for method in ("asnumpy", "numpy"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return np.asarray(value)

@@ -1,0 +1,189 @@
+"""Each sample once, the same order whatever the division into batches and ranks, and resuming at any batch."""
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.data import DataSettings, Loader, TokenDataset
+
+PACKINGS = ("pack", "buckets", "longest", "none")
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    random = np.random.default_rng(1)
+    samples = []
+    for number in range(157):
+        length = int(np.clip(random.lognormal(3, 0.7), 3, 100))
+        trained = np.arange(length) >= random.integers(0, length - 1)
+        samples.append((np.full(length, number + 1), trained))
+    return TokenDataset.from_samples(samples)
+
+
+def loader_for(dataset, packing, batch_size=4, **options):
+    changes = {name: options.pop(name) for name in ("shuffle", "seed", "buckets") if name in options}
+    return Loader(dataset, batch_size, DataSettings(packing=packing, max_length=100, **changes), **options)
+
+
+def members(batches):
+    return [sample for batch in batches for row in batch["sample_ids"] for sample in row]
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left.arrays)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_sample_comes_exactly_once_with_all_its_labels(dataset, packing, shuffle):
+    loader = loader_for(dataset, packing, shuffle=shuffle, accumulation=2)
+    batches = list(loader.batches(3))
+    assert sorted(members(batches)) == list(range(len(dataset)))
+    assert len(batches) == loader.batches_per_epoch(3) == 2 * loader.steps_per_epoch(3)
+    found = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+    assert found == sum(int(dataset[index][1][1:].sum()) for index in range(len(dataset)))
+    for batch in batches:
+        for row, samples in enumerate(batch["sample_ids"]):
+            tokens = [token for sample in samples for token in dataset[sample][0].tolist()]
+            assert batch["input_ids"][row, : len(tokens)].tolist() == tokens
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_resuming_gives_the_batches_that_would_have_come(dataset, packing):
+    whole = list(loader_for(dataset, packing).batches(2))
+    for start in (0, 1, len(whole) // 2, len(whole) - 1, len(whole)):
+        rest = list(loader_for(dataset, packing).batches(2, start=start))
+        assert [batch.index for batch in rest] == list(range(start, len(whole)))
+        assert all(same(left, right) for left, right in zip(rest, whole[start:], strict=True))
+
+
+def test_resuming_does_not_make_the_batches_before(dataset, monkeypatch):
+    read = []
+    original = TokenDataset.__getitem__
+    loader = loader_for(dataset, "none")
+    last = len(loader) - 1
+    monkeypatch.setattr(TokenDataset, "__getitem__", lambda self, index: read.append(index) or original(self, index))
+    batch = next(loader.batches(0, start=last))
+    assert sorted(read) == sorted(members([batch]))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_the_rows_of_one_process(dataset, packing, world):
+    alone = list(loader_for(dataset, packing, batch_size=4).batches(1))
+    shared = [
+        list(loader_for(dataset, packing, batch_size=4 // world, rank=rank, world=world).batches(1))
+        for rank in range(world)
+    ]
+    for index, batch in enumerate(alone):
+        parts = [batches[index] for batches in shared]
+        for name in ("input_ids", "labels", "position_ids", "start", "end"):
+            assert np.array_equal(np.concatenate([part[name] for part in parts]), batch[name])
+        assert [row for part in parts for row in part["sample_ids"]] == batch["sample_ids"]
+        assert {part.global_label_tokens for part in parts} == {batch.label_tokens}
+        assert {part.step_label_tokens for part in parts} == {batch.step_label_tokens}
+    assert {len(batches) for batches in shared} == {len(alone)}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_accumulation_divides_a_step_and_changes_nothing_else(dataset, packing):
+    whole = list(loader_for(dataset, packing, batch_size=8).batches(0))
+    halves = list(loader_for(dataset, packing, batch_size=4, accumulation=2).batches(0))
+    assert len(halves) == 2 * len(whole)
+    for step, batch in enumerate(whole):
+        parts = halves[2 * step : 2 * step + 2]
+        assert np.array_equal(np.concatenate([part["input_ids"] for part in parts]), batch["input_ids"])
+        assert sum(part.label_tokens for part in parts) == batch.label_tokens == batch.step_label_tokens
+        assert {part.step_label_tokens for part in parts} == {batch.step_label_tokens}
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(dataset):
+    def order(seed, epoch):
+        return members(loader_for(dataset, "pack", seed=seed).batches(epoch))
+
+    assert order(5, 0) == order(5, 0)
+    assert order(5, 0) != order(5, 1)
+    assert order(5, 0) != order(6, 0)
+    assert members(loader_for(dataset, "none", shuffle=False).batches(4)) == list(range(len(dataset)))
+
+
+def test_there_are_few_shapes(dataset):
+    longest = int(dataset.lengths.max())
+    for packing, most in {"pack": 1, "none": 1, "buckets": 4, "longest": 2}.items():
+        loader = loader_for(dataset, packing)
+        seen = {batch["input_ids"].shape for batch in loader.batches(0)}
+        assert seen == set(loader.shapes(0)) and len(seen) <= most
+    assert {shape[1] for shape in loader_for(dataset, "pack").shapes()} == {100}
+    given = loader_for(dataset, "buckets", buckets=[20, 40, 100]).shapes()
+    assert {shape[1] for shape in given} <= {20, 40, 100} and longest > 40
+    # accumulated batches of one step have one shape
+    shapes = [batch["input_ids"].shape for batch in loader_for(dataset, "buckets", accumulation=2).batches(0)]
+    assert shapes[::2] == shapes[1::2]
+
+
+def test_counts_of_labels_are_those_of_the_batches(dataset):
+    loader = loader_for(dataset, "pack", batch_size=3, world=2, rank=1, accumulation=2)
+    other = loader_for(dataset, "pack", batch_size=3, world=2, rank=0, accumulation=2)
+    counted = loader.label_tokens(0)
+    for index, (left, right) in enumerate(zip(loader.batches(0), other.batches(0), strict=True)):
+        for batch in (left, right):
+            assert batch.label_tokens == (batch["labels"][:, 1:] != -100).sum()
+            assert batch.useful_tokens == sum(len(dataset[i][0]) for row in batch["sample_ids"] for i in row)
+        assert counted[index] == left.label_tokens + right.label_tokens == left.global_label_tokens
+
+
+def test_rows_that_fill_up_the_last_step_are_padding(dataset):
+    loader = loader_for(dataset, "none", batch_size=50)
+    last = list(loader.batches(0))[-1]
+    empty = [row for row, samples in enumerate(last["sample_ids"]) if not samples]
+    assert len(empty) == 4 * 50 - len(dataset)
+    assert (last["labels"][empty] == -100).all() and last["input_ids"].shape == (50, 100)
+
+
+def test_padding_is_the_share_that_is_not_useful(dataset):
+    for packing in PACKINGS:
+        loader = loader_for(dataset, packing)
+        batches = list(loader.batches(0))
+        processed = sum(batch["input_ids"].size for batch in batches)
+        useful = sum(batch.useful_tokens for batch in batches)
+        assert loader.padding(0) == pytest.approx(1 - useful / processed)
+    assert loader_for(dataset, "pack").padding() < 0.05 < loader_for(dataset, "buckets").padding()
+
+
+def test_two_rows_of_positions(dataset):
+    def layout(ids):
+        own = np.arange(len(ids))
+        return np.stack([own, own * 2]), own + 1
+
+    batch = next(loader_for(dataset, "pack", layout=layout).batches(0))
+    assert batch["position_ids"].shape == (4, 2, 100)
+    assert (batch["position_ids"][:, 1] == 2 * batch["position_ids"][:, 0]).all()
+
+
+def test_what_cannot_be_loaded_is_refused(dataset):
+    with pytest.raises(InputError, match=r"memory:\d+: sample of \d+ tokens, max_length is 20"):
+        Loader(dataset, 4, DataSettings(max_length=20))
+    with pytest.raises(InputError, match="no sample"):
+        Loader(TokenDataset.from_samples([]), 4)
+    with pytest.raises(InputError, match="rank"):
+        Loader(dataset, 4, rank=2, world=2)
+
+
+def test_settings_name_what_is_wrong():
+    with pytest.raises(InputError) as caught:
+        DataSettings(packing="bucket", max_length=1, columns={"promt": "q"})
+    text = str(caught.value)
+    assert "3 problems" in text and "'buckets'" in text and "max_length" in text and "'prompt'" in text
+    with pytest.raises(InputError, match="did you mean 'max_length'"):
+        DataSettings.of({"max_length": 9}, max_lenght=10)
+    assert DataSettings.of({"max_length": 9, "train": ["x"]}).max_length == 9
+
+
+def test_the_recipe_section_has_these_names():
+    schema = pytest.importorskip("pet.recipe.data")
+    section = schema.Data()
+    settings = DataSettings.of(section)
+    for name in ("format", "train_on", "max_length", "too_long", "packing", "streaming", "shuffle"):
+        assert getattr(settings, name) == getattr(section, name)
+    missing = set(DataSettings.__dataclass_fields__) - set(type(section).model_fields)
+    assert missing <= {"stream_window"}

@@ -1,0 +1,157 @@
+"""Packing loses, splits and doubles no document, and tells positions, visibility and labels rightly."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pet.data import bucket_edges, collate, first_fit_decreasing
+
+lengths_and_capacity = st.integers(1, 64).flatmap(
+    lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=80), st.just(capacity))
+)
+
+
+def naive(lengths, capacity):
+    """First-fit-decreasing as it is defined, one document at a time."""
+    rows, room = [], []
+    for document in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        for row, left in enumerate(room):
+            if left >= lengths[document]:
+                rows[row].append(document)
+                room[row] -= lengths[document]
+                break
+        else:
+            rows.append([document])
+            room.append(capacity - lengths[document])
+    return rows
+
+
+@given(lengths_and_capacity)
+def test_the_rows_are_those_of_first_fit_decreasing(case):
+    lengths, capacity = case
+    assert [row.tolist() for row in first_fit_decreasing(lengths, capacity)] == naive(lengths, capacity)
+
+
+@given(lengths_and_capacity)
+def test_every_document_stands_in_exactly_one_row_that_holds_it(case):
+    lengths, capacity = case
+    rows = first_fit_decreasing(lengths, capacity)
+    assert sorted(index for row in rows for index in row.tolist()) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[index] for index in row) <= capacity for row in rows)
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [9]])
+def test_a_document_that_cannot_be_placed_is_refused(lengths):
+    with pytest.raises(ValueError, match="1 … 8"):
+        first_fit_decreasing(lengths, 8)
+
+
+def alpaca_like(count, seed=0):
+    """Lengths with mean 248 and a long tail, none above 1024."""
+    lengths = np.random.default_rng(seed).lognormal(np.log(248) - 0.2, 0.75, count)
+    return np.clip(lengths, 8, 1024).astype(int)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_instruction_data_fills_the_rows(seed):
+    lengths = alpaca_like(999, seed)
+    assert 225 < lengths.mean() < 275
+    rows = first_fit_decreasing(lengths, 1024)
+    assert lengths.sum() / (len(rows) * 1024) >= 0.98
+
+
+def test_packing_is_fast():
+    lengths = alpaca_like(100_000)
+    begun = time.perf_counter()
+    first_fit_decreasing(lengths, 1024)
+    assert time.perf_counter() - begun < 5  # takes 0.2 s; one document at a time would take minutes
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_bucket_edges_are_the_best_there_are(lengths, count):
+    from itertools import combinations
+
+    lengths = np.asarray(lengths)
+    edges = bucket_edges(lengths, count, 60, multiple=4)
+    assert edges == sorted(set(edges)) and len(edges) <= count and edges[-1] <= 60
+
+    def cost(chosen):
+        return sum(min(edge for edge in chosen if edge >= length) for length in lengths)
+
+    sizes = sorted({min(-(-int(length) // 4) * 4, 60) for length in lengths})
+    every = [
+        (*smaller, sizes[-1])
+        for number in range(min(count, len(sizes)))
+        for smaller in combinations(sizes[:-1], number)
+    ]
+    assert cost(edges) == min(cost(chosen) for chosen in every)
+
+
+def test_the_drawing_in_the_docstring():
+    a, b, c, d, e = range(11, 16)
+    first = (np.array([a, b, c]), np.array([False, True, True]))
+    second = (np.array([d, e]), np.array([True, False]))
+    batch = collate([[first, second]], 7, pad_token_id=0)
+    assert batch["input_ids"].tolist() == [[a, b, c, d, e, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, b, c, -100, -100, -100, -100]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0]]
+    assert batch["start"].tolist() == [[0, 0, 0, 3, 3, 5, 6]]
+    assert batch["end"].tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+
+
+def prefix_layout(ids):
+    """The first half sees itself in both directions; positions have two rows."""
+    context = len(ids) // 2
+    own = np.arange(len(ids))
+    return np.stack([np.minimum(own, context), np.maximum(own - context, 0)]), np.maximum(own + 1, context)
+
+
+documents = st.lists(
+    st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=1, max_size=9), max_size=4),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(documents, st.booleans())
+@settings(deadline=None)
+def test_documents_see_themselves_alone(rows, two_way):
+    rows = [
+        [(np.array([token for token, _ in document]), np.array([mark for _, mark in document])) for document in row]
+        for row in rows
+    ]
+    length = 40
+    layout = {"layout": prefix_layout, "position_rows": 2} if two_way else {}
+    batch = collate(rows, length, pad_token_id=7, **layout)
+    for row, members in enumerate(rows):
+        key = np.arange(length)
+        sees = (batch["start"][row][:, None] <= key) & (key < batch["end"][row][:, None])
+        assert sees.any(axis=1).all(), "a row of the softmax is empty"
+        at = 0
+        for ids, marks in members:
+            span = slice(at, at + len(ids))
+            assert batch["input_ids"][row, span].tolist() == ids.tolist()
+            wanted = np.where(marks, ids, -100)
+            wanted[0] = -100
+            assert batch["labels"][row, span].tolist() == wanted.tolist()
+            alone = np.tril(np.ones((len(ids), len(ids)), bool))
+            positions = np.arange(len(ids))
+            if two_way:
+                alone[:, : len(ids) // 2] = True
+                positions = prefix_layout(ids)[0]
+            assert (sees[span, span] == alone).all()
+            assert not sees[span, :at].any() and not sees[span, at + len(ids) :].any()
+            assert not sees[:at, span].any() and not sees[at + len(ids) :, span].any()
+            assert (batch["position_ids"][row][..., span] == positions).all()
+            at += len(ids)
+        assert (batch["input_ids"][row, at:] == 7).all() and (batch["labels"][row, at:] == -100).all()
+
+
+def test_documents_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="need 6 tokens, the row has 5"):
+        collate([[(np.arange(3), np.ones(3)), (np.arange(3), np.ones(3))]], 5)
