@@ -68,7 +68,7 @@ JOBS = words(
 CITIES = words("江城 River City, 山城 Hill City, 海城 Sea City, 花城 Flower City, 雪城 Snow City, 石城 Stone City")
 STREETS = words(
     "长街 Long Street, 河边街 River Street, 桥头街 Bridge Street, 花园街 Garden Street, 钟楼街 Clock Street, "
-    "月亮街 Moon Street, 学校街 School Street, 市场街 Market Street"
+    "月亮街 Moon Street, 学校街 School Street, 市场街 Market Street, 青禾街 Green Field Street"
 )
 HOURS = words("七点 seven, 八点 eight, 九点 nine, 十点 ten, 十一点 eleven, 六点 six")
 WEEKDAYS = words("星期一 Monday, 星期二 Tuesday, 星期三 Wednesday, 星期四 Thursday, 星期五 Friday, 星期六 Saturday")
@@ -263,7 +263,7 @@ def person_facts() -> dict[str, tuple[Word, Word, Word, Word, Word]]:
             JOBS[(row * 3) % len(JOBS)],
             CITIES[(row * 5 + row // 6) % len(CITIES)],
             COLORS[(row * 7) % len(COLORS)],
-            STREETS[(row * 3 + row // 8) % len(STREETS)],
+            STREETS[(row * 4 + row // 9) % len(STREETS)],
             HOURS[(row * 5 + row // 6) % len(HOURS)],
         )
         for row, person in enumerate(PEOPLE)
