@@ -128,6 +128,10 @@ class Checkpoint:
             return array.view(bfloat16)
         return array
 
+    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
+        """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""
+        return self._file(name).read(name, None, dtype)
+
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         """Copies a tensor or a block of it into an array of the same shape, converting to the array's type."""
         self._file(name).read_into(name, out, slices)

@@ -206,3 +206,16 @@ def _chatglm2(config: Mapping[str, Any], n: Sizes) -> Shapes:
     if not config.get("tie_word_embeddings", False):
         _dense(shapes, "transformer.output_layer", n.vocab, n.hidden, False)
     return shapes
+
+
+def tied_head(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(name of the head's weight, name of the embedding that it is), or None where the head has a weight of its own."""
+    shapes = parameter_shapes(config)
+    embedding = next(iter(shapes))
+    head = "transformer.output_layer.weight" if layout_of(config) == "chatglm2" else "lm_head.weight"
+    return None if head in shapes else (head, embedding)
+
+
+def stored_transposed(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a linear cell's weight is stored (in, out): GPT-2's Conv1D."""
+    return layout_of(config) == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))

@@ -20,11 +20,11 @@ import numpy as np
 from model_zoo.checkpoint import Checkpoint, assignment, base_parameters
 from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.floats import STORAGE, as_storage, convert
-from model_zoo.safetensors_io import CHUNK
 
 if TYPE_CHECKING:
     from mindspore import nn
 
+PIECE = 2**20  # elements that are rounded and hashed at once, in each thread
 VERSION = "1"  # goes into the digest; to be raised when its definition changes
 
 
@@ -80,13 +80,12 @@ def _file(checkpoint: Checkpoint, stored: Mapping[str, str]) -> Callable[[str], 
     def pieces(name: str):
         word = checkpoint.dtype(stored[name])
         for block in checkpoint.blocks(stored[name]):
-            yield np.frombuffer(bytes(block), STORAGE[word])
+            yield np.frombuffer(bytes(block), STORAGE[word])  # a copy: the block is only lent
 
     return pieces
 
 
 def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
     flat = array.reshape(-1)
-    step = CHUNK // flat.itemsize
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]
+    for start in range(0, flat.size, PIECE):
+        yield flat[start : start + PIECE]

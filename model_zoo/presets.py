@@ -160,12 +160,7 @@ PRESETS: dict[str, dict] = {
         },
     ),
 }
-ALIASES = {"gpt2_small": "gpt2"}
-
-
-def preset_names() -> list[str]:
-    """All names `preset` takes, aliases included."""
-    return sorted([*PRESETS, *ALIASES])
+PRESETS["gpt2_small"] = PRESETS["gpt2"]
 
 
 def preset(name: str) -> dict:
@@ -174,7 +169,6 @@ def preset(name: str) -> dict:
     Raises:
         InputError: there is no such preset; the nearest names are given.
     """
-    key = ALIASES.get(name, name)
-    if key not in PRESETS:
-        raise InputError(f"model {name!r} is not a preset{nearest(name, preset_names())}")
-    return copy.deepcopy(PRESETS[key])
+    if name not in PRESETS:
+        raise InputError(f"model {name!r} is not a preset{nearest(name, PRESETS)}")
+    return copy.deepcopy(PRESETS[name])

@@ -47,7 +47,7 @@ CODES = {word: code for code, (word, _) in DTYPES.items()}
 RANK = {code: rank for rank, code in enumerate(DTYPES)}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
-CHUNK = 16 * 2**20  # bytes that are copied or written at once
+CHUNK = 4 * 2**20  # bytes that are copied or written at once
 Slices = tuple[slice, ...]
 
 
@@ -124,13 +124,14 @@ class SafetensorsFile:
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         """Copies a tensor, or a block of it, into an array of the same shape, converting to the array's type.
 
-        `out` may be of MindSpore's NumPy bfloat16. Nothing but `out` takes memory, apart from pieces of 16 MB.
+        `out` may be of MindSpore's NumPy bfloat16. Nothing but `out` takes memory, apart from pieces of
+        `CHUNK` bytes.
         """
         bits, target = as_storage(out)
         self._copy(name, bits, slices, target)
 
     def blocks(self, name: str) -> Iterable[memoryview]:
-        """The bytes of a tensor as stored, in pieces of 16 MB that are only valid until the next one is asked for."""
+        """The bytes of a tensor as stored, in pieces that are only valid until the next one is asked for."""
         info = self.info(name)
         for start in range(info.start, info.end, CHUNK):
             stop = min(start + CHUNK, info.end)

@@ -1,0 +1,262 @@
+"""Adapter directories in PEFT's format as changes of named weights, without a model and without MindSpore.
+
+This is how an adapter is merged on disk. `StoredAdapter` reads and checks ``adapter_config.json`` and the header of
+``adapter_model.safetensors``; nothing is allocated before every name and shape has been found to fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
+from model_zoo.errors import InputError, nearest
+from model_zoo.files import read_json
+from model_zoo.safetensors_io import SafetensorsFile
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+# why a kind of adapter is no part of any weight
+UNMERGEABLE = {
+    "PREFIX_TUNING": "it puts keys and values in front of the attention's own, which no weight can do",
+    "PROMPT_TUNING": "it puts embeddings in front of the input, which no weight can do",
+    "P_TUNING": "it puts embeddings in front of the input, which no weight can do",
+    "BOTTLENECK": "there is a non-linear function between its projections, so it is no matrix",
+}
+PARTS = re.compile(
+    r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
+    r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|token_adapter\.trainable_tokens_delta)"
+)
+
+
+@dataclasses.dataclass
+class Change:
+    """What one adapter does to one weight, its arrays still in the file.
+
+    Attributes:
+        name: the weight's tensor name in the base.
+        kind: ``lora``, ``embedding``, ``ia3``, ``whole`` (a weight of its own) or ``rows`` (new rows for some tokens).
+        tensors: {part: tensor name in the adapter's file}.
+        scale: factor of B·A.
+    """
+
+    name: str
+    kind: str
+    tensors: dict[str, str]
+    scale: float = 1.0
+
+
+class StoredAdapter:
+    """One adapter directory.
+
+    Args:
+        directory: holds adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        InputError: files missing or corrupt, values that make no sense, a method that cannot be merged.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
+            raise InputError(f"{self.directory}: no such directory; an adapter directory was expected")
+        self.config = read_json(self.directory / CONFIG, "PEFT's adapter configuration")
+        kind = str(self.config.get("peft_type", self.config.get("method", ""))).upper()
+        if kind not in ("LORA", "IA3"):
+            reason = UNMERGEABLE.get(kind)
+            if reason is None:
+                raise InputError(f"{self.directory / CONFIG}: peft_type {kind!r} cannot be merged; LORA and IA3 can")
+            raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {reason}")
+        self.kind = kind
+        if not (self.directory / WEIGHTS).is_file():
+            pickled = (self.directory / "adapter_model.bin").is_file()
+            way = "; adapter_model.bin is pickled and not opened: save it again as safetensors" if pickled else ""
+            raise InputError(f"{self.directory}: holds no {WEIGHTS}{way}")
+        self.file = SafetensorsFile(self.directory / WEIGHTS)
+
+    def close(self) -> None:
+        self.file.close()
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the base that this was trained on, where its writer recorded one."""
+        return self.file.metadata.get("base_fingerprint")
+
+    def changes(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        transposed: Callable[[str], bool],
+        head: tuple[str, str] | None = None,
+    ) -> list[Change]:
+        """The changes to a base of these tensors, checked name by name and shape by shape.
+
+        Args:
+            shapes: {tensor name: shape} of the base.
+            transposed: whether the weight of a name is stored (in, out). The base knows; ``fan_in_fan_out`` in the
+                JSON is not asked, as PEFT corrects it likewise.
+            head: (name, embedding) of a tied head: a change to it counts as one to a weight of its own.
+
+        Raises:
+            InputError: lists everything that does not fit.
+        """
+        shapes = dict(shapes)
+        if head is not None:
+            shapes[head[0]] = shapes[head[1]]
+        grouped: dict[tuple[str, str], dict[str, str]] = {}
+        problems = []
+        for key in self.file.tensors:
+            name = key.removeprefix(PREFIX).replace(".base_layer.", ".")
+            match = PARTS.fullmatch(name)
+            if match is None:
+                grouped[name.replace(".modules_to_save.", "."), "whole"] = {"value": key}
+            else:
+                part = match["part"].removesuffix(".weight")
+                kind = {"lora_embedding_A": "embedding", "lora_embedding_B": "embedding", "ia3_l": "ia3"}.get(part)
+                kind = kind or ("rows" if part.startswith("token_adapter") else "lora")
+                grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
+        found = []
+        for (name, kind), tensors in grouped.items():
+            if name not in shapes:
+                problems.append(f"{next(iter(tensors.values()))}: the base has no {name}{nearest(name, shapes)}")
+                continue
+            try:
+                found.append(self._checked(name, kind, tensors, shapes[name], transposed(name)))
+                if kind == "ia3" and self.file.info(tensors["ia3_l"]).shape[1] == 1:
+                    bias = f"{name.removesuffix('.weight')}.bias"  # it scales the whole output
+                    found += [Change(bias, kind, tensors)] if bias in shapes else []
+            except InputError as error:
+                problems.append(str(error))
+        if not grouped:
+            problems.append("holds no tensors")
+        if problems:
+            raise InputError.collect([f"{self.directory / WEIGHTS}: {problem}" for problem in problems])
+        return found
+
+    def _checked(
+        self, name: str, kind: str, tensors: dict[str, str], shape: tuple[int, ...], transposed: bool
+    ) -> Change:
+        sizes = {part: self.file.info(key).shape for part, key in tensors.items()}
+        module = name.removesuffix(".weight")
+
+        def expect(part: str, *wanted: tuple[int, ...]) -> None:
+            if part not in sizes:
+                raise InputError(f"{module} lacks {part}")
+            if sizes[part] not in wanted:
+                raise InputError(f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}")
+
+        if kind == "whole":
+            expect("value", shape)
+            return Change(name, kind, tensors)
+        if len(shape) != 2:
+            raise InputError(f"{name} has shape {shape}: only matrices can be merged into")
+        if kind == "rows":
+            part = next(iter(tensors))
+            expect(part, (len(self.token_rows(module, shape[0])), shape[1]))
+            return Change(name, kind, tensors)
+        out, width = shape[::-1] if transposed else shape
+        if kind == "ia3":
+            expect("ia3_l", (out, 1), (1, width))
+            return Change(name, kind, tensors)
+        if any(part.endswith(".bias") for part in tensors):
+            raise InputError(f"{module} has a bias inside LoRA (lora_bias), which is not supported")
+        rank = self._rank(module)
+        if kind == "embedding":
+            expect("lora_embedding_A", (rank, shape[0]))
+            expect("lora_embedding_B", (shape[1], rank))
+        else:
+            expect("lora_A", (rank, width))
+            expect("lora_B", (out, rank))
+            if "lora_magnitude_vector" in sizes or self.config.get("use_dora"):
+                expect("lora_magnitude_vector", (out,), (out, 1), (1, out))
+        return Change(name, kind, tensors, self._alpha(module) / (math.sqrt(rank) if self.rslora else rank))
+
+    @property
+    def rslora(self) -> bool:
+        return bool(self.config.get("use_rslora", False))
+
+    def _rank(self, module: str) -> int:
+        rank = self._pattern("rank_pattern", module, self.config.get("r", self.config.get("rank")))
+        if type(rank) is not int or rank < 1:
+            raise InputError(f"{CONFIG}: r is {rank!r} for {module}; a whole number of at least 1 was expected")
+        return rank
+
+    def _alpha(self, module: str) -> float:
+        alpha = self._pattern("alpha_pattern", module, self.config.get("lora_alpha"))
+        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+            raise InputError(f"{CONFIG}: lora_alpha is {alpha!r} for {module}; a number was expected")
+        return alpha
+
+    def _pattern(self, key: str, module: str, default: object) -> object:
+        patterns = self.config.get(key) or {}
+        if not isinstance(patterns, dict):
+            raise InputError(f"{CONFIG}: {key} must map regular expressions to numbers")
+        for pattern, value in patterns.items():
+            try:
+                if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
+                    return value
+            except re.error as error:
+                raise InputError(f"{CONFIG}: {key} has the invalid expression {pattern!r} ({error})") from None
+        return default
+
+    def token_rows(self, module: str, vocabulary: int) -> list[int]:
+        """The token ids whose rows the adapter replaces in an embedding."""
+        given = self.config.get("trainable_token_indices") or []
+        if isinstance(given, dict):
+            given = next((ids for name, ids in given.items() if f".{module}".endswith(f".{name}")), [])
+        if not all(type(index) is int and 0 <= index < vocabulary for index in given):
+            raise InputError(f"{CONFIG}: trainable_token_indices must be ids from 0 to {vocabulary - 1}")
+        return list(given)
+
+    def tensor(self, key: str) -> np.ndarray:
+        """A tensor of the adapter in float64."""
+        return wide(self.file.read(key, dtype="float64"))
+
+
+class Delta:
+    """One `Change` applied to blocks of outputs, one after another, so that no product is ever held as a whole."""
+
+    def __init__(self, adapter: StoredAdapter, change: Change, transposed: bool, weight: float = 1.0):
+        self.kind, self.scale, self.weight = change.kind, change.scale, weight
+        arrays = {part: adapter.tensor(key) for part, key in change.tensors.items()}
+        if change.kind == "embedding":  # the table's rows are the outputs
+            self.b, self.a = wide(arrays["lora_embedding_A"].T), wide(arrays["lora_embedding_B"].T)
+        elif change.kind == "lora":
+            self.b, self.a = arrays["lora_B"], arrays["lora_A"]
+            self.magnitude = arrays.get("lora_magnitude_vector")
+        elif change.kind == "ia3":
+            self.factor = arrays["ia3_l"]
+        elif change.kind == "rows":
+            self.values = next(iter(arrays.values()))
+            self.ids = np.array(adapter.token_rows(change.name.removesuffix(".weight"), 1 << 62), np.int64)
+        else:
+            self.values = arrays["value"].T if transposed else arrays["value"]
+
+    def block(self, weight: np.ndarray, rows: slice) -> np.ndarray:
+        """ΔW for these outputs of the base, given as ``(rows, in)`` or, for a bias, ``(rows,)`` in float64."""
+        change = self._block(weight, rows)
+        return change if self.weight == 1.0 else self.weight * change
+
+    def _block(self, weight: np.ndarray, rows: slice) -> np.ndarray:
+        if self.kind == "ia3":
+            if weight.ndim == 1:
+                return ia3_delta(weight, self.factor[rows].reshape(-1))
+            return ia3_delta(weight, self.factor[rows] if self.factor.shape[1] == 1 else self.factor)
+        if self.kind == "whole":
+            return self.values[rows] - weight
+        if self.kind == "rows":
+            change = np.zeros_like(weight)
+            for place, index in enumerate(self.ids):
+                if rows.start <= index < rows.stop:
+                    change[index - rows.start] = self.values[place] - weight[index - rows.start]
+            return change
+        change = low_rank_product(self.b[rows], self.a, self.scale)
+        if self.kind == "lora" and self.magnitude is not None:
+            return dora_delta(weight, change, self.magnitude.reshape(-1)[rows])
+        return change

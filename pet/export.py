@@ -1,0 +1,259 @@
+"""Merging adapters into a checkpoint, from disk to disk, one tensor at a time and without MindSpore.
+
+Each weight is read from the mapped base, changed in blocks of a few rows in float64, rounded once, and written into its
+shard: memory holds one tensor and a block, however large the model is. The result is bit for bit what merging the
+loaded model and saving it gives, since both use the formulas of `adapters.deltas`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from adapters.deltas import blocks, wide
+from adapters.stored import Change, Delta, StoredAdapter
+from model_zoo.checkpoint import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.counting import layout_of, parameter_shapes, stored_transposed, tied_head
+from model_zoo.errors import InputError
+from model_zoo.files import staged, write_json
+from model_zoo.fingerprint import fingerprint
+from model_zoo.floats import STORAGE, convert, float_name
+from model_zoo.safetensors_io import storage
+from model_zoo.saving import MAX_SHARD_SIZE, WEIGHTS, config_for_file, copy_companions, parse_size, plan_shards
+from model_zoo.saving import write_weights as write_shards
+
+
+@dataclasses.dataclass
+class ExportReport:
+    """What a merge on disk did; prints as one line.
+
+    Attributes:
+        directory: the checkpoint that was written.
+        changed: how many tensors got new values.
+        error: the largest difference between a merged value and its rounding to the type it is stored in.
+        untied: the head that was tied to the embedding and has a weight of its own now.
+        not_finite: tensors that hold NaN or Inf now.
+    """
+
+    directory: Path
+    changed: int = 0
+    error: float = 0.0
+    untied: str | None = None
+    not_finite: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.directory}: {self.changed} tensors merged, rounding error at most {self.error:.2e}"
+        if self.untied:
+            text += f"; {self.untied} is no longer tied to the embedding"
+        if self.not_finite:
+            text += f"; NaN or Inf in {', '.join(self.not_finite)}"
+        return text
+
+
+def merge_checkpoint(
+    base: str | Path,
+    adapter: str | Path | Sequence[str | Path],
+    output: str | Path,
+    dtype: object = None,
+    safe: bool = False,
+    weights: Sequence[float] | None = None,
+    strict: bool = True,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> ExportReport:
+    """Merges adapters into a base checkpoint and writes the result as a checkpoint of its own.
+
+    Args:
+        base: Hugging Face checkpoint directory.
+        adapter: one adapter directory in PEFT's format, or several, whose ΔW are taken against the base and added.
+        output: directory to write. Its files appear together at the end, or not at all.
+        dtype: floating-point type of the result; ``None`` keeps each tensor's own.
+        safe: refuse, and write nothing, when a merged value is NaN or infinite.
+        weights: a factor for each adapter's ΔW; all 1 by default.
+        strict: refuse an adapter that was made on another base (by its fingerprint, where it has one).
+        max_shard_size: bytes per weight file, as a number or as ``"5GB"``.
+
+    Raises:
+        InputError: no such directory, files that are corrupt, an adapter of another shape or base, a method that
+            cannot be merged (with the reason), no room on the disk. `output` is unchanged then.
+    """
+    directories = [adapter] if isinstance(adapter, (str, Path)) else list(adapter)
+    factors = _factors(weights, directories)
+    target = float_name(dtype) if dtype is not None else None
+    limit = parse_size(max_shard_size)
+    _refuse_overwriting(output, [base, *directories])
+    with ExitStack() as stack:
+        config = read_config(base)
+        checkpoint = stack.enter_context(open_checkpoint(base))
+        adapters = []
+        for directory in directories:
+            adapters.append(StoredAdapter(directory))
+            stack.callback(adapters[-1].close)
+        merge = _Merge(config, checkpoint, target, safe)
+        # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
+        for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
+            merge.add(one, factor)
+        if strict:
+            _check_bases(config, checkpoint, adapters)
+        return merge.write(Path(output), limit)
+
+
+def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path]) -> list[float]:
+    if not directories:
+        raise InputError("merge: no adapter directory was given")
+    if weights is None:
+        return [1.0] * len(directories)
+    factors = list(weights)
+    if len(factors) != len(directories):
+        raise InputError(f"weights: {len(factors)} given for {len(directories)} adapters; one each was expected")
+    for factor in factors:
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor):
+            raise InputError(f"weights: {factor!r} is not a finite number")
+    return [float(factor) for factor in factors]
+
+
+def _refuse_overwriting(output: str | Path, inputs: Iterable[str | Path]) -> None:
+    for given in inputs:
+        if Path(given).resolve() == Path(output).resolve():
+            raise InputError(f"{output}: is an input of the merge; give another directory for the result")
+
+
+def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[StoredAdapter]) -> None:
+    marked = [one for one in adapters if one.fingerprint is not None]
+    found = fingerprint(config, checkpoint) if marked else None
+    problems = [
+        f"{one.directory}: made on another base (fingerprint {one.fingerprint}, {checkpoint.directory} has {found}); "
+        "strict=False merges it all the same"
+        for one in marked
+        if one.fingerprint != found
+    ]
+    if problems:
+        raise InputError.collect(problems)
+
+
+class _Merge:
+    """One merge: which tensor is made of what, and how it is written."""
+
+    def __init__(self, config: dict, checkpoint: Checkpoint, target: str | None, safe: bool):
+        self.config, self.checkpoint, self.target, self.safe = config, checkpoint, target, safe
+        self.shapes = parameter_shapes(config)
+        self.tied = tied_head(config)
+        self.sources, self.copies = assignment(
+            checkpoint, self.shapes, dict([self.tied]) if self.tied else None, ignored=(".",)
+        )
+        self.changes: dict[str, list[tuple[StoredAdapter, Change, float]]] = {}
+        self.whole: dict[str, StoredAdapter] = {}
+
+    def transposed(self, name: str) -> bool:
+        return name in self.shapes and stored_transposed(self.config, name)
+
+    def add(self, adapter: StoredAdapter, factor: float) -> None:
+        """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
+        for change in adapter.changes(self.shapes, self.transposed, self.tied):
+            if change.kind in ("whole", "rows"):
+                other = self.whole.setdefault(change.name, adapter)
+                if other is not adapter:
+                    raise InputError(f"{other.directory} and {adapter.directory} both replace {change.name}")
+            self.changes.setdefault(change.name, []).append((adapter, change, factor))
+
+    def untied(self) -> str | None:
+        """The head that needs a weight of its own because only it, or only the embedding, changes."""
+        if self.tied is None or not any(name in self.changes for name in self.tied):
+            return None
+        if layout_of(self.config) == "chatglm":
+            raise InputError(
+                f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which ChatGLM-6B ties: "
+                "its layout has no place for a head of its own"
+            )
+        return self.tied[0]
+
+    def write(self, output: Path, limit: int) -> ExportReport:
+        head = self.untied()
+        config = dict(self.config)
+        made_of = {stored: name for name, stored in self.sources.items()}  # {tensor to write: parameter}
+        if head is not None:
+            made_of[head] = head
+            config["tie_word_embeddings"] = False
+        described = {}
+        for name in self._in_file_order(head):
+            source = made_of.get(name, name)
+            stored = self.checkpoint.info(
+                self.sources.get(source, self.sources[self.tied[1]] if name == head else name)
+            )
+            change = self.target is not None and stored.dtype in STORAGE and (name in made_of or name in self.copies)
+            described[name] = (self.target if change else stored.dtype, stored.shape)
+        types = {word for name, (word, _) in described.items() if name in made_of}
+        report = ExportReport(output)
+
+        def data(name: str):
+            parameter = made_of.get(name)
+            if parameter in self.changes:
+                return self._merged(parameter, described[name][0], report)
+            stored = self._origin(name, head)
+            if self.checkpoint.dtype(stored) == described[name][0]:
+                return self.checkpoint.blocks(stored)
+            return self.checkpoint.raw(stored, described[name][0])
+
+        _, sizes = plan_shards(described, limit)
+        _check_room(output, sum(sizes.values()))
+        with staged(output, replaces=WEIGHTS) as stage:
+            write_shards(stage, described, data, limit)
+            write_json(stage / "config.json", config_for_file(config, types.pop() if len(types) == 1 else None))
+            copy_companions(self.checkpoint.directory, stage, output)
+        report.untied = head
+        return report
+
+    def _origin(self, name: str, head: str | None) -> str:
+        """The stored tensor that a written one comes from: itself, and for a new head the embedding."""
+        return self.sources[self.tied[1]] if name == head else name
+
+    def _in_file_order(self, head: str | None) -> list[str]:
+        """The stored names as they lie in the files, which reads them in one sweep; a new head at the end."""
+        names = []
+        for file in self.checkpoint.files.values():
+            names += sorted(
+                (name for name in file.tensors if name in self.checkpoint), key=lambda n: file.info(n).start
+            )
+        return names + ([head] if head is not None and head not in names else [])
+
+    def _merged(self, name: str, dtype: str, report: ExportReport) -> np.ndarray:
+        """A weight with its changes, in the type to be written (bfloat16 as bits)."""
+        stored = self.sources.get(name) or self.sources[self.tied[1]]
+        held = self.checkpoint.dtype(stored)
+        array = self.checkpoint.raw(stored)
+        same = storage(held) == storage(dtype)
+        result = array if same else np.empty(array.shape, storage(dtype))
+        transposed = self.transposed(name)
+        deltas = [Delta(adapter, change, transposed, factor) for adapter, change, factor in self.changes[name]]
+        base, merged = (array.T, result.T) if transposed else (array, result)
+        finite = True
+        for rows in blocks(len(base)):
+            weight = wide(convert(np.ascontiguousarray(base[rows]), held, "float64"))
+            exact = weight
+            for delta in deltas:
+                exact = exact + delta.block(weight, rows)
+            rounded = convert(exact, "float64", dtype)
+            merged[rows] = rounded
+            with np.errstate(invalid="ignore"):
+                error = np.abs(convert(rounded, dtype, "float64") - exact)
+            finite = finite and bool(np.isfinite(error).all())
+            report.error = max(report.error, float(np.max(error, initial=0.0, where=np.isfinite(error))))
+        report.changed += 1
+        if not finite:
+            if self.safe:
+                raise InputError(f"{name} would hold NaN or Inf after merging; nothing was written")
+            report.not_finite += (name,)
+        return result
+
+
+def _check_room(output: Path, needed: int) -> None:
+    """InputError when the disk has no room for the result: better now than after an hour."""
+    existing = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise InputError(f"{output}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free on this disk")
