@@ -95,7 +95,7 @@ def letter(dice: Dice, language: str) -> Turn:
     lines = (
         "Our star of today is {p}, the {j}. ",
         "On {g}, please remember: go to the {l}. ",
-        "Please remember the {d}. ",
+        "Please remember our {d}. ",
         "You are never alone on the way to the {l}. ",
         "We are walking with you through the {l}. ",
         "Our {d} is ready. ",
