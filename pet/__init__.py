@@ -14,6 +14,24 @@ __version__ = "0.1.0"
 _NAMES = {
     "pet.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "model_zoo.errors": ("InputError",),
+    "adapters.method": ("MethodConfig",),
+    "adapters.lora": ("LoRAConfig",),
+    "adapters.matching": ("plan",),
+    "adapters.apply": (
+        "adapter_names",
+        "adapter_status",
+        "add_adapter",
+        "apply",
+        "apply_lora",
+        "delete_adapter",
+        "disable_adapters",
+        "list_adapters",
+        "print_trainable_parameters",
+        "set_adapter",
+        "trainable_parameters",
+    ),
+    "adapters.files": ("load_adapter", "save_adapter"),
+    "adapters.merge": ("merge", "unmerge"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_WHERE)

@@ -6,5 +6,6 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "recipes": ("pet.cli.recipes", "list, show or copy the bundled recipes; write the JSON schema"),
     "validate": ("pet.cli.validate", "check recipes without running them"),
+    "launch": ("pet.cli.launch", "start a command in several processes, on one machine or many"),
     "doctor": ("pet.cli.doctor", "show device, versions, memory, and what is known not to work together"),
 }

@@ -44,7 +44,7 @@ def _report(prog: str, error: BaseException, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     text = str(error).strip() or type(error).__name__
-    print(f"{prog}: {text}", file=sys.stderr)
+    print(text if text.startswith(f"{prog}: ") else f"{prog}: {text}", file=sys.stderr)
 
 
 def _first_line(error: BaseException) -> str:

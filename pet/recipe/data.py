@@ -24,8 +24,11 @@ class Data(Section):
     eval_fraction: float = Field(
         0.0, ge=0, lt=1, description="Share of the training rows that is held out as eval, when eval is left out."
     )
-    format: Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "mindrecord"] = Field(
-        "auto", description="What the rows look like. auto recognises it by the names of their keys."
+    format: Literal[
+        "auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"
+    ] = Field(
+        "auto",
+        description="What the rows look like. auto recognises it by the names of their keys; tokens: ids already.",
     )
     columns: dict[Role, str] = Field(
         default_factory=dict,
@@ -49,10 +52,10 @@ class Data(Section):
     too_long: Literal["cut", "drop"] = Field(
         "cut", description="What happens to a longer sample: cut at max_length, or left out. Both are counted."
     )
-    packing: Literal["none", "pack", "buckets"] = Field(
+    packing: Literal["pack", "buckets", "longest", "none"] = Field(
         "pack",
         description="pack: several samples in a row, each seeing itself alone; hardly any padding. buckets: rows of "
-        "like length together. none: one sample a row, padded to max_length.",
+        "like length together. longest: padded to the longest of a step, in multiples of 64. none: to max_length.",
     )
     buckets: list[int] | None = Field(
         None,
@@ -67,7 +70,10 @@ class Data(Section):
         None, ge=0, le=256, description="Processes that tokenise; 0: this one. Left out: the cores, when it pays."
     )
     streaming: bool = Field(
-        False, description="Read and tokenise while training, for data larger than memory; shuffles in a window."
+        False, description="Tokenise while training instead of beforehand, for data that should not be stored twice."
+    )
+    stream_window: int = Field(
+        8192, ge=1, description="Rows that are shuffled and packed together when streaming; more mixes better."
     )
     cache_dir: HerePath | None = Field(
         None,

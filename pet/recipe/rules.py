@@ -184,6 +184,8 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield _find(
                 "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
             )
+    if not settings.streaming and _changed(recipe, "data", "stream_window"):
+        yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
     if settings.template is not None and "{prompt}" not in settings.template:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
 

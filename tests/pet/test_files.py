@@ -1,0 +1,103 @@
+"""Writes are whole or absent, also when the process dies in the middle of one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pet import files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+    with pytest.raises(RuntimeError), files.atomic_open(path, "w") as stream:
+        stream.write("new")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_permissions_are_the_usual_ones(tmp_path):
+    before = os.umask(0o027)
+    try:
+        files.write_bytes(tmp_path / "file", b"x")
+        with files.atomic_directory(tmp_path / "directory"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "directory").stat().st_mode & 0o777 == 0o750
+
+
+def test_writer_with_a_name_gets_the_suffix(tmp_path):
+    names = []
+
+    def writer(name):
+        names.append(name)
+        Path(name).write_text("x")
+
+    files.atomic_file(tmp_path / "plot.png", writer)
+    assert names[0].endswith(".png")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_directory_is_replaced_as_a_whole(tmp_path):
+    target = tmp_path / "run"
+    for content in ("first", "second"):
+        with files.atomic_directory(target) as directory:
+            (directory / content).write_text(content)
+    assert [entry.name for entry in target.iterdir()] == ["second"]
+    with pytest.raises(RuntimeError), files.atomic_directory(target) as directory:
+        (directory / "third").write_text("x")
+        raise RuntimeError
+    assert [entry.name for entry in target.iterdir()] == ["second"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_crash_between_the_two_renames_is_mended(tmp_path):
+    target = tmp_path / "run"
+    with files.atomic_directory(target) as directory:
+        (directory / "content").write_text("x")
+    os.rename(target, tmp_path / f".run{files.UNFINISHED}previous")
+    files.recover(target)
+    assert (target / "content").read_text() == "x"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+WRITER = """
+import sys
+from pet import files
+path, length = sys.argv[1], 1 << 20
+for number in range(10**9):
+    files.write_text(path, str(number % 10) * length)
+    with files.atomic_directory(path + ".d") as directory:
+        for name in "ab":
+            (directory / name).write_text(str(number))
+    print(number, flush=True)
+"""
+
+
+def test_killed_at_any_moment(tmp_path):
+    path = tmp_path / "file"
+    for attempt in range(6):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
+        process.stdout.readline()  # it is writing by now
+        time.sleep(0.003 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        content = path.read_text()
+        assert len(content) == 1 << 20
+        assert len(set(content)) == 1
+        directory = Path(f"{path}.d")
+        files.recover(directory)
+        assert (directory / "a").read_text() == (directory / "b").read_text()
+    files.sweep(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "file.d"]
