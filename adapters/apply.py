@@ -1,0 +1,129 @@
+"""What a user calls: apply a method, and manage the adapters on a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Parameter, nn
+
+from adapters.lora import LoRAConfig
+from adapters.method import MethodConfig
+from adapters.registry import registry
+from model_zoo.errors import InputError
+
+
+def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cell:
+    """Adds an adapter and makes it the active one; the base is frozen. Changes the model in place and returns it.
+
+    Args:
+        model: one of `model_zoo`, or any cell that holds Dense, convolution or embedding cells.
+        config: a method's configuration, such as ``LoRAConfig(rank=8)``.
+        name: of the adapter.
+
+    Raises:
+        InputError: a target that matches nothing, a taken name, a setting out of range. The model is unchanged then.
+    """
+    add_adapter(model, config, name)
+    set_adapter(model, name)
+    return model
+
+
+def apply_lora(
+    model: nn.Cell,
+    rank: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    targets: list[str] | str | None = None,
+    exclude: list[str] | str | None = None,
+    layers: Any = None,
+    name: str = "default",
+    **settings,
+) -> nn.Cell:
+    """Adds a LoRA adapter: `apply` with a `LoRAConfig`, whose docstring says what each setting means."""
+    config = make(
+        LoRAConfig,
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        targets=targets,
+        exclude=exclude,
+        layers=layers,
+        **settings,
+    )
+    return apply(model, config, name)
+
+
+def make(cls: type[MethodConfig], **settings) -> MethodConfig:
+    """A configuration; an unknown setting is an InputError that names the nearest."""
+    import dataclasses
+
+    from model_zoo.errors import nearest
+
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in settings:
+        if key not in known:
+            raise InputError(f"{cls.method}: there is no setting {key!r}{nearest(key, known)}")
+    return cls(**settings)
+
+
+def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
+    """Adds an adapter without making it active."""
+    registry(model).add(config, name)
+
+
+def set_adapter(model: nn.Cell, names) -> None:
+    """Lets just this adapter, or these, take part in the forward and in training."""
+    registry(model).set(names)
+
+
+def delete_adapter(model: nn.Cell, name: str) -> None:
+    """Takes an adapter off. With the last one gone the model is the plain base again, trainable as it was."""
+    registry(model).delete(name)
+
+
+def list_adapters(model: nn.Cell) -> list[str]:
+    """The names of the adapters on a model, in the order they were added."""
+    return list(registry(model).adapters)
+
+
+def adapter_status(model: nn.Cell) -> dict[str, dict[str, Any]]:
+    """{name: {method, active, merged, cells, parameters}} of every adapter."""
+    state = registry(model)
+    return {
+        name: {
+            "method": adapter.config.method,
+            "active": name in state.active,
+            "merged": name in state.merged_names,
+            "cells": len(adapter.modules),
+            "parameters": sum(parameter.size for parameter in adapter.parameters()),
+        }
+        for name, adapter in state.adapters.items()
+    }
+
+
+def disable_adapters(model: nn.Cell):
+    """A context in which the model is its bare base; afterwards its state is what it was, merged or not."""
+    return registry(model).disabled()
+
+
+def adapter_names(model: nn.Cell, names: list[str]):
+    """A context in which row i of every batch goes through adapter ``names[i]``, or the base for ``"__base__"``."""
+    return registry(model).rows(names)
+
+
+def trainable_parameters(model: nn.Cell) -> list[Parameter]:
+    """What an optimizer gets: the parameters of the active adapters; of a model without any, all that are trainable."""
+    state = registry(model)
+    if not state.adapters:
+        return [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+    return [parameter for name in state.active for parameter in state.adapters[name].parameters()]
+
+
+def print_trainable_parameters(model: nn.Cell) -> str:
+    """Prints, and returns, ``trainable params: N || all params: M || trainable%: p``, as PEFT does."""
+    trainable = sum(parameter.size for parameter in trainable_parameters(model))
+    buffers = sum(parameter.size for parameter in model.get_parameters() if getattr(parameter, "buffer", False))
+    total = sum(parameter.size for parameter in model.get_parameters()) - buffers
+    line = f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
+    print(line)
+    return line

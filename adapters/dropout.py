@@ -1,0 +1,57 @@
+"""Dropout whose mask is a function of (key, cell, element): the same step gives the same mask, however it is reached.
+
+A resumed run, a run in more micro-batches or on another machine needs no generator state: the trainer sets a new key
+before every forward, and the mask is an integer hash of it, computed inside the graph.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+KEY_NAME = "dropout_key"
+
+
+class Dropout(nn.Cell):
+    """Zeroes a share of the elements while training, and scales up the rest (Srivastava et al. 2014).
+
+    Args:
+        rate: the share, from 0 to below 1.
+        name: of the cell that this stands in; cells with other names have other masks under the same key.
+    """
+
+    def __init__(self, rate: float, name: str):
+        super().__init__()
+        self.factor = 1.0 / (1.0 - rate)
+        self.threshold = int(rate * 2**31)
+        self.site = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        self.key = Parameter(Tensor([0], ms.int32), name=KEY_NAME, requires_grad=False)
+        self.key.adapter = KEY_NAME
+
+    def mixed(self, bits):
+        """A finaliser in the manner of MurmurHash3: every input bit reaches every output bit."""
+        bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
+        bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
+        return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
+
+    def construct(self, x):
+        if not self.training:
+            return x
+        seed = self.mixed(self.key * 668265263 + self.site)  # (1,)
+        index = ops.arange(x.size).astype(ms.int32).reshape(x.shape)
+        bits = ops.bitwise_and(self.mixed(index * -1640531527 + seed), 0x7FFFFFFF)
+        return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
+
+
+def set_dropout_key(model: nn.Cell, key: int) -> None:
+    """Sets the key of every dropout in the model: one assignment each, seen by compiled graphs too."""
+    value = Tensor([key & 0x7FFFFFFF], ms.int32)
+    for cell in dropouts(model):
+        ops.assign(cell.key, value)
+
+
+def dropouts(model: nn.Cell) -> list[Dropout]:
+    """The dropout cells of a model's adapters."""
+    return [cell for _, cell in model.cells_and_names() if isinstance(cell, Dropout)]

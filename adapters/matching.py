@@ -1,0 +1,205 @@
+"""From target names to a plan: which cell gets what. A pure function of names, so it prints and tests without a run.
+
+A target is one of
+
+- a name: the whole path of a cell, or its last parts (``q_proj``, ``mlp.c_proj``);
+- a glob over whole paths (``model.layers.*.self_attn.*_proj``), when it holds ``*``, ``?`` or ``[``;
+- ``re:`` and a regular expression that the whole path must match;
+- ``attention`` or ``mlp``: the Dense of that sublayer; ``all-linear``: every Dense but the head.
+
+Every entry must match something: a misspelt one is an error that names what there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterable
+
+from adapters.method import MethodConfig
+from adapters.sites import Site, sites
+from model_zoo.errors import InputError, nearest
+
+GROUPS = ("attention", "mlp", "all-linear")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One line of a plan: a cell, and how many parameters it would get."""
+
+    site: Site
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a method would add to a model: prints as a table of cell, shape and parameters."""
+
+    method: str
+    entries: tuple[Planned, ...]
+
+    @property
+    def parameters(self) -> int:
+        """All parameters that the plan would add."""
+        return sum(entry.parameters for entry in self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        rows = [
+            (entry.site.path or "(model)", str(entry.site.shape), f"{entry.parameters:,}") for entry in self.entries
+        ]
+        rows = [("cell", "shape", "parameters"), *rows, (f"{len(self)} cells", "", f"{self.parameters:,}")]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def as_list(value) -> list:
+    """A single entry as a list of one; None as an empty list."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, int)) else list(value)
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a target is a glob rather than a name."""
+    return any(sign in pattern for sign in "*?[")
+
+
+def named(path: str, name: str) -> bool:
+    """Whether a name is a cell's whole path or its last parts."""
+    return path == name or path.endswith("." + name)
+
+
+def matches(entry: str, site: Site, family) -> bool:
+    """Whether a target entry means this site."""
+    if entry == "all-linear":
+        return site.kind == "linear" and site.path != getattr(family, "head", None)
+    if entry in ("attention", "mlp") and family is not None:
+        return site.kind == "linear" and any(named(site.path, name) for name in getattr(family, entry))
+    if entry.startswith("re:"):
+        return re.fullmatch(entry[3:], site.path) is not None
+    return fnmatch.fnmatchcase(site.path, entry) if is_glob(entry) else named(site.path, entry)
+
+
+def select(entries: Iterable[str], candidates: list[Site], family, what: str) -> list[Site]:
+    """The sites that any of the entries means, in the model's order.
+
+    Raises:
+        InputError: names every entry that matches nothing or is no valid expression.
+    """
+    chosen, problems = set(), []
+    for entry in entries:
+        if not isinstance(entry, str) or not entry:
+            problems.append(f"{what}: {entry!r} is no name")
+            continue
+        if entry in ("attention", "mlp") and family is None:
+            problems.append(f"{what}: {entry!r} needs a model of a known family; name the cells")
+            continue
+        try:
+            found = {site.path for site in candidates if matches(entry, site, family)}
+        except re.error as error:
+            problems.append(f"{what}: {entry!r} is no valid regular expression: {error}")
+            continue
+        if not found:
+            names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
+            short = {site.path.rsplit(".", 1)[-1] for site in candidates}
+            hint = nearest(entry, names if "." in entry else short)
+            problems.append(f"{what}: {entry!r} matches no cell{hint}")
+        chosen |= found
+    if problems:
+        raise InputError.collect(problems)
+    return [site for site in candidates if site.path in chosen]
+
+
+def layer_numbers(layers, existing: set[int]) -> set[int] | None:
+    """Indices and ranges (``"0-5"``, ``"20-"``) as a set; None for all.
+
+    Raises:
+        InputError: an entry of another form, or one with no layer in it.
+    """
+    if layers is None:
+        return None
+    chosen, problems = set(), []
+    for entry in as_list(layers):
+        match = re.fullmatch(r"(\d+)(?:(-)(\d*))?", str(entry).strip())
+        if match is None or isinstance(entry, bool):
+            problems.append(f"layers: {entry!r}; an index (3) or a range ('0-5', '20-') was expected")
+            continue
+        first = int(match[1])
+        last = first if match[2] is None else int(match[3]) if match[3] else max(existing, default=first)
+        found = {number for number in existing if first <= number <= last}
+        outside = match[2] is not None and match[3] and int(match[3]) not in existing
+        if not found or outside:
+            there = f"0-{max(existing)}" if existing else "none"
+            problems.append(f"layers: {entry!r} names a layer that does not exist (there is: {there})")
+        chosen |= found
+    if problems:
+        raise InputError.collect(problems)
+    return chosen
+
+
+def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None:
+    """Raises InputError for a key of rank_pattern or alpha_pattern that matches none of the chosen cells."""
+    problems = []
+    for key in patterns or {}:
+        try:
+            if pattern_value({key: True}, "", None) is None and not any(
+                pattern_value({key: True}, site.path, None) for site in chosen
+            ):
+                names = {site.path.rsplit(".", 1)[-1] for site in chosen}
+                problems.append(f"{name}: {key!r} matches no target{nearest(key, names)}")
+        except re.error as error:
+            problems.append(f"{name}: {key!r} is no valid regular expression: {error}")
+    if problems:
+        raise InputError.collect(problems)
+
+
+def pattern_value(patterns: dict | None, path: str, default):
+    """The value whose key, a regular expression for a path or its last parts (PEFT's convention), matches first."""
+    for key, value in (patterns or {}).items():
+        if re.fullmatch(rf"(?:.*\.)?(?:{key})", path):
+            return value
+    return default
+
+
+def chosen_sites(model, config: MethodConfig) -> list[Site]:
+    """The cells that a configuration means in this model.
+
+    Raises:
+        InputError: every entry that matches nothing, a cell that the method does not fit, or nothing left.
+    """
+    config.validate()
+    family = getattr(model, "family", None)
+    everything = sites(model)
+    fitting = [site for site in everything if site.kind in config.kinds]
+    entries = as_list(config.targets)
+    if not entries:
+        defaults = config.family_targets(family)
+        if defaults is None:
+            names = sorted({site.path.rsplit(".", 1)[-1] for site in fitting})
+            raise InputError(f"targets: the model is of no known family; name its cells (there is: {', '.join(names)})")
+        entries = list(defaults)
+    misfits = [site for site in everything if site.kind not in config.kinds]
+    chosen = select(entries, fitting + misfits, family, "targets")
+    wrong = [site for site in chosen if site.kind not in config.kinds]
+    if wrong:
+        raise InputError(
+            f"targets: {wrong[0].path} is of kind {wrong[0].kind}; {config.method} fits {', '.join(config.kinds)}"
+        )
+    excluded = {site.path for site in select(as_list(config.exclude), fitting, family, "exclude")}
+    numbers = layer_numbers(config.layers, {site.layer for site in everything if site.layer is not None})
+    left = [site for site in chosen if site.path not in excluded and (numbers is None or site.layer in numbers)]
+    if not left:
+        raise InputError("targets: nothing is left after exclude and layers")
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        check_patterns(pattern, getattr(config, pattern, None), left)
+    return left
+
+
+def plan(model, config: MethodConfig) -> Plan:
+    """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    chosen = chosen_sites(model, config)
+    return Plan(config.method, tuple(Planned(site, config.parameters_at(site)) for site in chosen))

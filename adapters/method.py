@@ -1,0 +1,128 @@
+"""What a method is: a configuration that fits cells of some kinds and builds a module for each.
+
+A method's file holds two things: a dataclass derived from `MethodConfig` (what the user sets, and how PEFT's JSON
+names it) and one or more `AdapterModule` (the parameters at one cell, their forward, and, where the method is linear
+in the cell's weight, their ``delta``). Matching, wrapping, merging and files are written once, elsewhere, and know no
+method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+from mindspore import Parameter, nn
+
+from model_zoo.errors import InputError
+
+
+class AdapterModule(nn.Cell):
+    """What one adapter adds to one cell.
+
+    ``construct(x, y)`` gets the cell's input and its output so far, and returns the new output. A module that changes
+    the input instead sets ``changes_input`` and gives ``before(x)``. One that puts keys before the real ones (its cell
+    is an attention core) gives ``extend(keys, values)``.
+
+    Attributes:
+        rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
+    """
+
+    changes_input = False
+
+    def __init__(self):
+        super().__init__()
+        self.rows = None
+
+    def tensors(self) -> dict[str, Parameter]:
+        """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
+        raise TypeError(f"{type(self).__name__} must say which tensors it has")
+
+    def why_unmergeable(self) -> str | None:
+        """Why this cannot become part of the weight; None when it can."""
+        return None
+
+    def delta(self, weight: np.ndarray) -> np.ndarray:
+        """ΔW for the base weight given in float64, in its own shape and in float64."""
+        raise TypeError(f"{type(self).__name__} cannot be merged: {self.why_unmergeable()}")
+
+    def delta_bias(self, bias: np.ndarray) -> np.ndarray | None:
+        """Δb for the base bias in float64, or None when the bias stays as it is."""
+        return None
+
+    def stateful(self) -> None:
+        """Called when the base weight has changed under the module (another checkpoint was loaded)."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class MethodConfig:
+    """The settings that all methods share.
+
+    Args:
+        targets: which cells: names (exact, or a dotted suffix), globs, ``re:`` expressions, ``attention``, ``mlp``,
+            ``all-linear``; None for the family's default. Every entry must match something.
+        exclude: cells left out of what `targets` matched, in the same forms.
+        layers: layer indices and ranges (``3``, ``"0-5"``, ``"20-"``); None for all.
+        modules_to_save: cells trained and saved whole, beside the adapter.
+    """
+
+    targets: list[str] | str | None = None
+    exclude: list[str] | str | None = None
+    layers: list[int | str] | int | str | None = None
+    modules_to_save: list[str] | None = None
+
+    method: ClassVar[str] = ""
+    peft_type: ClassVar[str | None] = None
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    peft_keys: ClassVar[tuple[str, ...]] = ()
+    prefixed: ClassVar[bool] = True
+    """Whether tensor names in a file begin with PEFT's ``base_model.model.``."""
+
+    def validate(self) -> None:
+        """Raises InputError for values that make no sense, before any cell is touched."""
+
+    def family_targets(self, family) -> tuple[str, ...] | None:
+        """The default targets for a model of this family (a table as in model_zoo); None when it has none."""
+        return family.default_targets if family is not None else None
+
+    def build(self, site) -> AdapterModule:
+        """The module for one cell (an `adapters.sites.Site`), with its fresh parameters."""
+        raise TypeError(f"{type(self).__name__} does not say how to build a module")
+
+    def parameters_at(self, site) -> int:
+        """How many parameters `build` would add at this cell, without allocating them."""
+        raise TypeError(f"{type(self).__name__} does not count its parameters")
+
+    def check_tensors(self, model, tensors: dict[str, Any], where) -> None:
+        """Raises InputError where a file's tensors (name → shape and type) contradict the configuration; it is called
+        before anything is allocated."""
+
+    def pack(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The modules' arrays as the file holds them; most methods keep one tensor per parameter."""
+        return arrays
+
+    def unpack(self, arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
+        """The file's arrays as the modules hold them."""
+        return arrays
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        """The fields of PEFT's adapter_config.json that describe this configuration."""
+        raise InputError(f"method {self.method!r} has no form in PEFT's files")
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]) -> MethodConfig:
+        """The configuration that an adapter_config.json describes."""
+        raise InputError(f"method {cls.method!r} has no form in PEFT's files")
+
+
+def positive_int(owner: str, name: str, value, most: int | None = None) -> None:
+    """Raises InputError unless value is a whole number from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1 or (most and value > most):
+        limit = f" and at most {most}" if most else ""
+        raise InputError(f"{owner}: {name} is {value!r}; a whole number of at least 1{limit} was expected")
+
+
+def share(owner: str, name: str, value) -> None:
+    """Raises InputError unless value is a number from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise InputError(f"{owner}: {name} is {value!r}; a number from 0 to below 1 was expected")

@@ -1,0 +1,120 @@
+"""Parameters that an adapter trains whole: its own copies stand in for the base's while it is active.
+
+So are the biases of LoRA's ``bias`` modes and of BitFit, and PEFT's ``modules_to_save``. The base's Parameter objects
+are set aside, never written to, and put back when the adapter is not active.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mindspore import Parameter, Tensor, nn
+
+from adapters.matching import named
+from model_zoo.errors import InputError, nearest
+
+
+@dataclasses.dataclass
+class Replacement:
+    """One parameter of one cell, and the adapter's copy of it.
+
+    Attributes:
+        saved_name: the tensor's name in an adapter file, without PEFT's prefix.
+    """
+
+    adapter: str
+    cell: nn.Cell
+    attribute: str
+    base: Parameter
+    own: Parameter
+    saved_name: str
+
+
+def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str) -> Replacement:
+    """The adapter's copy of a cell's parameter, equal to the base's to begin with."""
+    base = getattr(cell, attribute)
+    own = Parameter(Tensor(base.asnumpy().copy(), base.dtype), name=f"{path}.modules_to_save.{adapter}.{attribute}")
+    own.adapter = adapter
+    own.buffer = False
+    return Replacement(adapter, cell, attribute, base, own, f"{path}.{attribute}")
+
+
+def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
+    """The copies that a configuration asks for by ``bias``, ``modules_to_save`` and its own `replaces`.
+
+    Raises:
+        InputError: an entry of modules_to_save that matches no cell with parameters.
+    """
+    wanted: dict[tuple[int, str], tuple[str, nn.Cell, str]] = {}
+
+    def want(path, cell, attribute):
+        wanted.setdefault((id(cell), attribute), (path, cell, attribute))
+
+    mode = getattr(config, "bias", "none")
+    if mode == "lora_only":
+        for site in chosen:
+            if own_parameters(site.cell).get("bias") is not None:
+                want(site.path, site.cell, "bias")
+    elif mode == "all":
+        for path, cell in plain_cells(model):
+            if own_parameters(cell).get("bias") is not None:
+                want(path, cell, "bias")
+    problems = []
+    cells = [(path, cell) for path, cell in plain_cells(model) if own_parameters(cell)]
+    for entry in config.modules_to_save or []:
+        found = [(path, cell) for path, cell in cells if named(path, entry)]
+        if not found:
+            hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
+            problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")
+        for path, cell in found:
+            for attribute in own_parameters(cell):
+                want(path, cell, attribute)
+    if problems:
+        raise InputError.collect(problems)
+    for path, cell, attribute in getattr(config, "replaces", lambda *_: ())(model, chosen):
+        want(path, cell, attribute)
+    return [own_copy(adapter, path, cell, attribute) for path, cell, attribute in wanted.values()]
+
+
+def plain_cells(model: nn.Cell):
+    """The model's own cells with their paths, without those that adapters added."""
+    for path, cell in model.cells_and_names():
+        if path and not any(part.startswith("adapter_") for part in path.split(".")):
+            yield path, cell
+
+
+def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
+    """The parameters that a cell holds itself, by attribute."""
+    return {name: value for name, value in cell._params.items() if value is not None}
+
+
+def switch(items: list[Replacement], names: tuple[str, ...]) -> None:
+    """Puts the copies of the named adapters in place, and the base's parameters everywhere else."""
+    for item in items:
+        put(item.cell, item.attribute, item.base)
+    for item in items:
+        if item.adapter in names:
+            put(item.cell, item.attribute, item.own)
+
+
+def put(cell: nn.Cell, attribute: str, parameter: Parameter) -> None:
+    """Makes a parameter the cell's attribute, under the name that it has."""
+    name = parameter.name
+    if cell._params.get(attribute) is not parameter:
+        cell._params[attribute] = parameter
+        cell.__dict__.pop(attribute, None)
+    parameter.name = name
+
+
+def check_compatible(adapters) -> None:
+    """Raises InputError when two adapters would replace the same parameter."""
+    owner: dict[tuple[int, str], str] = {}
+    for adapter in adapters:
+        for item in adapter.replaced:
+            key = (id(item.cell), item.attribute)
+            if key in owner:
+                raise InputError(
+                    f"adapters {owner[key]!r} and {adapter.name!r} both replace {item.saved_name}; "
+                    "only one of them can be active"
+                )
+            owner[key] = adapter.name

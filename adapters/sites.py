@@ -1,0 +1,227 @@
+"""Where an adapter may sit, and how it is attached: by swapping the class of the cell in place.
+
+The cell object stays where it is, with its parameters, their names, and whoever refers to it. Its class becomes a
+sub-class whose forward runs the original first and then lets the active modules change the result:
+
+    Linear                      AdaptedLinear(Linear)
+      weight, bias      →         weight, bias             the same Parameter objects
+                                  adapter_default          an AdapterModule
+
+Taking the last adapter off swaps the class back, and the plain cell is there again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from mindspore import nn, ops
+
+from adapters.method import AdapterModule
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
+
+WEIGHTED = {
+    Linear: "linear",
+    Conv1D: "linear",
+    nn.Dense: "linear",
+    Embedding: "embedding",
+    nn.Embedding: "embedding",
+    nn.Conv1d: "conv",
+    nn.Conv2d: "conv",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A cell that an adapter may be attached to.
+
+    Attributes:
+        path: its dotted name in the model.
+        cell: the cell.
+        kind: ``linear``, ``embedding``, ``conv``, ``attention`` (an attention core) or ``model`` (the whole).
+        in_features, out_features: widths of a linear cell; vocabulary and width of an embedding; channels of a
+            convolution; key/value heads and head width of an attention core.
+        transposed: whether the weight is stored ``(in, out)``.
+        layer: index of the decoder layer that it stands in, or None.
+    """
+
+    path: str
+    cell: nn.Cell
+    kind: str
+    in_features: int
+    out_features: int
+    transposed: bool = False
+    layer: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's shape as it is stored; for an attention core (key heads, head width)."""
+        weight = weight_of(self.cell)
+        return tuple(weight.shape) if weight is not None else (self.in_features, self.out_features)
+
+
+def weight_of(cell: nn.Cell):
+    """The weight Parameter of a linear, convolution or embedding cell; None when it has none."""
+    weight = getattr(cell, "weight", None)
+    return weight if weight is not None else getattr(cell, "embedding_table", None)
+
+
+def kind_of(cell: nn.Cell) -> str | None:
+    """What an adapter would see in this cell, or None."""
+    if isinstance(cell, AttentionCore):
+        return "attention"
+    for cls, kind in WEIGHTED.items():
+        if isinstance(cell, cls):
+            return kind
+    return None
+
+
+def site_of(path: str, cell: nn.Cell, layer: int | None) -> Site | None:
+    """The site that a cell is, or None when no adapter fits it."""
+    kind = kind_of(cell)
+    if kind is None:
+        return None
+    if kind == "attention":
+        return Site(path, cell, kind, cell.kv_heads, cell.head_dim, layer=layer)
+    shape = weight_of(cell).shape
+    transposed = isinstance(cell, Conv1D)
+    if kind == "embedding":
+        return Site(path, cell, kind, shape[0], shape[1], layer=layer)
+    into, out = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
+    return Site(path, cell, kind, into, out, transposed, layer)
+
+
+def sites(model: nn.Cell) -> list[Site]:
+    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last."""
+    layers = getattr(getattr(model, "family", None), "layers", None)
+    found = []
+    for path, cell in model.cells_and_names():
+        if path and not isinstance(cell, AdapterModule) and ".adapter_" not in f".{path}":
+            site = site_of(path, cell, layer_index(path, layers))
+            if site is not None:
+                found.append(site)
+    if hasattr(model, "hidden_states"):
+        found.append(Site("", model, "model", 0, 0))
+    return found
+
+
+def layer_index(path: str, layers: str | None) -> int | None:
+    """The decoder layer in a path: the number behind the family's layer list, or the first number there is."""
+    if layers is not None:
+        path = path[len(layers) + 1 :] if path.startswith(layers + ".") else ""
+    for part in path.split("."):
+        if part.isdigit():
+            return int(part)
+    return None
+
+
+# Wrapping ------------------------------------------------------------------------------------------------------------
+
+_adapted: dict[type, type] = {}
+
+
+def adapted_class(cls: type) -> type:
+    """The sub-class of a cell's class that lets adapter modules change its forward."""
+    if cls not in _adapted:
+        if issubclass(cls, AttentionCore):
+            made = _adapted_core(cls)
+        elif hasattr(cls, "hidden_states"):
+            made = _adapted_model(cls)
+        else:
+            made = _adapted_cell(cls)
+        made.__name__ = made.__qualname__ = f"Adapted{cls.__name__}"
+        made.plain = cls
+        _adapted[cls] = made
+    return _adapted[cls]
+
+
+def select_rows(rows, changed, unchanged):
+    """`changed` where the row's flag is set, else `unchanged`. The leading axis is the batch or batch × length."""
+    batch = rows.shape[0]
+    wide = (batch, changed.size // batch)
+    flags = ops.broadcast_to(rows.reshape(batch, 1) != 0, wide)
+    return ops.select(flags, changed.reshape(wide), unchanged.reshape(wide)).reshape(changed.shape)
+
+
+def _adapted_cell(cls: type) -> type:
+    class Adapted(cls):
+        def construct(self, x):
+            inner = x
+            for module in self.active:
+                if module.changes_input:
+                    changed = module.before(inner)
+                    inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
+            y = super().construct(inner)
+            for module in self.active:
+                changed = module(x, y)
+                y = changed if module.rows is None else select_rows(module.rows, changed, y)
+            return y
+
+    return Adapted
+
+
+def _adapted_core(cls: type) -> type:
+    class Adapted(cls):
+        def extend(self, keys, values):
+            real = keys.shape[2]
+            seen = None
+            for module in self.active:
+                before = keys.shape[2]
+                keys, values = module.extend(keys, values)
+                seen = module.seen(seen, before - real, keys.shape[2] - before, keys.shape[0])
+            return keys, values, seen
+
+    return Adapted
+
+
+def _adapted_model(cls: type) -> type:
+    class Adapted(cls):
+        def hidden_states(self, input_ids, position_ids, start, end, keep=None):
+            ids = input_ids
+            for module in self.active:
+                ids, position_ids, start, end, keep = module.widen(ids, position_ids, start, end, keep)
+            hidden = super().hidden_states(ids, position_ids, start, end, keep)
+            for module in self.active:
+                hidden = module.narrow(hidden, input_ids)
+            return hidden
+
+    return Adapted
+
+
+def attach(cell: nn.Cell, name: str, module: AdapterModule) -> None:
+    """Puts a module on a cell under an adapter's name; it takes part once `activate` names it."""
+    if not hasattr(type(cell), "plain"):
+        object.__setattr__(cell, "__class__", adapted_class(type(cell)))
+        object.__setattr__(cell, "active", ())
+    cell.insert_child_to_cell(f"adapter_{name}", module)
+
+
+def detach(cell: nn.Cell, name: str) -> None:
+    """Takes a module off; a cell with none left is its plain class again."""
+    module = module_at(cell, name)
+    object.__setattr__(cell, "active", tuple(other for other in cell.active if other is not module))
+    del cell._cells[f"adapter_{name}"]
+    if not any(key.startswith("adapter_") for key in cell._cells):
+        del cell.__dict__["active"]
+        object.__setattr__(cell, "__class__", type(cell).plain)
+
+
+def module_at(cell: nn.Cell, name: str) -> AdapterModule | None:
+    """The module of the named adapter on a cell, or None."""
+    return cell._cells.get(f"adapter_{name}")
+
+
+def activate(cell: nn.Cell, names) -> None:
+    """Lets just these adapters take part, in this order."""
+    modules = [module_at(cell, name) for name in names]
+    object.__setattr__(cell, "active", tuple(module for module in modules if module is not None))
+
+
+def plain_class(cell: nn.Cell) -> type:
+    """The class of a cell as it was before adapters."""
+    return getattr(type(cell), "plain", type(cell))
+
+
+def weight_array(site: Site) -> np.ndarray:
+    """The base weight in float64, as it is stored."""
+    return weight_of(site.cell).asnumpy().astype(np.float64)

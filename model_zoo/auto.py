@@ -1,0 +1,141 @@
+"""From a checkpoint directory, a preset or a configuration to the family's classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mindspore as ms
+
+from model_zoo.causal_lm import CausalLM, Config
+from model_zoo.checkpoint import load_into, read_config
+from model_zoo.errors import InputError, nearest
+from model_zoo.floats import float_name
+from model_zoo.glm import GLMConfig, GLMForConditionalGeneration
+from model_zoo.glm4 import ChatGLM2Config, ChatGLM2ForConditionalGeneration, GlmConfig, GlmForCausalLM
+from model_zoo.gpt import GPT2Config, GPT2LMHeadModel
+from model_zoo.initialise import initialise
+from model_zoo.llama import LlamaConfig, LlamaForCausalLM
+from model_zoo.presets import PRESETS
+
+LLAMA = (LlamaConfig, LlamaForCausalLM)
+GLM4 = (GlmConfig, GlmForCausalLM)
+BY_MODEL_TYPE = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel),
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+    "mistral": LLAMA,
+    "glm": GLM4,
+    "glm4": GLM4,
+}
+CHATGLM_1, CHATGLM_2 = (GLMConfig, GLMForConditionalGeneration), (ChatGLM2Config, ChatGLM2ForConditionalGeneration)
+MODEL_OF = {config: model for config, model in [*BY_MODEL_TYPE.values(), CHATGLM_1, CHATGLM_2]}
+
+
+def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
+    """The configuration and model class for a config.json's dictionary.
+
+    ``chatglm`` is the type of two architectures: ChatGLM-6B says ``position_encoding_2d``, its successors have a
+    ``padded_vocab_size``.
+
+    Raises:
+        InputError: no or an unknown ``model_type``.
+    """
+    kind = values.get("model_type")
+    if kind == "chatglm":
+        if values.get("position_encoding_2d"):
+            return CHATGLM_1
+        if "padded_vocab_size" in values or "kv_channels" in values:
+            return CHATGLM_2
+        raise InputError(
+            "config.json: model_type 'chatglm' with neither position_encoding_2d (ChatGLM-6B) "
+            "nor padded_vocab_size (ChatGLM2 and later)"
+        )
+    if kind not in BY_MODEL_TYPE:
+        known = [*BY_MODEL_TYPE, "chatglm"]
+        raise InputError(f"config.json: model_type is {kind!r}; supported: {', '.join(known)}{nearest(kind, known)}")
+    return BY_MODEL_TYPE[kind]
+
+
+class AutoConfig:
+    """Configurations by directory or preset name."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory: str | Path) -> Config:
+        """The configuration of a checkpoint directory or of a preset (``llama_7b``).
+
+        Raises:
+            InputError: neither, or a value that the family does not support.
+        """
+        if Path(name_or_directory).is_dir():
+            values, where = read_config(name_or_directory), Path(name_or_directory)
+        elif str(name_or_directory) in PRESETS:
+            values, where = PRESETS[str(name_or_directory)], f"preset {name_or_directory}"
+        else:
+            raise InputError(
+                f"{name_or_directory}: no checkpoint directory and no preset{nearest(name_or_directory, PRESETS)}"
+            )
+        try:
+            return classes_for(values)[0].from_dict(values)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+
+class AutoModel:
+    """Models by directory, preset or configuration."""
+
+    @staticmethod
+    def from_pretrained(directory: str | Path, dtype: str = "float32") -> CausalLM:
+        """The model of a Hugging Face checkpoint directory, with its weights.
+
+        Args:
+            directory: holds config.json and model.safetensors (or shards with their index).
+            dtype: of the parameters in memory. float32 by default: the conversion from fp16 or bf16 is exact, and a CPU
+                has no kernels for their products. ``"auto"`` takes the type that most of the file is stored in.
+
+        Raises:
+            InputError: a preset name (it has no weights), no such directory, a tensor missing, extra or misshapen.
+        """
+        if not Path(directory).is_dir():
+            hint = nearest(directory, PRESETS)
+            if str(directory) in PRESETS:
+                hint = (
+                    ": a preset holds dimensions, no weights; download the published checkpoint and give its "
+                    "directory, or ask for random weights by AutoModel.from_config"
+                )
+            raise InputError(f"{directory}: no such checkpoint directory{hint}")
+        config = AutoConfig.from_pretrained(directory)
+        if dtype == "auto":
+            dtype = stored_dtype(directory)
+        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
+        load_into(model, directory)
+        return model
+
+    @staticmethod
+    def from_config(config: Config | dict | str, dtype: str = "float32", seed: int = 0) -> CausalLM:
+        """A model with random weights, from a preset's name, a config.json's dictionary or a configuration.
+
+        Args:
+            config: what to build.
+            dtype: of the parameters.
+            seed: of the weights; the same seed gives the same model.
+        """
+        if isinstance(config, str):
+            config = AutoConfig.from_pretrained(config)
+        elif isinstance(config, dict):
+            config = classes_for(config)[0].from_dict(config)
+        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
+        return initialise(model, seed)
+
+
+def stored_dtype(directory: str | Path) -> str:
+    """The type that most weights of a checkpoint are stored in."""
+    from collections import Counter
+
+    from model_zoo.checkpoint import Checkpoint
+
+    with Checkpoint(directory) as checkpoint:
+        sizes = Counter()
+        for name in checkpoint.names:
+            info = checkpoint.info(name)
+            sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0]

@@ -1,0 +1,33 @@
+"""Random weights for training from scratch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import mindspore as ms
+import numpy as np
+
+from model_zoo.causal_lm import CausalLM
+
+
+def initialise(model: CausalLM, seed: int = 0) -> CausalLM:
+    """Draws the weights in place, as GPT-2 does (Radford et al. 2019).
+
+    Matrices are normal with the configuration's ``initializer_range`` (0.02 when it has none); the two projections
+    that write into the residual stream are narrower by ``1 / sqrt(2·layers)``, which keeps the stream's variance
+    independent of the depth. Biases are zero and norms one, as built. Each tensor has a generator of its own, seeded
+    by its name: the values do not depend on order, or on which slice of a model a process holds.
+    """
+    config = model.config
+    width = float(config.extra.get("initializer_range") or 0.02)
+    outputs = tuple(f".{name}.weight" for name in model.family.sublayer_outputs)
+    for name, parameter in model.parameters_dict().items():
+        if len(parameter.shape) < 2:
+            continue
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:8], "little")))
+        scale = width / math.sqrt(2 * config.dims.layers) if name.endswith(outputs) else width
+        values = generator.standard_normal(parameter.shape, dtype=np.float32) * np.float32(scale)
+        parameter.set_data(ms.Tensor(values).astype(parameter.dtype))
+    return model
