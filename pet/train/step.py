@@ -11,6 +11,7 @@ overflowing or broken step never touches a weight, and the update needs no branc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +36,8 @@ class StepResult:
     Attributes:
         loss: mean loss of the label tokens of the whole step, over all processes.
         gradient_norm: before clipping.
-        finite: whether the update was made.
+        finite: whether all gradients and the loss are.
+        applied: whether the update was made: finite, and the loss not above the limit.
         label_tokens, useful_tokens, tokens: labels, tokens that are not padding, and all tokens of the step.
         compile_seconds: time of first calls with a new batch shape; 0 in most steps.
     """
@@ -43,6 +45,7 @@ class StepResult:
     loss: float
     gradient_norm: float
     finite: bool
+    applied: bool
     label_tokens: int
     useful_tokens: int
     tokens: int
@@ -152,7 +155,7 @@ class TrainStep:
         self.world = world or World()
         groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
-        spans = tuple(zip(borders[:-1], borders[1:], strict=True))
+        spans = tuple(itertools.pairwise(borders))
         weights = ParameterTuple([parameter for group in groups for parameter in group])
         forward = make_forward(model, loss, forward_step)
 
@@ -185,7 +188,16 @@ class TrainStep:
         self.add = Compiled(add, compiled)
         self.squares = Compiled(squares, compiled)
 
-    def __call__(self, batches: Sequence[dict[str, Any]], step: int, learning_rate: float, scale: float) -> StepResult:
+    def __call__(
+        self,
+        batches: Sequence[dict[str, Any]],
+        step: int,
+        learning_rate: float,
+        scale: float = 1.0,
+        *,
+        updates: int | None = None,
+        limit: float = math.inf,
+    ) -> StepResult:
         """One step.
 
         Args:
@@ -193,6 +205,8 @@ class TrainStep:
             step: optimizer steps done before this one.
             learning_rate: of this step.
             scale: the loss scale; 1 where there is none.
+            updates: updates made before, where steps were skipped; the optimizer counts these.
+            limit: above this loss no update is made.
         """
         compiled_before = self.compile_seconds
         useful, tokens = sum(map(count_useful, batches)), sum(np.size(batch["input_ids"]) for batch in batches)
@@ -205,20 +219,23 @@ class TrainStep:
         for micro, batch in enumerate(batches):
             if self.set_key is not None:
                 self.set_key(mix(self.seed, step, micro, self.world.data_rank))
-            loss, fresh = self.gradient(*tensors(batch), weight)
-            total += float(loss.asnumpy())
+            summed, fresh = self.gradient(*tensors(batch), weight)
+            total += float(summed.asnumpy())
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
         vectors = self.world.all_reduce_sum(vectors)
         total = self.world.sum_numbers([total])[0]
         norm = self.norm(vectors) / scale
-        finite = math.isfinite(norm) and math.isfinite(total)
-        if finite:
+        loss = total / max(labels, 1)
+        finite = math.isfinite(norm) and math.isfinite(loss)
+        applied = finite and loss <= limit
+        if applied:
             clip = 1.0 if self.clip_norm is None else min(1.0, self.clip_norm / (norm + 1e-6))
-            self.optimizer.apply(vectors, clip / scale, learning_rate, step + 1)
+            self.optimizer.apply(vectors, clip / scale, learning_rate, (step if updates is None else updates) + 1)
         return StepResult(
-            loss=total / max(labels, 1),
+            loss=loss,
             gradient_norm=norm,
             finite=finite,
+            applied=applied,
             label_tokens=labels,
             useful_tokens=useful,
             tokens=tokens,

@@ -1,0 +1,113 @@
+"""loss.png: how the run went, in one picture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pet.files import atomic_file
+from pet.train.callbacks.base import Callback
+
+log = logging.getLogger("pet")
+
+INK, FAINT, GRID = "#1f2933", "#9aa5b1", "#e4e7eb"
+TRAIN, EVALUATION, RATE = "#2563eb", "#d9480f", "#0f766e"
+
+
+def smoothed(values: Sequence[float], memory: float) -> list[float]:
+    """An exponential average that starts at the first value, not at zero."""
+    out, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = memory * total + value, memory * weight + 1.0
+        out.append(total / weight)
+    return out
+
+
+def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | None = None) -> None:
+    """Draws the training loss (each step faint, smoothed bold), the evaluations, and the learning rate below.
+
+    Args:
+        lines: those of metrics.jsonl.
+        path: where the picture goes.
+        title: above it.
+        before: evaluation loss of the untrained model, if it was measured.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
+    figure = Figure(figsize=(9, 5.6), dpi=140, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    few = len(steps) < 20
+    upper.plot(steps, losses, color=TRAIN, alpha=0.9 if few else 0.25, linewidth=1.8 if few else 0.9)
+    average = smoothed(losses, 0.0 if few else 1.0 - 1.0 / max(4.0, len(steps) / 20))
+    upper.plot(steps, average, color=TRAIN, linewidth=2.2, label="train" if few else "train, smoothed")
+    measured = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
+    if before is not None:
+        measured.insert(0, (0, before))
+    if measured:
+        places, values = zip(*measured, strict=True)
+        upper.plot(places, values, "o-", color=EVALUATION, linewidth=1.6, markersize=5, mec="white", label="held out")
+        best = min(range(len(values)), key=values.__getitem__)
+        marks = {0, best} if before is not None else {best}
+        for index in marks:
+            upper.annotate(
+                f"{values[index]:.3g}",
+                (places[index], values[index]),
+                textcoords="offset points",
+                xytext=(6, 8),
+                color=EVALUATION,
+                fontsize=9,
+                fontweight="bold",
+            )
+    upper.set_ylabel("loss per label token", color=INK)
+    top = max([*average, *(value for _, value in measured)])
+    upper.set_ylim(0, top * 1.08 if top > 0 else 1.0)
+    upper.legend(frameon=False, labelcolor=INK, loc="upper right")
+    upper.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
+    rates = [line["learning_rate"] for line in lines]
+    lower.plot(steps, rates, color=RATE, linewidth=1.6)
+    lower.fill_between(steps, rates, color=RATE, alpha=0.12, linewidth=0)
+    lower.set_ylabel("learning rate", color=INK)
+    lower.set_ylim(0, max(rates) * 1.15 or 1.0)
+    lower.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    lower.set_xlabel("step", color=INK)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (upper, lower):
+        axis.grid(color=GRID, linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.tick_params(colors=INK, length=0)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            axis.spines[side].set_color(FAINT)
+    atomic_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+
+
+class LossPlot(Callback):
+    """Draws loss.png at every evaluation and at the end. Without matplotlib it says so once, and draws nothing."""
+
+    def __init__(self) -> None:
+        self.able = True
+
+    def _draw(self, trainer) -> None:
+        if not self.able or not trainer.history:
+            return
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.able = False
+            log.warning("no loss.png: it needs matplotlib (pip install 'mindspore-pet[report]')")
+            return
+        before = (trainer.before or {}).get("loss")
+        draw(trainer.history, Path(trainer.directory) / "loss.png", trainer.title, before)
+
+    def evaluation(self, trainer, record) -> None:
+        self._draw(trainer)
+
+    def end(self, trainer, summary) -> None:
+        self._draw(trainer)

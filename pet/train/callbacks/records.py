@@ -1,0 +1,95 @@
+"""metrics.jsonl and metrics.csv: a line per step, with the evaluation's numbers on the line of its step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from pet.files import write_text
+from pet.train.callbacks.base import Callback
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl. A last line that a kill cut off is left out."""
+    lines = []
+    path = Path(path)
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                break
+    return lines
+
+
+class MetricsFile(Callback):
+    """metrics.jsonl: step, loss, learning_rate, useful_tokens_per_second, …, all in full precision.
+
+    A resumed run cuts off the lines behind its checkpoint, so that every step has exactly one.
+    """
+
+    name = "metrics.jsonl"
+
+    def start(self, trainer) -> None:
+        self.path = Path(trainer.directory) / self.name
+        kept = [line for line in self.read() if line["step"] <= trainer.position.step]
+        write_text(self.path, self.text(kept))
+
+    def read(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path)
+
+    def text(self, lines: list[dict[str, Any]]) -> str:
+        return "".join(json.dumps(line) + "\n" for line in lines)
+
+    def step(self, trainer, record) -> None:
+        with open(self.path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+
+class CsvFile(MetricsFile):
+    """metrics.csv: the same lines for a spreadsheet; columns of evaluations are empty where none was made."""
+
+    name = "metrics.csv"
+    columns = [
+        "step",
+        "epoch",
+        "loss",
+        "learning_rate",
+        "gradient_norm",
+        "label_tokens",
+        "useful_tokens_per_second",
+        "tokens_per_second",
+        "padding",
+        "seconds",
+        "memory_mb",
+        "loss_scale",
+        "eval_loss",
+        "eval_perplexity",
+        "eval_accuracy",
+        "eval_rouge_1",
+        "eval_rouge_2",
+        "eval_rouge_l",
+        "eval_bleu",
+        "eval_exact_match",
+    ]
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        with open(self.path, encoding="utf-8", newline="") as stream:
+            rows = [row for row in csv.DictReader(stream) if (row.get("step") or "").isdigit()]
+        return [{**row, "step": int(row["step"])} for row in rows]
+
+    def text(self, lines: list[dict[str, Any]]) -> str:
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return stream.getvalue()
+
+    def step(self, trainer, record) -> None:
+        with open(self.path, "a", encoding="utf-8", newline="") as stream:
+            csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n").writerow(record)

@@ -1,0 +1,196 @@
+"""Resumable checkpoints: a directory each, whole or absent.
+
+    checkpoints/step-000020/
+        weights.safetensors     every trainable parameter, by name
+        optimizer.safetensors   ``<slot>.<parameter name>``
+        state.json              step, position in the data, loss scale, history; and the digest of every file
+        adapter/                the adapter in PEFT's format, for use without this trainer
+
+All numbers that the next step depends on are in there. What is random (order of the data, dropout, noise) is a function
+of seed and step, so there is no generator to save; and a checkpoint lies between two optimizer steps, where no gradient
+is half accumulated. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+from model_zoo.safetensors_io import read_file, write_file
+from pet.files import UNFINISHED, atomic_directory, sweep, write_json
+
+log = logging.getLogger("pet")
+
+NAME = re.compile(r"step-(\d{6,})")
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+FORMAT = 1
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written."""
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        path: its directory.
+        weights: trainable parameters by name.
+        optimizer: optimizer state by ``<slot>.<parameter name>``.
+        state: the trainer's numbers, as it gave them to `save`.
+    """
+
+    path: Path
+    weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+
+def path_of(directory: str | os.PathLike, step: int) -> Path:
+    """The directory of a step's checkpoint."""
+    return Path(directory) / f"step-{step:06d}"
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint directory."""
+    return int(NAME.fullmatch(path.name).group(1))
+
+
+def checkpoints(directory: str | os.PathLike) -> list[Path]:
+    """The checkpoints in a directory, oldest first."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if NAME.fullmatch(path.name)), key=step_of)
+
+
+def save(
+    directory: str | os.PathLike,
+    step: int,
+    weights: dict[str, np.ndarray],
+    optimizer: dict[str, np.ndarray],
+    state: dict[str, Any],
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """Writes a checkpoint; after a kill at any moment it is there in full, or not at all.
+
+    Args:
+        directory: the run's ``checkpoints``.
+        step: optimizer steps done.
+        weights, optimizer, state: see `Checkpoint`; the state must be JSON.
+        extra: called with the directory, to put more into it.
+
+    Returns:
+        The checkpoint's directory.
+    """
+    path = path_of(directory, step)
+    with atomic_directory(path) as stage:
+        write_file(stage / WEIGHTS, weights)
+        write_file(stage / OPTIMIZER, optimizer)
+        if extra is not None:
+            extra(stage)
+        files = {name: _digest(stage / name) for name in (WEIGHTS, OPTIMIZER)}
+        content = {"format": FORMAT, "step": step, "state": state, "files": files}
+        write_json(stage / STATE, {"digest": _digest_of(content), **content})
+    return path
+
+
+def load(path: str | os.PathLike) -> Checkpoint:
+    """Reads a checkpoint and checks that it is what was written.
+
+    Raises:
+        Damaged: a file is missing, cut off or changed; the message says which.
+    """
+    path = Path(path)
+    try:
+        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        digest = content.pop("digest")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Damaged(f"{STATE} cannot be read ({type(error).__name__})") from error
+    if digest != _digest_of(content):
+        raise Damaged(f"{STATE} has changed since it was written")
+    if content["format"] > FORMAT:
+        raise InputError(f"{path}: written by a newer version (format {content['format']}, this one knows {FORMAT})")
+    for name, expected in content["files"].items():
+        try:
+            found = _digest(path / name)
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
+        if found != expected:
+            raise Damaged(f"{name} has changed since it was written")
+    return Checkpoint(path, read_file(path / WEIGHTS), read_file(path / OPTIMIZER), content["state"])
+
+
+def load_last(directory: str | os.PathLike) -> Checkpoint | None:
+    """The newest checkpoint that is whole. A damaged one is passed over with a warning, and stays where it is.
+
+    Returns:
+        None where there is no checkpoint at all.
+
+    Raises:
+        InputError: there are checkpoints, and none of them is whole.
+    """
+    found = checkpoints(directory)
+    problems = []
+    for path in reversed(found):
+        try:
+            return load(path)
+        except Damaged as error:
+            problems.append(f"checkpoint {path}: damaged: {error}")
+            log.warning("checkpoint %s is damaged: %s; going back to the one before", path, error)
+    if problems:
+        raise InputError.collect([*problems, f"{directory}: no whole checkpoint is left to resume from"])
+    return None
+
+
+def prune(directory: str | os.PathLike, keep_last: int, keep: set[int] = frozenset()) -> None:
+    """Deletes all but the newest checkpoints, and those of the steps in ``keep``.
+
+    Each is renamed first: one that is half deleted must not look like a damaged checkpoint.
+    """
+    directory = Path(directory)
+    for path in checkpoints(directory)[:-keep_last]:
+        if step_of(path) not in keep:
+            _remove(path)
+    sweep(directory)
+
+
+def discard_after(directory: str | os.PathLike, step: int) -> None:
+    """Deletes the checkpoints of later steps: those that a resumed run, going on from ``step``, will write anew."""
+    for path in checkpoints(directory):
+        if step_of(path) > step:
+            _remove(path)
+    sweep(directory)
+
+
+def _remove(path: Path) -> None:
+    aside = path.with_name(f".{path.name}{UNFINISHED}deleted")
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()

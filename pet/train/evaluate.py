@@ -1,0 +1,213 @@
+"""Measuring a model: loss, perplexity and accuracy on given answers; ROUGE, BLEU and exact match on written ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pet.train.compiled import Compiled
+from pet.train.loss import IGNORED, EvaluationLoss
+from pet.train.metrics import GENERATED, score
+from pet.train.step import count_labels, tensors
+from pet.train.world import World
+
+# Prompts are padded to multiples of this, so that few shapes are compiled.
+PROMPT_MULTIPLE = 32
+
+
+def make_measure(model, forward_step: Callable | None) -> Callable:
+    """A graph function ``(input_ids, labels, position_ids, start, end) → (summed loss, labels ranked first)``."""
+    loss = EvaluationLoss()
+    loss.set_train(False)
+    if forward_step is not None:
+
+        def custom(input_ids, labels, position_ids, start, end):
+            data = {
+                "input_ids": input_ids,
+                "labels": labels,
+                "position_ids": position_ids,
+                "start": start,
+                "end": end,
+            }
+            output = forward_step(data, model)
+            count = (labels[:, 1:] != IGNORED).astype("float32").sum()
+            if isinstance(output, dict):
+                if "logits" in output:
+                    return loss(output["logits"], labels)
+                return output["loss"] * count, count * 0.0
+            return output * count, count * 0.0
+
+        return custom
+    if hasattr(model, "hidden_states") and hasattr(model, "head"):
+
+        def causal(input_ids, labels, position_ids, start, end):
+            return loss(model.head(model.hidden_states(input_ids, position_ids, start, end, None)), labels)
+
+        return causal
+
+    def plain(input_ids, labels, position_ids, start, end):
+        return loss(model(input_ids), labels)
+
+    return plain
+
+
+class LossEvaluation:
+    """Mean loss per label token over a feed, in one more compiled graph.
+
+    Args:
+        model: measured as it is at each call; dropout is off meanwhile.
+        feed: its ``batches(0)`` are measured, all of them.
+        forward_step: the user's own forward, see `pet.train.step.make_forward`.
+        world: sums over processes.
+        compiled: False runs operator by operator.
+    """
+
+    def __init__(self, model, feed, *, forward_step=None, world: World | None = None, compiled: bool = True):
+        self.model, self.feed = model, feed
+        self.world = world or World()
+        self.measure = Compiled(make_measure(model, forward_step), compiled)
+
+    def __call__(self) -> dict[str, float]:
+        """``{"loss", "perplexity", "accuracy"}``; accuracy is the share of label tokens ranked first."""
+        training = self.model.training
+        self.model.set_train(False)
+        total, hits, labels = 0.0, 0.0, 0
+        try:
+            for batch in self.feed.batches(0, 0):
+                found = count_labels(np.asarray(batch["labels"]))
+                loss, first = self.measure(*tensors(batch))
+                total += float(loss.asnumpy())
+                hits += float(first.asnumpy())
+                labels += found
+        finally:
+            self.model.set_train(training)
+        total, hits, labels = self.world.sum_numbers([total, hits, labels])
+        mean = total / max(labels, 1)
+        perplexity = math.exp(mean) if mean < 700 else math.inf
+        return {"loss": mean, "perplexity": perplexity, "accuracy": hits / max(labels, 1)}
+
+
+@dataclasses.dataclass
+class Answer:
+    """A question, what the model wrote, and what the data says."""
+
+    prompt: str
+    answer: str
+    reference: str
+    where: str = ""
+
+
+class Answers:
+    """Lets the model answer questions, in batches of like length.
+
+    Args:
+        model: has ``generate``.
+        tokenizer: of the model.
+        questions: objects with ``prompt_ids``, ``prompt``, ``reference`` and ``where`` (`pet.data.load.Question`).
+        generation: a recipe's ``generation`` section.
+        batch_size: questions answered together.
+        seed: of drawing, where the section gives none.
+    """
+
+    def __init__(self, model, tokenizer, questions: Sequence[Any], generation, batch_size: int = 16, seed: int = 0):
+        self.model, self.tokenizer, self.generation = model, tokenizer, generation
+        self.questions, self.batch_size = list(questions), batch_size
+        self.seed = seed if generation.seed is None else generation.seed
+
+    def __call__(self, limit: int | None = None) -> list[Answer]:
+        """The answers to the first ``limit`` questions, in their order."""
+        questions = self.questions[:limit]
+        order = sorted(range(len(questions)), key=lambda index: len(questions[index].prompt_ids))
+        found: dict[int, Answer] = {}
+        training = self.model.training
+        self.model.set_train(False)
+        try:
+            for first in range(0, len(order), self.batch_size):
+                members = order[first : first + self.batch_size]
+                texts = self.write([questions[index].prompt_ids for index in members])
+                for index, text in zip(members, texts, strict=True):
+                    question = questions[index]
+                    found[index] = Answer(question.prompt, text, question.reference, question.where)
+        finally:
+            self.model.set_train(training)
+        return [found[index] for index in range(len(questions))]
+
+    def write(self, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """The texts that continue some prompts."""
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        longest = max(len(prompt) for prompt in prompts)
+        room = self.model.config.dims.context - self.generation.max_new_tokens
+        length = max(longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, room))
+        # the last batch is filled up, so that it needs no compilation of its own
+        rows = [*prompts, *[prompts[-1]] * (min(self.batch_size, len(self.questions)) - len(prompts))]
+        ids = np.full((len(rows), length), pad, np.int32)
+        mask = np.zeros_like(ids)
+        for row, prompt in enumerate(rows):
+            ids[row, length - len(prompt) :] = prompt
+            mask[row, length - len(prompt) :] = 1
+        settings = self.generation
+        written = self.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=settings.max_new_tokens,
+            do_sample=settings.do_sample,
+            eos_token_id=list(self.tokenizer.eos_token_ids),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            repetition_penalty=settings.repetition_penalty,
+            seed=self.seed,
+            **({"num_beams": settings.num_beams} if settings.num_beams > 1 else {}),
+        )
+        return [self.text(row[length:]) for row in np.asarray(written)[: len(prompts)]]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What was written, up to the first end token or stop text."""
+        stops = set(self.tokenizer.eos_token_ids)
+        kept: list[int] = []
+        for token in ids:
+            if int(token) in stops:
+                break
+            kept.append(int(token))
+        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        for stop in self.generation.stop:
+            text = text.split(stop, 1)[0]
+        return text.strip()
+
+
+class Evaluation:
+    """All that a recipe's ``eval`` section asks for.
+
+    Args:
+        losses: `LossEvaluation`.
+        answers: `Answers`, or None where there are no questions; then only the metrics of the loss are measured.
+        settings: the ``eval`` section.
+
+    Attributes:
+        samples: the first answers of the last evaluation.
+    """
+
+    def __init__(self, losses: LossEvaluation, answers: Answers | None, settings):
+        self.losses, self.answers, self.settings = losses, answers, settings
+        self.samples: list[Answer] = []
+
+    def __call__(self) -> dict[str, float]:
+        """The metrics by name, loss and perplexity always among them."""
+        wanted = self.settings.metrics
+        measured = self.losses()
+        found = {name: value for name, value in measured.items() if name in {"loss", "perplexity", *wanted}}
+        written = [name for name in wanted if name in GENERATED]
+        if self.answers is not None and (written or self.settings.shown_samples):
+            limit = self.settings.generated_samples if written else self.settings.shown_samples
+            if limit is not None:
+                limit = max(limit, self.settings.shown_samples)
+            answers = self.answers(limit)
+            self.samples = answers[: self.settings.shown_samples]
+            if written:
+                texts, references = [a.answer for a in answers], [a.reference for a in answers]
+                found.update(score(written, texts, references))
+        return found

@@ -1,0 +1,143 @@
+"""Whatever a user calls training data, as something that gives the micro-batches of a step.
+
+A feed has ``steps_per_epoch(epoch)`` (None where the data streams), ``batches(epoch, start)`` from micro-batch
+``start`` on, and may have ``where(batch)``, the origin of its samples. `pet.data.Loader` is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+from pet.train.loss import IGNORED
+
+
+class BatchList:
+    """Ready batches in a fixed order, for training in code.
+
+    Args:
+        batches: dictionaries with ``input_ids`` and, where they are not the same, ``labels`` ``(B, S)``;
+            ``attention_mask`` (1 for real tokens), ``position_ids``, ``start`` and ``end`` where they are not the
+            family's own.
+        accumulation: micro-batches per optimizer step; what is left over at the end of an epoch is not used.
+        model: its family says which tokens see each other.
+
+    Raises:
+        InputError: no batch, a missing key, or shapes that do not fit.
+    """
+
+    def __init__(self, batches: Sequence[dict[str, Any]], accumulation: int = 1, model=None):
+        if len(batches) < accumulation:
+            raise InputError(f"{len(batches)} batches are too few for a step of {accumulation}")
+        self.list = [complete(batch, model, index) for index, batch in enumerate(batches)]
+        self.accumulation = accumulation
+
+    def steps_per_epoch(self, epoch: int = 0) -> int:
+        """Whole optimizer steps in the list."""
+        return len(self.list) // self.accumulation
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[dict[str, Any]]:
+        """The list from ``start`` on."""
+        yield from self.list[start : self.steps_per_epoch() * self.accumulation]
+
+    def where(self, batch: dict[str, Any]) -> list[str]:
+        """``batch 3, row 0`` and so on, or the sample ids that the batch brought."""
+        return [str(sample) for sample in batch["sample_ids"]]
+
+    def padding(self, epoch: int = 0) -> float:
+        """Share of the tokens that are padding."""
+        from pet.train.step import count_useful
+
+        tokens = sum(batch["input_ids"].size for batch in self.list)
+        return 1.0 - sum(map(count_useful, self.list)) / tokens
+
+
+def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
+    """A batch with all the arrays that a step needs, from those that it has."""
+    if "input_ids" not in batch:
+        raise InputError(f"batch {index} has no input_ids; it has {', '.join(map(str, batch)) or 'nothing'}")
+    ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
+    if ids.ndim != 2:
+        raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected")
+    count, length = ids.shape
+    mask = batch.get("attention_mask")
+    mask = np.ones_like(ids) if mask is None else _integers(mask, f"batch {index}: attention_mask")
+    labels = batch.get("labels")
+    labels = np.where(mask != 0, ids, IGNORED) if labels is None else _integers(labels, f"batch {index}: labels")
+    for name, value in (("attention_mask", mask), ("labels", labels)):
+        if value.shape != ids.shape:
+            raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
+    whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
+    whole["sample_ids"] = batch.get("sample_ids") or [f"batch {index}, row {row}" for row in range(count)]
+    if all(key in batch for key in ("position_ids", "start", "end")):
+        return {**whole, **{key: _integers(batch[key], key) for key in ("position_ids", "start", "end")}}
+    layout, config = _layout_of(model)
+    own = np.arange(length, dtype=np.int32)
+    start, end = np.tile(own, (count, 1)), np.tile(own + 1, (count, 1))
+    positions = None
+    for row in range(count):
+        real = np.flatnonzero(mask[row])
+        if not len(real):
+            continue
+        first, last = int(real[0]), int(real[-1]) + 1
+        if last - first != len(real):
+            raise InputError(f"batch {index}, row {row}: attention_mask has a hole; one run of 1 expected")
+        places, ends = layout(config, ids[row, first:last])
+        if positions is None:
+            positions = np.zeros((count, *places.shape[:-1], length), np.int32)
+        positions[row, ..., first:last] = places
+        start[row, first:last], end[row, first:last] = first, np.asarray(ends) + first
+    if positions is None:
+        raise InputError(f"batch {index}: attention_mask is 0 everywhere")
+    if "position_ids" in batch:
+        positions = _integers(batch["position_ids"], "position_ids")
+    return {**whole, "position_ids": positions, "start": start, "end": end}
+
+
+def _integers(value, name: str) -> np.ndarray:
+    array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
+    if not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        raise InputError(f"{name} holds {array.dtype}; integers expected")
+    return array.astype(np.int32)
+
+
+def _layout_of(model):
+    family = getattr(model, "family", None)
+    if family is not None and family.document_layout is not None:
+        return family.document_layout, model.config
+    return (lambda config, ids: (np.arange(len(ids), dtype=np.int32), np.arange(1, len(ids) + 1))), None
+
+
+def as_feed(data, accumulation: int = 1, model=None):
+    """A feed as it is; a list of batches as a `BatchList`.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
+        return data
+    if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
+        return BatchList(data, accumulation, model)
+    raise InputError(f"training data is a {type(data).__name__}; a pet.data.Loader or a list of batches expected")
+
+
+def steps(feed, accumulation: int, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
+    """The micro-batches of each optimizer step of an epoch, from step ``start`` on."""
+    batches = iter(feed.batches(epoch, start * accumulation))
+    while len(group := list(itertools.islice(batches, accumulation))) == accumulation:
+        yield group
+
+
+def where(feed, batches: Sequence[dict[str, Any]]) -> list[str]:
+    """The samples of a step, for a report."""
+    found = []
+    for batch in batches:
+        if hasattr(feed, "where"):
+            found.extend(map(str, feed.where(batch)))
+        else:
+            found.extend(map(str, batch.get("sample_ids", [])))
+    return found

@@ -1,0 +1,99 @@
+"""Metrics of written answers: ROUGE, BLEU, exact match. All in 0 … 1, higher is better.
+
+ROUGE (Lin 2004) and BLEU (Papineni et al. 2002) come from ``rouge-score`` and ``sacrebleu``; ours is the cutting into
+tokens, because neither package's default knows that Chinese has no spaces.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from model_zoo.errors import InputError
+
+# A Chinese, Japanese or Korean character is a token of its own; letters and digits form words; the rest is dropped.
+_CJK = "㐀-䶿一-鿿豈-﫿぀-ヿㇰ-ㇿ가-힯𠀀-𯨟"
+_TOKENS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
+
+GENERATED = ("rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match")
+
+
+def tokens(text: str) -> list[str]:
+    """Lower-case words and single CJK characters, without punctuation: ``"Die 天气 is好"`` → die 天 气 is 好."""
+    return _TOKENS.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+class Tokenizer:
+    """What rouge-score asks for."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return tokens(text)
+
+
+def need(package: str, metric: str):
+    """The package, or an error that says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(f"eval.metrics: {metric} needs more packages: pip install 'mindspore-pet[report]'") from error
+
+
+def check_available(metrics: Sequence[str]) -> None:
+    """Raises InputError before a run starts, where a metric's package is missing."""
+    for metric in metrics:
+        if metric.startswith("rouge"):
+            need("rouge_score.rouge_scorer", metric)
+        elif metric == "bleu":
+            need("sacrebleu.metrics", metric)
+
+
+def rouge(answers: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L over the pairs."""
+    kinds = {"rouge1": "rouge_1", "rouge2": "rouge_2", "rougeL": "rouge_l"}
+    scorer = need("rouge_score.rouge_scorer", "rouge").RougeScorer(list(kinds), tokenizer=Tokenizer())
+    sums = dict.fromkeys(kinds.values(), 0.0)
+    for answer, reference in zip(answers, references, strict=True):
+        scores = scorer.score(reference, answer)
+        for theirs, ours in kinds.items():
+            sums[ours] += scores[theirs].fmeasure
+    return {name: value / max(1, len(answers)) for name, value in sums.items()}
+
+
+def bleu(answers: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU-4 over words and single CJK characters, smoothed as sacrebleu does by default."""
+    if not answers:
+        return 0.0
+    # the text is cut here, so that sacrebleu has only to split at spaces
+    scorer = need("sacrebleu.metrics", "bleu").BLEU(tokenize="none", effective_order=False)
+    score = scorer.corpus_score([spaced(a) for a in answers], [[spaced(r) for r in references]])
+    return score.score / 100.0
+
+
+def spaced(text: str) -> str:
+    """The text with its words, CJK characters and punctuation marks divided by single spaces."""
+    text = unicodedata.normalize("NFKC", text)
+    return " ".join(re.findall(f"[{_CJK}]|[^\\W_{_CJK}]+|[^\\w\\s]|_", text))
+
+
+def exact_match(answers: Sequence[str], references: Sequence[str]) -> float:
+    """Share of the answers that are the reference, apart from spaces around them."""
+    hits = sum(answer.strip() == reference.strip() for answer, reference in zip(answers, references, strict=True))
+    return hits / max(1, len(answers))
+
+
+def score(metrics: Sequence[str], answers: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """The wanted ones of `GENERATED`.
+
+    Raises:
+        InputError: a package is missing.
+    """
+    found: dict[str, float] = {}
+    if any(metric.startswith("rouge") for metric in metrics):
+        found.update(rouge(answers, references))
+    if "bleu" in metrics:
+        found["bleu"] = bleu(answers, references)
+    if "exact_match" in metrics:
+        found["exact_match"] = exact_match(answers, references)
+    return {metric: found[metric] for metric in metrics if metric in found}

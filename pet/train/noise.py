@@ -1,0 +1,103 @@
+"""What is random within a step, as a function of one number: adapter dropout, and NEFTune's noise.
+
+The trainer sets that number, the key, before every micro-batch. No generator has a state, so none has to be saved, and
+a resumed run draws what the uninterrupted one would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from model_zoo.errors import InputError
+
+_noisy: dict[type, type] = {}
+
+
+def _mixed(bits):
+    """Integers → integers that look unrelated to their neighbours' (a finaliser in the manner of MurmurHash3)."""
+    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
+    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
+    return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
+
+
+class Noise(nn.Cell):
+    """NEFTune (Jain et al. 2023): uniform noise of ±alpha/√(length·width) on the embeddings, while training.
+
+    Args:
+        alpha: its strength; 5 is usual.
+    """
+
+    def __init__(self, alpha: float):
+        super().__init__()
+        self.alpha = alpha
+        self.key = Parameter(Tensor([0], ms.int32), name="neftune_key", requires_grad=False)
+
+    def construct(self, embedded, length: int):
+        width = embedded.shape[-1]
+        reach = self.alpha / math.sqrt(length * width)
+        index = ops.arange(embedded.size).astype(ms.int32).reshape(embedded.shape)
+        bits = ops.bitwise_and(_mixed(index * -1640531527 + _mixed(self.key * 668265263 + 374761393)), 0xFFFFFF)
+        uniform = bits.astype(ms.float32) * (2.0 / 0x1000000) - 1.0
+        return embedded + (uniform * reach).astype(embedded.dtype)
+
+
+def noisy_class(cls: type) -> type:
+    """The sub-class of an embedding's class that adds noise to what it gives."""
+    if cls not in _noisy:
+
+        class Noisy(cls):
+            def construct(self, ids):
+                embedded = super().construct(ids)
+                if not self.training:
+                    return embedded
+                return self.neftune(embedded, ids.shape[-1])
+
+        Noisy.__name__ = Noisy.__qualname__ = f"Noisy{cls.__name__}"
+        _noisy[cls] = Noisy
+    return _noisy[cls]
+
+
+def attach_noise(model: nn.Cell, alpha: float) -> Noise:
+    """Lets the model's token embedding add noise while training. Names of parameters stay as they are.
+
+    Raises:
+        InputError: the model does not say which cell is its embedding.
+    """
+    family = getattr(model, "family", None)
+    if family is None:
+        raise InputError(f"neftune_alpha: {type(model).__name__} does not say which cell embeds tokens")
+    cell = model
+    for part in family.embedding.split("."):
+        cell = getattr(cell, part)
+    noise = Noise(alpha)
+    if not hasattr(cell, "neftune"):
+        cell.__class__ = noisy_class(type(cell))
+    cell.neftune = noise
+    return noise
+
+
+def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[[int], None] | None:
+    """A function that sets the key of all that is random in a model; None where nothing is.
+
+    Args:
+        model: looked through for dropout cells.
+        neftune_alpha: above 0, noise is added to its embedding.
+    """
+    from adapters.dropout import dropouts, set_dropout_key
+
+    noise = attach_noise(model, neftune_alpha) if neftune_alpha > 0 else None
+    drops = bool(dropouts(model))
+    if noise is None and not drops:
+        return None
+
+    def set_key(key: int) -> None:
+        if drops:
+            set_dropout_key(model, key)
+        if noise is not None:
+            ops.assign(noise.key, Tensor([key & 0x7FFFFFFF], ms.int32))
+
+    return set_key
