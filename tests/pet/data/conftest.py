@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+CONTROL = {0: "<pad>", 1: "<s>", 2: "</s>", 3: "<a>"}
+
 
 class Decoder:
     def put(self, number: int) -> str:
-        return LetterTokenizer.names.get(number) or chr(number - 10)
+        return CONTROL.get(number) or chr(number - 10)
 
     def end(self) -> str:
         return ""
@@ -20,7 +22,6 @@ class LetterTokenizer:
     """A token per character (code point + 10); 1 begins, 2 ends, 3 stands before an answer, 0 is padding."""
 
     pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
-    names = {0: "<pad>", 1: "<s>", 2: "</s>", 3: "<a>"}
 
     def __init__(self, version: str = "1"):
         self.version = version

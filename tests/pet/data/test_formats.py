@@ -1,0 +1,344 @@
+"""Every format becomes messages, text or tokens; everything that is wrong is said at once, with file and line."""
+
+import json
+import random
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_zoo.errors import InputError
+from pet.data import read_rows
+from pet.data import readers as readers_module
+from pet.data.readers import Problems, read_records
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def system(content):
+    return {"role": "system", "content": content}
+
+
+ROWS = {
+    "alpaca": ({"instruction": "Add.", "input": "1+1", "output": "2"}, [user("Add.\n1+1"), assistant("2")]),
+    "alpaca without input": ({"instruction": "Hi", "output": "Ho"}, [user("Hi"), assistant("Ho")]),
+    "alpaca with history": (
+        {"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]], "system": "s"},
+        [system("s"), user("a"), assistant("b"), user("c"), assistant("d")],
+    ),
+    "adgen": ({"content": "类型#裙", "summary": "好看"}, [user("类型#裙"), assistant("好看")]),
+    "adgen with history": (
+        {"content": "c", "summary": "d", "history": [["a", "b"]]},
+        [user("a"), assistant("b"), user("c"), assistant("d")],
+    ),
+    "prompt_completion": ({"prompt": "p", "completion": "c"}, [user("p"), assistant("c")]),
+    "prompt and response": ({"prompt": "p", "response": "c"}, [user("p"), assistant("c")]),
+    "question and answer": ({"question": "p", "answer": "c"}, [user("p"), assistant("c")]),
+    "chat": (
+        {"messages": [system("s"), user("a"), assistant("b"), user("c"), assistant("d")]},
+        [system("s"), user("a"), assistant("b"), user("c"), assistant("d")],
+    ),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
+        [system("s"), user("a"), assistant("b")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_becomes_messages(write, name):
+    row, messages = ROWS[name]
+    path = write("rows.jsonl", [row])
+    (found,) = read_rows(path)
+    assert found.messages == messages and found.text is None and found.tokens is None and found.line == 1
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_json_and_csv_say_the_same_as_jsonl(write, name):
+    row, messages = ROWS[name]
+    as_list = write("rows.json", json.dumps([row, row], indent=2))
+    assert [found.messages for found in read_rows(as_list)] == [messages, messages]
+    values = [value if isinstance(value, str) else json.dumps(value) for value in row.values()]
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in line) for line in (list(row), values)]
+    (found,) = read_rows(write("rows.csv", "\n".join(quoted) + "\n"))
+    assert found.messages == messages
+
+
+def test_text_and_tokens(write):
+    (row,) = read_rows(write("rows.jsonl", [{"text": "a\nb"}]))
+    assert row.text == "a\nb" and row.messages is None
+    rows = [
+        {"input_ids": [5, 6, 7]},
+        {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]},
+        {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]},
+    ]
+    found = [row.tokens for row in read_rows(write("tokens.jsonl", rows))]
+    assert found == [([5, 6, 7], [True] * 3), ([5, 6, 7], [False, True, True]), ([5, 6], [True, True])]
+
+
+def test_plain_text_is_divided_at_blank_lines(write):
+    rows = list(read_rows(write("a.txt", "one\ntwo\n\n  \nthree\r\n")))
+    assert [(row.text, row.line) for row in rows] == [("one\ntwo", 1), ("three", 5)]
+
+
+def test_a_column_map_names_the_columns(write):
+    path = write("rows.jsonl", [{"frage": "a", "antwort": "b", "input": "not asked for"}])
+    (row,) = read_rows(path, columns={"prompt": "frage", "answer": "antwort"})
+    assert row.messages == [user("a"), assistant("b")]
+    path = write("mixed.jsonl", [{"instruction": "a", "input": "b", "reply": "c"}])
+    (row,) = read_rows(path, format="alpaca", columns={"answer": "reply"})
+    assert row.messages == [user("a\nb"), assistant("c")]
+    (row,) = read_rows(write("t.jsonl", [{"body": "x", "id": 3}]), columns={"text": "body"})
+    assert row.text == "x"
+
+
+def test_a_system_message_for_rows_without(write):
+    rows = [{"messages": [user("a"), assistant("b")]}, {"messages": [system("own"), user("a"), assistant("b")]}]
+    first, second = read_rows(write("rows.jsonl", rows), system="ours")
+    assert first.messages[0] == system("ours") and second.messages[0] == system("own")
+    assert len(second.messages) == 3
+
+
+def test_questions_need_no_answer_when_predicting(write):
+    path = write("rows.jsonl", [{"prompt": "a"}, {"prompt": "b", "completion": "c"}])
+    assert [len(row.messages) for row in read_rows(path, answers=False)] == [1, 2]
+    with pytest.raises(InputError):
+        list(read_rows(path))
+
+
+def test_a_directory_is_all_its_data_files(write, tmp_path):
+    write("set/b.jsonl", [{"text": "2"}])
+    write("set/a.json", '[{"text": "1"}]')
+    write("set/deeper/c.txt", "3")
+    write("set/README.md", "no data")
+    write("set/.hidden.jsonl", "rubbish")
+    write("set/.git/x.jsonl", "rubbish")
+    assert [row.text for row in read_rows(tmp_path / "set")] == ["1", "2", "3"]
+    assert [row.text for row in read_rows([tmp_path / "set/b.jsonl", tmp_path / "set/a.json"])] == ["2", "1"]
+
+
+def test_a_byte_order_mark_is_passed_over(write):
+    for name, content in {
+        "a.jsonl": '{"text": "x"}\n',
+        "a.json": '[{"text": "x"}]',
+        "a.csv": "text\nx\n",
+        "a.txt": "x",
+    }.items():
+        (row,) = read_rows(write(name, b"\xef\xbb\xbf" + content.encode()))
+        assert row.text == "x"
+
+
+def test_json_lines_called_json(write):
+    path = write("train.json", '{"content": "a", "summary": "b"}\n{"content": "c", "summary": "d"}\n')
+    assert [row.line for row in read_rows(path)] == [1, 2]
+
+
+def test_mindrecord(tmp_path):
+    from mindspore.mindrecord import FileWriter
+
+    def store(name, schema, rows, parts=1):
+        writer = FileWriter(str(tmp_path / name), shard_num=parts)
+        writer.add_schema(schema, "rows")
+        writer.write_raw_data(rows)
+        writer.commit()
+
+    store("a.mindrecord", {"instruction": {"type": "string"}, "output": {"type": "string"}},
+          [{"instruction": "你", "output": "b"}, {"instruction": "c", "output": "d"}])  # fmt: skip
+    found = [row.messages for row in read_rows(tmp_path / "a.mindrecord", format="mindrecord")]
+    assert found == [[user("你"), assistant("b")], [user("c"), assistant("d")]]
+
+    rows = [{"input_ids": np.arange(5, dtype=np.int32) + n} for n in range(6)]
+    (tmp_path / "set").mkdir()
+    store("set/b.mindrecord", {"input_ids": {"type": "int32", "shape": [-1]}}, rows, parts=2)
+    found = sorted(row.tokens[0] for row in read_rows(tmp_path / "set"))
+    assert found == [list(range(n, n + 5)) for n in range(6)], "a set in two parts is read once"
+
+    (tmp_path / "c.mindrecord").write_bytes(b"rubbish")
+    with pytest.raises(InputError, match=r"c\.mindrecord: not a readable MindRecord file"):
+        list(read_rows(tmp_path / "c.mindrecord"))
+
+
+GOOD = '{"instruction": "a", "output": "b"}'
+BROKEN = {
+    "empty line": (f"{GOOD}\n\n{GOOD}\n", ":2: empty line; expected one JSON object per line"),
+    "broken": (f'{GOOD}\n{{"instruction": "a", \n', ":2: broken JSON"),
+    "not an object": (f"{GOOD}\n[1]\n", ":2: expected a JSON object, found a list"),
+    "missing column": (f'{GOOD}\n{{"instruction": "a"}}\n', ":2: no column 'output', which the alpaca format needs"),
+    "misspelt column": (f'{GOOD}\n{{"instruction": "a", "ouput": "b"}}\n', "did you mean 'ouput'?"),
+    "wrong type": (
+        f'{GOOD}\n{{"instruction": "a", "output": 5}}\n',
+        ":2: column 'output': expected a string, found a number",
+    ),
+    "null": (f'{GOOD}\n{{"instruction": "a", "output": null}}\n', ":2: column 'output': expected a string, found null"),
+    "unknown format": ('{"x": 1, "y": 2}\n', ":1: the format is not known by these columns: 'x', 'y'"),
+    "history": (f'{GOOD}\n{{"instruction": "a", "output": "b", "history": ["x"]}}\n', "turn 1: expected a pair"),
+    "role": (
+        '{"messages": [{"role": "usr", "content": "a"}]}',
+        ":1: message 1: role 'usr' is not known (did you mean 'user'?)",
+    ),
+    "two questions": (
+        json.dumps({"messages": [user("a"), user("b")]}),
+        "message 2 is from 'user' after 'user'; expected 'assistant'",
+    ),
+    "late system": (json.dumps({"messages": [user("a"), system("b")]}), "message 2 is from 'system'"),
+    "no answer": (json.dumps({"messages": [user("a")]}), "ends with a message from 'user'"),
+    "no messages": ('{"messages": []}', "the conversation has no messages"),
+    "no role": (
+        '{"messages": [{"content": "a"}]}',
+        "message 1: expected role and content (or from and value), found 'content'",
+    ),
+    "number as content": (
+        '{"messages": [{"role": "user", "content": 1}]}',
+        "content: expected a string, found a number",
+    ),
+    "string as message": (
+        '{"messages": ["hello"]}',
+        "message 1: expected an object with role and content, found a string",
+    ),
+    "object as messages": ('{"messages": {"a": 1}}', "column 'messages': expected a list, found an object"),
+    "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
+    "token": ('{"input_ids": [1, "2"]}', "column 'input_ids': expected a list of whole numbers"),
+    "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
+    "labels": ('{"input_ids": [1, 2], "labels": [1]}', "column 'labels' has 1 values, input_ids has 2"),
+    "deep": ('{"text": ' + "[" * 100000 + "\n", ":1: broken JSON: nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_a_line(write, name):
+    content, message = BROKEN[name]
+    path = write("rows.jsonl", content)
+    with pytest.raises(InputError) as caught:
+        list(read_rows(path))
+    assert message in str(caught.value) and str(path) in str(caught.value)
+
+
+BROKEN_FILES = {
+    "empty.jsonl": (b"", "the file is empty"),
+    "blank.json": (b" \n", "blank.json:1: empty line"),
+    "none.json": (b"[]", "the file has no rows"),
+    "open.json": (b'[{"text": "a"},\n{"text": "b"}\n', "open.json:3: the list is not closed"),
+    "comma.json": (b'[{"text": "a"}\n{"text": "b"}]', "comma.json:2: broken JSON: expected ',' or ']', found '{'"),
+    "value.json": (b'[{"text": "a"},\n\n{"text": b}]', "value.json:3: broken JSON"),
+    "after.json": (b'[{"text": "a"}]\nx', "after.json:2: text after the end"),
+    "number.json": (b'[{"text": "a"}, 12]', "number.json:1: expected a JSON object, found a number"),
+    "latin.jsonl": ('{"text": "a"}\n{"text": "é"}\n'.encode("latin-1"), "latin.jsonl:2: not UTF-8: byte 0xe9"),
+    "latin.csv": ("text\né\n".encode("latin-1"), "latin.csv: not UTF-8"),
+    "more.csv": (b"instruction,output\na,b\na,b,c\n", "more.csv:3: expected 2 values as in the first row, found 3"),
+    "twice.csv": (b"text,text\na,b\n", "twice.csv:1: the first row must name each column once"),
+    "quote.csv": (b'text\n"a\n', "quote.csv:2: broken CSV"),
+    "header.csv": (b"text\n", "the file has no rows"),
+    "blank.txt": (b"\n\n", "the file has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FILES)
+def test_what_is_wrong_with_a_file(write, name):
+    content, message = BROKEN_FILES[name]
+    with pytest.raises(InputError) as caught:
+        list(read_rows(write(name, content)))
+    assert message in str(caught.value)
+
+
+def test_all_problems_of_all_files_come_together(write, tmp_path):
+    write("set/a.jsonl", "\n".join([GOOD] + ["x"] * 50))
+    write("set/b.jsonl", GOOD + "\n\n")
+    write("set/c.jsonl", "")
+    with pytest.raises(InputError) as caught:
+        list(read_rows(tmp_path / "set"))
+    text = str(caught.value)
+    assert all(f"a.jsonl:{line}: broken JSON" in text for line in range(2, 22))
+    assert "a.jsonl:22:" not in text and "a.jsonl: … and 30 more (50 in all)" in text
+    assert "b.jsonl:2: empty line" in text and "c.jsonl: the file is empty" in text
+
+
+def test_paths_that_cannot_be_used(write, tmp_path):
+    write("data/train.jsonl", GOOD)
+    write("notes.md", "x")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(InputError) as caught:
+        list(read_rows([tmp_path / "data/tran.jsonl", tmp_path / "notes.md", tmp_path / "void"]))
+    text = str(caught.value)
+    assert "tran.jsonl: no such file or directory; there is: train.jsonl" in text
+    assert "notes.md: not a data file" in text and "void: no data file in this directory" in text
+
+
+def test_wrong_columns_and_formats(write):
+    path = write("rows.jsonl", [{"a": "1", "b": "2"}])
+    with pytest.raises(InputError, match="no column 'c', which is to be the answer"):
+        list(read_rows(path, columns={"prompt": "a", "answer": "c"}))
+    with pytest.raises(InputError, match="exactly one of prompt, messages and text"):
+        list(read_rows(path, columns={"answer": "b"}))
+    with pytest.raises(InputError, match="did you mean 'alpaca'"):
+        list(read_rows(path, format="alpca"))
+
+
+def test_reading_continues_from_a_place(write, monkeypatch):
+    monkeypatch.setattr(readers_module, "READ_AT_ONCE", 7)
+    rows = [{"text": f'{n} 你好 "x" [{n}], {{}}'} for n in range(9)]
+    files = [
+        write("a.jsonl", rows),
+        write("a.json", json.dumps(rows, ensure_ascii=False, indent=1)),
+        write("a.csv", "text\n" + "".join('"' + row["text"].replace('"', '""') + '\n!"\n' for row in rows)),
+        write("a.txt", "\n\n".join(row["text"] for row in rows)),
+    ]
+    for path in files:
+        problems = Problems()
+        whole = list(read_records(path, problems))
+        assert len(whole) == 9 and len({record.line for record in whole}) == 9
+        for number, record in enumerate(whole):
+            rest = list(read_records(path, problems, record.place))
+            assert [(r.line, r.columns) for r in rest] == [(r.line, r.columns) for r in whole[number + 1 :]]
+        assert len(problems) == 0
+
+
+json_rows = st.lists(st.dictionaries(st.text(max_size=5), st.one_of(st.text(), st.integers(), st.floats(), st.none())))
+
+
+@given(json_rows, st.integers(1, 30), st.sampled_from([None, 0, 2]))
+def test_a_list_of_json_is_read_in_any_portions(tmp_path_factory, rows, portion, indent):
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    path.write_text(json.dumps(rows, indent=indent))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers_module, "READ_AT_ONCE", portion)
+        problems = Problems()
+        found = [record.columns for record in read_records(path, problems)]
+    assert json.dumps(found) == json.dumps(rows) and len(problems) == (not rows)
+
+
+def test_rubbish_never_raises_anything_but_an_input_error(write):
+    seeded = random.Random(0)
+    base = json.dumps([ROWS["chat"][0], ROWS["alpaca"][0]], ensure_ascii=False).encode()
+    for number in range(300):
+        content = bytearray(base)
+        for _ in range(seeded.randint(1, 6)):
+            place = seeded.randrange(len(content))
+            content[place : place + seeded.randint(0, 5)] = seeded.choice(
+                [b"", b"{", b"]", b'"', b"\xff", b"\n", b"null", b"\\u", seeded.choice(string.printable).encode()]
+            )
+        path = write(f"rows.{seeded.choice(['json', 'jsonl', 'csv', 'txt', 'tsv'])}", bytes(content))
+        try:
+            for row in read_rows(path):
+                assert row.messages or row.text or row.tokens
+        except InputError as error:
+            assert str(path) in str(error), number
+
+
+def test_a_large_file_is_not_held_in_memory(write):
+    import tracemalloc
+
+    path = write("large.jsonl", (json.dumps({"text": "x" * 1000}) + "\n") * 20_000)
+    assert path.stat().st_size > 20_000_000
+    tracemalloc.start()
+    assert sum(1 for _ in read_rows(path)) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000

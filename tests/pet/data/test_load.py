@@ -1,0 +1,333 @@
+"""Rows to samples, the cache that keeps them, held-out parts, and the way back from a sample to its question."""
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from pet.data import DataSettings, Loader, TokenDataset, load_dataset, load_questions, split_dataset
+from pet.data import cache as cache_module
+from pet.data.workers import Workers
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(**changes):
+        return DataSettings(cache_dir=str(tmp_path / "cache"), **changes)
+
+    return make
+
+
+def letters_of(ids):
+    return "".join({0: "_", 1: "<", 2: ">", 3: "|"}.get(number) or chr(number - 10) for number in ids)
+
+
+def spelled(dataset):
+    """Each sample as text, and the part of it that is learnt."""
+    return [
+        (letters_of(ids.tolist()), letters_of(ids[trained].tolist()))
+        for ids, trained in map(dataset.__getitem__, range(len(dataset)))
+    ]
+
+
+CHAT = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"},
+                      {"role": "user", "content": "d"}, {"role": "assistant", "content": "e"}]}]  # fmt: skip
+
+
+def test_labels_stand_on_answers(write, letters, settings):
+    path = write("chat.jsonl", CHAT)
+    learnt = {
+        name: spelled(load_dataset(path, letters, settings=settings(train_on=name)))[0]
+        for name in ("answers", "last", "all")
+    }
+    assert learnt == {"answers": ("<a|bc>d|e>", "bc>e>"), "last": ("<a|bc>d|e>", "e>"), "all": ("<a|bc>d|e>",) * 2}
+
+
+def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
+    path = write("text.jsonl", [{"text": "abcdefg"}])
+    assert spelled(load_dataset(path, letters, settings=settings())) == [("<abcdefg>", "abcdefg>")]
+    dataset = load_dataset(path, letters, settings=settings(max_length=4))
+    assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
+    assert (dataset.counts.rows, dataset.counts.samples, dataset.counts.cut) == (1, 3, 1)
+
+
+def test_a_template(write, letters, settings):
+    rows = [
+        {"instruction": "a{input}", "input": "b", "output": "c{x}", "system": "s"},
+        {"instruction": "d", "output": "e"},
+    ]
+    path = write("rows.jsonl", rows)
+    found = spelled(load_dataset(path, letters, settings=settings(template="{system}{{{prompt}}}/{input}=")))
+    assert found == [("<s{a{input}}/b=c{x}>", "c{x}>"), ("<{d}/=e>", "e>")]
+    for template, message in {
+        "{promt}": "did you mean 'prompt'",
+        "{prompt": "expected '}'",
+        "{prompt.__class__}": "is not known",
+        "{prompt!r}": "only the name",
+        "answer:": "does not hold {prompt}",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            load_dataset(path, letters, settings=settings(template=template))
+        assert message in str(caught.value)
+    with pytest.raises(InputError, match=r"chat\.jsonl:1: several questions"):
+        load_dataset(write("chat.jsonl", CHAT), letters, settings=settings(template="{prompt}"))
+
+
+def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
+    rows = [
+        {"prompt": "a", "completion": "b"},
+        {"prompt": "a", "completion": "b" * 9},
+        {"prompt": "a" * 9, "completion": "b"},
+    ]
+    path = write("rows.jsonl", rows)
+    cut = load_dataset(path, letters, settings=settings(max_length=6))
+    assert spelled(cut) == [("<a|b>", "b>"), ("<a|bbb", "bbb")]
+    assert vars(cut.counts) == {"rows": 3, "samples": 2, "cut": 2, "dropped_long": 0, "dropped_unlabelled": 1}
+    dropped = load_dataset(path, letters, settings=settings(max_length=6, too_long="drop"))
+    assert spelled(dropped) == [("<a|b>", "b>")] and dropped.counts.dropped_long == 2
+    with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
+        load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
+
+
+def test_samples_know_where_they_come_from(write, letters, settings, tmp_path):
+    write("set/a.jsonl", [{"text": "a"}, {"text": "b"}])
+    write("set/b.csv", "text\nc\n")
+    dataset = load_dataset(tmp_path / "set", letters, settings=settings())
+    assert [os.path.relpath(dataset.where(i), tmp_path / "set") for i in range(3)] == [
+        "a.jsonl:1",
+        "a.jsonl:2",
+        "b.csv:2",
+    ]
+    assert dataset.summary()["tokens"] == 9 and dataset.summary()["label_tokens"] == 6
+
+
+def test_nothing_is_written_for_broken_data(write, letters, settings, tmp_path):
+    path = write("rows.jsonl", '{"text": "a"}\n\n')
+    with pytest.raises(InputError, match=":2: empty line"):
+        load_dataset(path, letters, settings=settings())
+    assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+
+
+def test_only_the_first_samples(write, letters, settings):
+    path = write("rows.jsonl", [{"text": str(n)} for n in range(9)])
+    assert len(load_dataset(path, letters, settings=settings(max_samples=4))) == 4
+    path = write("rows.jsonl", "x\n" + '{"text": "a"}\n' * 9)
+    with pytest.raises(InputError, match=":1: broken"):
+        load_dataset(path, letters, settings=settings(max_samples=4))
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """How often rows were tokenised, rather than taken from the cache."""
+    calls = []
+    original = cache_module.write_cache
+    monkeypatch.setattr(cache_module, "write_cache", lambda *given: calls.append(given) or original(*given))
+    return calls
+
+
+def test_the_cache_is_used_for_the_same_content_tokenizer_and_settings(
+    write, new_letters, settings, tokenised, tmp_path
+):
+    path = write("rows.jsonl", CHAT * 3)
+    first = load_dataset(path, new_letters(), settings=settings())
+    assert isinstance(first.tokens, np.memmap)
+
+    def made_again(path=path, tokenizer=None, **changes):
+        before = len(tokenised)
+        dataset = load_dataset(path, tokenizer or new_letters(), settings=settings(**changes))
+        assert dataset.where(0) == f"{path}:1"
+        return len(tokenised) - before
+
+    assert made_again() == 0
+    assert made_again(packing="none", shuffle=False, workers=0, seed=9) == 0
+    assert made_again(path=write("elsewhere/rows.jsonl", CHAT * 3)) == 0
+    assert made_again(train_on="last") == 1
+    assert made_again(max_length=11) == 1
+    assert made_again(system="x") == 1
+    assert made_again(tokenizer=new_letters("2")) == 1
+    assert made_again(path=write("rows.jsonl", CHAT * 4)) == 1
+    again = load_dataset(write("rows.jsonl", CHAT * 3), new_letters(), settings=settings())
+    assert spelled(again) == spelled(first) and again.counts == first.counts and len(tokenised) == 6
+
+
+@pytest.mark.parametrize("damage", ["flip", "shorten", "remove", "meta", "field"])
+def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings, tokenised, tmp_path, caplog, damage):
+    path = write("rows.jsonl", CHAT * 3)
+    first = spelled(load_dataset(path, letters, settings=settings()))
+    (directory,) = [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+    tokens, meta = directory / "tokens.bin", directory / "meta.json"
+    if damage == "flip":
+        content = bytearray(tokens.read_bytes())
+        content[len(content) // 2] ^= 1
+        tokens.write_bytes(content)
+    elif damage == "shorten":
+        tokens.write_bytes(tokens.read_bytes()[:-4])
+    elif damage == "remove":
+        tokens.unlink()
+    elif damage == "meta":
+        meta.write_text(meta.read_text()[:20])
+    else:
+        meta.write_text(json.dumps({"parts": {}}))
+    with caplog.at_level(logging.WARNING):
+        assert spelled(load_dataset(path, letters, settings=settings())) == first
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+    assert "damaged cache" in caplog.text and len(tokenised) == 2
+    caplog.clear()
+    assert spelled(load_dataset(path, letters, settings=settings())) == first
+    assert len(tokenised) == 2 and not caplog.records
+
+
+def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        dataset = load_dataset(write("rows.jsonl", CHAT), letters, settings={"cache_dir": str(tmp_path / "file/cache")})
+    assert len(dataset) == 1 and "cannot be written" in caplog.text
+
+
+def load_elsewhere(path, cache, fixtures, results):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
+    dataset = load_dataset(path, tokenizer, settings={"cache_dir": cache})
+    results.put((len(dataset), int(dataset.tokens.sum())))
+
+
+def test_processes_that_start_together_share_one_cache(write, fixtures, tmp_path):
+    path = write("rows.jsonl", CHAT * 200)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=load_elsewhere, args=(path, str(tmp_path / "cache"), fixtures, results))
+        for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert len(set(found)) == 1 and found[0][0] == 200
+    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
+
+
+def some_rows(count, seed=0):
+    seeded = random.Random(seed)
+    words = ["今天", "天气", "很", "好", "the", "quick", "brown", "fox", "裙子", "上衣", "and", "1", "2", "3", "x"]
+
+    def text():
+        return " ".join(seeded.choices(words, k=seeded.randint(1, 30)))
+
+    return [{"content": text(), "summary": text()} for _ in range(count)]
+
+
+def test_several_processes_give_what_one_gives(write, fixtures, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
+    path = write("rows.jsonl", some_rows(5000))
+    alone, shared = (
+        load_dataset(path, tokenizer, settings={"workers": workers, "cache_dir": str(tmp_path / str(workers))})
+        for workers in (0, 2)
+    )
+    assert len(alone) == 5000 and alone.counts == shared.counts
+    for name in ("tokens", "trained", "offsets", "origin"):
+        assert np.array_equal(getattr(alone, name), getattr(shared, name))
+
+
+def test_an_error_in_a_worker_is_the_callers():
+    with Workers(json.loads, 2) as workers:
+        assert list(workers.map(["1", "[2]", "3"] * 9)) == [1, [2], 3] * 9
+        with pytest.raises(json.JSONDecodeError):
+            list(workers.map(["1", "x"]))
+
+
+def test_a_worker_that_dies_is_reported():
+    with Workers(os._exit, 1) as workers, pytest.raises(RuntimeError, match="exit code 7"):
+        list(workers.map([7]))
+
+
+def test_a_tokenizer_that_cannot_be_sent_is_used_here(write, new_letters, settings, caplog):
+    class Local(new_letters):
+        pass
+
+    path = write("rows.jsonl", [{"text": "abc"}] * 5000)
+    with caplog.at_level(logging.WARNING):
+        assert len(load_dataset(path, Local(), settings=settings(workers=2))) == 5000
+    assert "cannot be sent to other processes" in caplog.text
+
+
+def test_chatglm_packed(write, fixtures, settings):
+    """The real tokenizer: [gMASK] <sop> before the answer, which alone is learnt, with its <eop>."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
+    rows = some_rows(60)
+    chosen = settings(max_length=400)
+    dataset = load_dataset(write("train.json", rows), tokenizer, settings=chosen)
+    assert len(dataset) == 60 and dataset.counts.cut == 0
+    sop, end = tokenizer.special_tokens["<sop>"], tokenizer.eos_token_id
+    for index, row in enumerate(rows):
+        ids, trained = dataset[index]
+        answer = ids.tolist().index(sop) + 1
+        assert trained.tolist() == [place >= answer for place in range(len(ids))]
+        assert ids[-1] == end and tokenizer.decode(ids[answer:]) == row["summary"]
+        assert ids[:answer].tolist() == tokenizer.prompt([{"role": "user", "content": row["content"]}])
+    loader = Loader(dataset, 4, chosen, pad_token_id=tokenizer.pad_token_id)
+    assert loader.padding() < 0.2
+    for batch in loader.batches(0):
+        for row, samples in enumerate(batch["sample_ids"]):
+            learnt = [label for label in batch["labels"][row].tolist() if label != -100]
+            assert learnt == [token for sample in samples for token in dataset[sample][0][dataset[sample][1]].tolist()]
+
+
+def test_chatglm_raw_text(write, fixtures, settings):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
+    dataset = load_dataset(write("a.txt", "你好，世界！"), tokenizer, settings=settings())
+    ids, trained = dataset[0]
+    control = [tokenizer.special_tokens["[gMASK]"], tokenizer.special_tokens["<sop>"]]
+    assert ids[:2].tolist() == control and ids[-1] == tokenizer.eos_token_id
+    assert trained.tolist() == [False, False] + [True] * (len(ids) - 2)
+
+
+def test_a_held_out_part(write, letters, settings):
+    path = write("rows.jsonl", [{"text": chr(97 + n) * 8} for n in range(20)])
+    dataset = load_dataset(path, letters, settings=settings(max_length=5))
+    kept, held = split_dataset(dataset, 0.25, seed=3)
+    rows = [{tuple(row) for row in np.asarray(part.origin).tolist()} for part in (kept, held)]
+    assert len(rows[1]) == 5 and len(rows[0]) == 15 and not rows[0] & rows[1]
+    assert len(kept) + len(held) == len(dataset) and len(held) == 15
+    assert spelled(split_dataset(dataset, 0.25, seed=3)[1]) == spelled(held)
+    assert spelled(split_dataset(dataset, 0.25, seed=4)[1]) != spelled(held)
+    assert held.where(0).startswith(str(path))
+    with pytest.raises(InputError, match="1 rows cannot be divided"):
+        split_dataset(TokenDataset.from_samples([([1, 2], [1, 1])]), 0.5)
+
+
+def test_questions(write, letters, settings):
+    rows = [{"prompt": c, "completion": c.upper()} for c in "abcdef"]
+    path = write("rows.jsonl", rows)
+    questions = load_questions(path, letters, settings=settings(), limit=2)
+    assert [(letters_of(q.prompt_ids), q.prompt, q.reference) for q in questions] == [
+        ("<a|", "a", "A"),
+        ("<b|", "b", "B"),
+    ]
+    assert questions[1].where == f"{path}:2"
+    held = split_dataset(load_dataset(path, letters, settings=settings()), 0.5)[1]
+    asked = load_questions(held, letters, settings=settings())
+    assert sorted(q.where for q in asked) == sorted(held.where(i) for i in range(len(held)))
+    asked = load_questions(path, letters, settings=settings(template="Q{prompt}A"))
+    assert letters_of(asked[0].prompt_ids) == "<QaA"
+    open_ended = load_questions(write("ask.jsonl", [{"prompt": "x"}]), letters, settings=settings())
+    assert letters_of(open_ended[0].prompt_ids) == "<x|" and open_ended[0].reference == ""
+
+
+def test_thousands_of_rows_take_seconds(write, fixtures, settings):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
+    path = write("rows.jsonl", some_rows(3000))
+    begun = time.perf_counter()
+    dataset = load_dataset(path, tokenizer, settings=settings(workers=0))
+    tokenising = time.perf_counter() - begun
+    begun = time.perf_counter()
+    load_dataset(path, tokenizer, settings=settings(workers=0))
+    assert tokenising < 20 and time.perf_counter() - begun < max(0.5, tokenising / 2)
+    assert dataset.counts.rows == 3000
