@@ -1,0 +1,263 @@
+"""Tensor parallelism: every layer's matrices shared by a group, after Shoeybi et al. 2019 (Megatron-LM).
+
+A sublayer (attention, feed-forward) is one region. Its input is copied to the group, its output summed over it, and
+in between each member computes with its own heads or its own columns::
+
+            ┌ copy ┐   column-parallel            row-parallel   ┌ sum ┐
+    x ──────┤      ├─► W_q W_k W_v  ─► heads ─►       W_o   ─────┤     ├──► y         2 sums forward and 2 backward
+            └──────┘   rows of W split            columns split  └─────┘              per layer, of B·S·H each
+
+Adapters are taken along. On a column-parallel cell LoRA's A is whole and B split like W; on a row-parallel one A is
+split and B whole, and its product joins W's before the sum: no adapter adds communication to the forward. What is
+whole within a region gets one term of its gradient on each member (`PARTIAL`); those terms are added up once per step,
+together, which is smaller by far than a sum per layer would be. What acts on a sublayer's output (bottleneck adapters)
+comes after the sum and is whole in every respect.
+
+Embedding and head stay whole on every member. They are frozen, so they cost memory but no gradient; the loss then needs
+no communication, and generation sees the same logits everywhere.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.common.initializer import initializer
+
+from adapters.dropout import Dropout
+from adapters.matching import named
+from adapters.method import AdapterModule
+from adapters.sites import select_rows
+from model_zoo.errors import InputError
+from model_zoo.layers import AttentionCore, Conv1D
+from pet.parallel.collectives import CopyToGroup, Group, ReduceFromGroup
+from pet.parallel.split import PARTIAL, SPLIT, Division, mark
+
+ADAPTER_AXES: dict[str, tuple[str, ...]] = {
+    "lora_A.weight": ("", "in"),
+    "lora_B.weight": ("out", ""),
+}
+"""Which side of its cell each axis of an adapter's tensor belongs to."""
+
+
+def check_divisible(config, members: int) -> None:
+    """Raises InputError unless heads, key heads and feed-forward width can be shared evenly."""
+    dims = config.dims
+    problems = [
+        f"parallel.tensor: {value} {what} cannot be divided evenly over {members} workers; "
+        f"possible are {', '.join(str(n) for n in range(1, value + 1) if value % n == 0 and dims.heads % n == 0)}"
+        for what, value in (
+            ("attention heads", dims.heads),
+            ("key/value heads", dims.kv_heads),
+            ("feed-forward columns", dims.ffn),
+        )
+        if value % members
+    ]
+    if problems:
+        raise InputError(problems[0] if len(problems) == 1 else "; ".join(problems))
+
+
+def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
+    """Leaves on this process its share of a model, adapters included, and makes the cells talk to the group.
+
+    Args:
+        model: whole, with its adapters. Adapters cannot be added afterwards.
+        group: the tensor-parallel group.
+        loaded: whether the base's weights are there. If not, the cut parameters are fresh zeros, which take no memory
+            until they are loaded (`pet.parallel.loading`).
+
+    Raises:
+        InputError: heads or widths that cannot be divided, an adapter that cannot be shared.
+    """
+    if group.size == 1:
+        return model
+    check_divisible(model.config, group.size)
+    family, regions = model.family, {}
+    cells = dict(model.cells_and_names())
+    plan = []
+    for path, cell in cells.items():
+        if not path.startswith(family.layers + ".") or isinstance(cell, AdapterModule) or ".adapter_" in path:
+            continue
+        column = any(named(path, name) for name in family.column)
+        row = any(named(path, name) for name in family.row)
+        if column or row:
+            blocks = blocks_of(path, cell, model) if column else (in_features(cell),)
+            plan.append((path, cell, column, blocks))
+            regions[path.rpartition(".")[0]] = None
+        elif isinstance(cell, AttentionCore):
+            check_core(path, cell)
+    refuse_unsharable(plan)
+    for path, cell, column, blocks in plan:
+        cut_cell(path, cell, group, column, blocks, loaded)
+        if not column:
+            make_row_parallel(cell, group)
+    for path in regions:
+        region = cells[path]
+        region.copy_to_group = CopyToGroup(group)
+        region.__class__ = region_class(type(region))
+    for path, cell in cells.items():
+        if path.startswith(family.layers + "."):
+            if isinstance(cell, AttentionCore):
+                cut_core(cell, group)
+            for name in ("heads", "kv_heads"):
+                if name in cell.__dict__:
+                    setattr(cell, name, getattr(cell, name) // group.size)
+    return model
+
+
+# What is cut where ---------------------------------------------------------------------------------------------------
+
+
+def in_features(cell: nn.Cell) -> int:
+    """Width of a linear cell's input."""
+    return cell.weight.shape[0 if isinstance(cell, Conv1D) else 1]
+
+
+def out_features(cell: nn.Cell) -> int:
+    """Width of a linear cell's output."""
+    return cell.weight.shape[1 if isinstance(cell, Conv1D) else 0]
+
+
+def blocks_of(path: str, cell: nn.Cell, model: nn.Cell) -> tuple[int, ...]:
+    """The blocks within a column-parallel cell's output, each of which is divided by itself."""
+    dims = model.config.dims
+    kind = next((kind for name, kind in model.family.fused.items() if named(path, name)), None)
+    if kind == "qkv":
+        return (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.head_dim)
+    if kind == "gate_up":
+        return (dims.ffn, dims.ffn)
+    return (out_features(cell),)
+
+
+def cut_cell(path: str, cell: nn.Cell, group: Group, column: bool, blocks: tuple[int, ...], loaded: bool) -> None:
+    """Cuts a linear cell's weight, its bias, and the tensors of the adapters on it."""
+    transposed = isinstance(cell, Conv1D)
+    axis = (0 if column else 1) ^ transposed
+    cut(cell.weight, Division(axis, blocks, group.size), group, loaded)
+    if cell.bias is not None:
+        if column:
+            cut(cell.bias, Division(0, blocks, group.size), group, loaded)
+        else:
+            mark(cell.bias, PARTIAL)
+    side = "out" if column else "in"
+    for module in adapter_modules(cell):
+        for name, parameter in module.tensors().items():
+            axes = ADAPTER_AXES[name]
+            if side in axes:
+                cut(parameter, Division(axes.index(side), blocks, group.size), group, True)
+            else:
+                mark(parameter, PARTIAL)
+        if not column:
+            for dropout in module.cells():
+                if isinstance(dropout, Dropout):
+                    split_dropout(dropout, group)
+
+
+def cut(parameter, division: Division, group: Group, loaded: bool) -> None:
+    """Leaves in a parameter this member's part."""
+    if loaded:
+        part = Tensor(division.take(parameter.asnumpy(), group.place), parameter.dtype)
+    else:
+        part = initializer("zeros", division.part_shape(parameter.shape), parameter.dtype)
+    parameter.set_data(part, slice_shape=True)
+    mark(parameter, SPLIT, division)
+
+
+def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
+    """The adapter modules on a cell."""
+    return [child for child in cell.cells() if isinstance(child, AdapterModule)]
+
+
+def refuse_unsharable(plan) -> None:
+    """Raises InputError for adapters whose tensors have no known place in a divided cell."""
+    for path, cell, _, _ in plan:
+        for module in adapter_modules(cell):
+            unknown = [name for name in module.tensors() if name not in ADAPTER_AXES]
+            if unknown:
+                raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
+
+
+def check_core(path: str, cell: AttentionCore) -> None:
+    """Raises InputError for an adapter on an attention core that cannot be divided."""
+    if adapter_modules(cell):
+        raise InputError(f"parallel.tensor: {type(adapter_modules(cell)[0]).__name__} on {path} cannot be divided")
+
+
+def cut_core(cell: AttentionCore, group: Group) -> None:
+    """Divides what adapters put in front of an attention core's keys."""
+
+
+# Cells that talk -----------------------------------------------------------------------------------------------------
+
+_regions: dict[type, type] = {}
+_rows: dict[type, type] = {}
+
+
+def region_class(cls: type) -> type:
+    """A sublayer's class, with its input copied to the group."""
+    if cls not in _regions:
+
+        class Region(cls):
+            def construct(self, x, *rest):
+                return super().construct(self.copy_to_group(x), *rest)
+
+        Region.__name__ = Region.__qualname__ = f"Parallel{cls.__name__}"
+        _regions[cls] = Region
+    return _regions[cls]
+
+
+def make_row_parallel(cell: nn.Cell, group: Group) -> None:
+    """Turns a linear cell, with or without adapters, into one whose output is summed over the group."""
+    cls = getattr(type(cell), "plain", type(cell))
+    if "active" not in cell.__dict__:
+        object.__setattr__(cell, "active", ())
+    cell.reduce_from_group = ReduceFromGroup(group)
+    # the bias belongs to the sum, so one member adds it
+    cell.bias_share = 1.0 if group.place == 0 else 0.0
+    object.__setattr__(cell, "__class__", row_class(cls))
+
+
+def row_class(cls: type) -> type:
+    """A linear cell's class with split input: adapters that are linear join before the sum, others act after it."""
+    if cls not in _rows:
+
+        class RowParallel(cls):
+            active = ()
+
+            def construct(self, x):
+                inner = x
+                for module in self.active:
+                    if module.changes_input:
+                        changed = module.before(inner)
+                        inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
+                y = self.product(inner, self.weight)
+                if self.bias is not None:
+                    y = self.add_bias(y, self.bias * self.bias_share)
+                for module in self.active:
+                    changed = module(x, y)
+                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                return self.reduce_from_group(y)
+
+        RowParallel.__name__ = RowParallel.__qualname__ = f"RowParallel{cls.__name__}"
+        RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class
+        _rows[cls] = RowParallel
+    return _rows[cls]
+
+
+class _SplitDropout(Dropout):
+    """Dropout of one member's columns: its part of the mask that a single process would draw for all of them."""
+
+    def construct(self, x):
+        if not self.training:
+            return x
+        rows, columns = x.shape
+        seed = self.mixed(self.key * 668265263 + self.site)  # (1,)
+        index = ops.arange(rows).astype(ms.int32).reshape(rows, 1) * (columns * self.members)
+        index = index + ops.arange(columns).astype(ms.int32) + self.place * columns
+        bits = ops.bitwise_and(self.mixed(index * -1640531527 + seed), 0x7FFFFFFF)
+        return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
+
+
+def split_dropout(cell: Dropout, group: Group) -> None:
+    """Lets a dropout on a divided input draw its part of the whole mask."""
+    cell.members, cell.place = group.size, group.place
+    cell.__class__ = _SplitDropout
