@@ -1,0 +1,71 @@
+"""What `pet data` prints says what the model will see."""
+
+import io
+
+import numpy as np
+import pytest
+
+from pet.data import DataSettings, TokenDataset, describe, load_dataset, show
+from pet.data.show import histogram
+
+
+@pytest.fixture
+def dataset(write, letters, tmp_path):
+    rows = [{"prompt": "ask\x1b[31m", "completion": "an\nswer"}, {"prompt": "b" * 30, "completion": "c"}]
+    settings = DataSettings(max_length=20, cache_dir=str(tmp_path / "cache"))
+    return load_dataset(write("rows.jsonl", rows), letters, settings=settings), settings
+
+
+def test_tokens_are_marked_by_whether_they_are_learnt(dataset, letters):
+    data, settings = dataset
+    text = describe(data, letters, settings=settings)
+    assert "<s>ask\\x1b[31m<a>[[an↵\nswer</s>]]" in text and "\x1b" not in text
+    assert "rows.jsonl:1 · 18 tokens, 8 learnt" in text
+    assert "1 samples from 2 rows; 1 cut, 0 dropped as too long, 1 dropped for having nothing to learn" in text
+    coloured = describe(data, letters, settings=settings, colour=True)
+    assert "\x1b[32man↵\nswer</s>\x1b[0m" in coloured and "\x1b[31m" not in coloured and "[[" not in coloured
+
+
+def test_padding_of_each_way(dataset, letters):
+    data, settings = dataset
+    text = describe(data, letters, settings=settings, batch_size=2)
+    lines = {line.split()[0]: line for line in text.splitlines() if " steps" in line}
+    assert set(lines) == {"pack", "buckets", "longest", "none"}
+    assert "55.0% in 1 steps, 1 shape  ← chosen" in lines["pack"]  # 18 of 2 · 20
+
+
+def test_histogram_counts_every_sample():
+    lengths = np.random.default_rng(0).integers(1, 300, 500)
+    lines = histogram(lengths).splitlines()
+    assert sum(int(line.split()[3]) for line in lines) == 500
+    first = lines[0].split()
+    assert int(first[3]) == ((lengths >= int(first[0])) & (lengths <= int(first[2]))).sum()
+    assert histogram(np.array([1])).split()[:4] == ["1", "…", "1", "1"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_colour_only_where_it_is_wanted(dataset, letters, monkeypatch):
+    data, settings = dataset
+
+    def printed(stream):
+        show(data, letters, settings=settings, stream=stream)
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[32m" in printed(Terminal())
+    assert "\x1b" not in printed(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in printed(Terminal())
+
+
+def test_nothing_and_streams(write, letters, tmp_path):
+    assert describe(TokenDataset.from_samples([]), letters).startswith("no sample")
+    settings = DataSettings(streaming=True, stream_window=3, cache_dir=str(tmp_path / "cache"))
+    data = load_dataset(write("rows.jsonl", [{"text": "abc"}] * 7), letters, settings=settings)
+    text = describe(data, letters)
+    assert text.startswith("7 rows in 3 windows; of the first window:") and "<s>[[abc</s>]]" in text

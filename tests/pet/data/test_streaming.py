@@ -1,0 +1,135 @@
+"""Streaming gives every row once, resumes at any batch, and divides over ranks as the Loader does."""
+
+import json
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader
+from pet.data.streaming import StreamDataset as Streaming
+
+
+@pytest.fixture
+def stream(write, letters, tmp_path):
+    """A stream over two files of 37 and 9 rows, in windows of 10."""
+    random = np.random.default_rng(0)
+    lines = [{"prompt": chr(97 + n % 26) * int(random.integers(1, 9)), "completion": "x" * (n % 5)} for n in range(46)]
+    write("set/a.jsonl", lines[:37])
+    write("set/b.json", json.dumps(lines[37:], indent=1))
+
+    def opened(cache="cache", **changes):
+        settings = DataSettings(
+            streaming=True, stream_window=10, max_length=20, cache_dir=str(tmp_path / cache), **changes
+        )
+        return load_dataset(tmp_path / "set", letters, settings=settings)
+
+    return opened
+
+
+def loader(stream, batch_size=2, **options):
+    return make_loader(stream, batch_size, stream.settings, **options)
+
+
+def same(left, right):
+    return left["sample_ids"] == right["sample_ids"] and all(
+        np.array_equal(left[name], right[name]) for name in right.arrays
+    )
+
+
+def samples(batches):
+    return [sample for batch in batches for row in batch["sample_ids"] for sample in row]
+
+
+@pytest.mark.parametrize("packing", ["pack", "none", "longest", "buckets"])
+def test_each_row_once(stream, tmp_path, packing):
+    dataset = stream(packing=packing, buckets=[10, 20] if packing == "buckets" else None)
+    assert isinstance(dataset, StreamDataset) and dataset.rows == 46 and len(dataset.windows) == 5
+    made = loader(dataset)
+    assert isinstance(made, StreamLoader)
+    wanted = [f"{tmp_path}/set/a.jsonl:{n}" for n in range(1, 38)]
+    for epoch in (0, 1):
+        batches = list(made.batches(epoch))
+        found = samples(batches)
+        assert len(set(found)) == len(found) == 46 and set(wanted) < set(found)
+        assert {batch["input_ids"].shape for batch in batches} <= set(made.shapes())
+        assert [batch.index for batch in batches] == list(range(len(batches)))
+        assert made.where(batches[0]) == samples(batches[:1])
+    assert samples(made.batches(0)) != found == samples(made.batches(1))
+
+
+def test_the_samples_are_those_of_the_whole_dataset(stream, letters, tmp_path):
+    dataset = stream()
+    whole = load_dataset(tmp_path / "set", letters, settings={"max_length": 20, "cache_dir": str(tmp_path / "c")})
+    windows = [dataset.window(number) for number in range(len(dataset.windows))]
+    assert np.array_equal(np.concatenate([window.tokens for window in windows]), whole.tokens)
+    assert np.array_equal(np.concatenate([window.trained for window in windows]), whole.trained)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_resuming_at_any_batch(stream, accumulation):
+    whole = list(loader(stream(cache="one"), accumulation=accumulation).batches(1))
+    for start in range(len(whole) + 1):
+        # with the steps of earlier windows noted, and in a cache that knows nothing
+        for cache in ("one", f"fresh-{start}"):
+            rest = list(loader(stream(cache=cache), accumulation=accumulation).batches(1, start=start))
+            assert [batch.index for batch in rest] == list(range(start, len(whole)))
+            assert all(same(left, right) for left, right in zip(rest, whole[start:], strict=True))
+
+
+def test_resuming_does_not_tokenise_the_windows_before(stream, monkeypatch):
+    whole = list(loader(stream()).batches(0))
+    taken = []
+    original = Streaming.window
+    monkeypatch.setattr(
+        Streaming, "window", lambda self, number, pool=None: taken.append(number) or original(self, number, pool)
+    )
+    last = next(loader(stream()).batches(0, start=len(whole) - 1))
+    assert same(last, whole[-1]) and len(taken) == 1
+
+
+def test_steps_are_known_after_an_epoch_and_in_the_next_run(stream):
+    made = loader(stream())
+    assert made.steps_per_epoch() is None and made.batches_per_epoch() is None
+    with pytest.raises(TypeError, match="no length"):
+        len(made)
+    count = sum(1 for _ in made.batches(0))
+    assert made.steps_per_epoch() == count == len(made) == len(loader(stream()))
+    assert loader(stream(), batch_size=3).steps_per_epoch() is None
+
+
+def test_ranks_share_the_rows_of_one_process(stream):
+    alone = list(loader(stream(), batch_size=4).batches(0))
+    ranks = [list(loader(stream(), batch_size=2, rank=rank, world=2).batches(0)) for rank in range(2)]
+    for batch, left, right in zip(alone, *ranks, strict=True):
+        for name in batch.arrays:
+            assert np.array_equal(np.concatenate([left[name], right[name]]), batch[name])
+        assert left.global_label_tokens == right.global_label_tokens == batch.label_tokens
+
+
+def test_without_shuffling_the_order_is_that_of_the_files(stream, tmp_path):
+    found = samples(loader(stream(packing="none", shuffle=False)).batches(0))
+    assert found[:37] == [f"{tmp_path}/set/a.jsonl:{n}" for n in range(1, 38)]
+
+
+def test_what_is_wrong_is_said_before_the_first_batch(stream, write):
+    write("set/c.jsonl", '{"text": "a"}\n\n')
+    with pytest.raises(InputError, match=r"c\.jsonl:2: empty line"):
+        stream()
+
+
+def test_a_changed_file_is_indexed_again(stream, write):
+    assert stream().rows == 46
+    write("set/a.jsonl", [{"text": "a"}] * 3)
+    assert stream().rows == 12
+
+
+def test_settings_that_do_not_go_with_streaming(stream):
+    with pytest.raises(InputError, match="streaming cannot choose the lengths"):
+        stream(packing="buckets")
+    with pytest.raises(InputError, match="label counts|not known before"):
+        loader(stream()).label_tokens()
+
+
+def test_only_the_first_rows(stream):
+    assert stream(max_samples=40).rows == 40 and stream(max_samples=5).rows == 5

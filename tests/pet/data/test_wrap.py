@@ -1,0 +1,131 @@
+"""MindSpore datasets and indexable datasets of dicts as data."""
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.data import CollateLoader, DataSettings, Loader, from_mindspore, make_loader
+
+
+def generator_dataset(columns, rows):
+    from mindspore.dataset import GeneratorDataset
+
+    return GeneratorDataset(rows, column_names=columns, shuffle=False)
+
+
+def test_a_mindspore_dataset_of_tokens():
+    rows = [(np.arange(9, dtype=np.int32) + n,) for n in range(10)]
+    data = generator_dataset(["input_ids"], rows).batch(4)
+    loader = make_loader(data, 4, DataSettings(max_length=9, packing="none", shuffle=False))
+    assert isinstance(loader, Loader)
+    batches = list(loader.batches(0))
+    assert [batch["input_ids"].shape for batch in batches] == [(4, 9)] * 3
+    found = np.concatenate([batch["input_ids"] for batch in batches])[:10]
+    assert np.array_equal(found, np.concatenate([row for (row,) in rows]).reshape(10, 9))
+    assert np.array_equal(batches[0]["labels"][:, 1:], found[:4, 1:])
+    # rows of seq_len + 1 for a model that holds seq_len
+    assert from_mindspore(data, max_length=8).lengths.tolist() == [8] * 10
+
+
+def test_a_mindspore_dataset_with_labels_and_mask():
+    ids, labels, mask = np.array([5, 6, 7, 0]), np.array([-100, 6, 7, -100]), np.array([1, 1, 1, 0])
+    data = generator_dataset(["input_ids", "labels", "attention_mask"], [(ids, labels, mask)])
+    tokens, trained = from_mindspore(data)[0]
+    assert tokens.tolist() == [5, 6, 7] and trained.tolist() == [False, True, True]
+    with pytest.raises(InputError, match=r"no column 'input_ids'.*'input_id'"):
+        from_mindspore(generator_dataset(["input_id"], [(ids,)]))
+
+
+class Sentences:
+    """Samples of different lengths, as FlagAI's examples have them."""
+
+    def __init__(self, count=11):
+        self.rows = [{"input_ids": list(range(10, 12 + n % 4)), "weight": n} for n in range(count)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def pad_right(samples):
+    ids = [sample["input_ids"] + [0] * (6 - len(sample["input_ids"])) for sample in samples]
+    mask = [[1] * len(sample["input_ids"]) + [0] * (6 - len(sample["input_ids"])) for sample in samples]
+    return {"input_ids": ids, "attention_mask": mask, "weight": [sample["weight"] for sample in samples]}
+
+
+def collated(batch_size=2, seed=0, dataset=None, collate_fn=pad_right, **options):
+    return make_loader(dataset or Sentences(), batch_size, DataSettings(seed=seed), collate_fn=collate_fn, **options)
+
+
+def test_collate_fn_gives_batches_of_the_usual_form():
+    loader = collated()
+    assert isinstance(loader, CollateLoader) and len(loader) == 6
+    batches = list(loader.batches(0))
+    assert sorted(i for batch in batches for row in batch["sample_ids"] for i in row) == list(range(11))
+    for batch in batches:
+        for row, members in enumerate(batch["sample_ids"]):
+            if not members:
+                assert (batch["labels"][row] == -100).all()
+                continue
+            ids = Sentences()[members[0]]["input_ids"]
+            rest = 6 - len(ids)
+            assert batch["labels"][row].tolist() == [-100, *ids[1:]] + [-100] * rest
+            assert batch["position_ids"][row].tolist() == [*range(len(ids)), *[0] * rest]
+            assert batch["start"][row].tolist() == [0] * len(ids) + list(range(len(ids), 6))
+            assert batch["end"][row].tolist() == list(range(1, 7))
+            assert batch["weight"][row] == members[0]
+        assert batch.label_tokens == (batch["labels"][:, 1:] != -100).sum()
+
+
+def test_left_padding_and_given_labels():
+    def pad_left(samples):
+        return {
+            "input_ids": np.array([[0, 0, 5, 6, 7]]),
+            "attention_mask": np.array([[0, 0, 1, 1, 1]]),
+            **({"labels": np.array([[-100, -100, -100, -100, 7]])} if samples[0]["weight"] else {}),
+        }
+
+    class One(Sentences):
+        def __init__(self, weight):
+            self.rows = [{"weight": weight}]
+
+    (batch,) = collated(1, dataset=One(0), collate_fn=pad_left).batches(0)
+    assert batch["labels"].tolist() == [[-100, -100, -100, 6, 7]]
+    assert batch["position_ids"].tolist() == [[0, 0, 0, 1, 2]]
+    assert batch["start"].tolist() == [[0, 1, 2, 2, 2]] and batch["end"].tolist() == [[1, 2, 3, 4, 5]]
+    (batch,) = collated(1, dataset=One(1), collate_fn=pad_left).batches(0)
+    assert batch["labels"].tolist() == [[-100, -100, -100, -100, 7]] and batch.label_tokens == 1
+
+
+def test_order_resuming_ranks_and_accumulation():
+    whole = list(collated(2, accumulation=2).batches(1))
+    assert len(whole) == 6
+    for start in range(7):
+        rest = list(collated(2, accumulation=2).batches(1, start=start))
+        assert [batch.index for batch in rest] == list(range(start, 6))
+        for left, right in zip(rest, whole[start:], strict=True):
+            assert left["sample_ids"] == right["sample_ids"]
+            assert np.array_equal(left["labels"], right["labels"])
+            assert left.step_label_tokens == right.step_label_tokens
+    for step in range(3):
+        pair = whole[2 * step : 2 * step + 2]
+        assert {batch.step_label_tokens for batch in pair} == {sum(batch.label_tokens for batch in pair)}
+    ranks = [list(collated(1, accumulation=2, rank=rank, world=2).batches(1)) for rank in range(2)]
+    for batch, left, right in zip(whole, *ranks, strict=True):
+        assert left["sample_ids"] + right["sample_ids"] == batch["sample_ids"]
+        assert left.global_label_tokens == right.global_label_tokens == batch.label_tokens
+    other = [batch["sample_ids"] for batch in collated(2, accumulation=2).batches(0)]
+    assert other != [batch["sample_ids"] for batch in whole]
+
+
+def test_what_cannot_be_loaded_is_refused():
+    with pytest.raises(InputError, match="give a collate_fn that pads"):
+        list(collated(collate_fn=None).batches(0))
+    with pytest.raises(InputError, match=r"no 'input_ids' .did you mean 'input_id'"):
+        list(collated(collate_fn=lambda samples: {"input_id": [[1]]}).batches(0))
+    with pytest.raises(InputError, match=r"must be \(2, S\), found \(1, 2\)"):
+        list(collated(collate_fn=lambda samples: {"input_ids": [[1, 2]]}).batches(0))
+    with pytest.raises(InputError, match="expected files, a MindSpore Dataset or an indexable dataset"):
+        make_loader(iter([1]), 2)
