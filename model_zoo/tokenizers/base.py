@@ -269,7 +269,8 @@ class Tokenizer(ABC):
             return {key: value[0] for key, value in result.items()} if single else result
         if len({len(row) for row in rows}) > 1:
             raise InputError("return_tensors: the texts have different lengths; add padding=True")
-        arrays = {key: np.asarray(value, dtype=np.int32).reshape(len(rows), -1) for key, value in result.items()}
+        width = len(rows[0]) if rows else 0
+        arrays = {key: np.asarray(value, dtype=np.int32).reshape(len(rows), width) for key, value in result.items()}
         if return_tensors == "np":
             return arrays
         from mindspore import Tensor

@@ -50,11 +50,10 @@ class FastTokenizer(Tokenizer):
 
     def _setup(self, description: dict, source: str, sources: dict[str, bytes], prompt_style, settings, files) -> None:
         settings = dict(settings or {})
-        kind = (description.get("model") or {}).get("type") or (
-            "BPE" if "merges" in description.get("model", {}) else ""
-        )
-        if not kind:
-            raise InputError(f"{source}: found JSON without a tokenizer model, expected a tokenizer.json")
+        model = description.get("model") or {}
+        if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or model.get("type", "BPE") != "BPE":
+            found = f"a {model['type']} model" if isinstance(model, dict) and "type" in model else "no tokenizer model"
+            raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
         added = description.get("added_tokens") or []
         controls = {token["content"]: token["id"] for token in added if token.get("special", False)}
         for name, number in extra_tokens(settings).items():
@@ -124,15 +123,15 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     from tokenizers import Tokenizer as Engine
 
     plain = dict(description)
-    plain["added_tokens"] = [
-        token for token in description.get("added_tokens") or [] if token.get("content") not in controls
-    ]
     plain.update(post_processor=None, truncation=None, padding=None)
+    kept = [token for token in description.get("added_tokens") or [] if token["content"] not in controls]
     model = dict(plain["model"])
-    if model.get("ignore_merges") and isinstance(model.get("vocab"), dict):
+    if model.get("ignore_merges"):
         # With ignore_merges a whole word is looked up first, so a control token in the vocabulary could be a word.
         model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in controls}
-        plain["model"] = model
+    # The library numbers added tokens itself, from the ones it sees; only those in the vocabulary keep their ids.
+    model["vocab"] = {**model["vocab"], **{token["content"]: token["id"] for token in kept}}
+    plain.update(added_tokens=kept, model=model)
     try:
         return Engine.from_str(json.dumps(plain, ensure_ascii=False))
     except Exception as error:  # the library raises bare Exception for everything

@@ -1,0 +1,424 @@
+"""Which class a directory gives, saving and loading again, and clear errors for files that do not fit."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import (
+    AutoTokenizer,
+    ChatGLM2Tokenizer,
+    ChatGLM3Tokenizer,
+    ChatGLMTokenizer,
+    FastTokenizer,
+    GLM4Tokenizer,
+    GPT2Tokenizer,
+    LlamaTokenizer,
+)
+from model_zoo.tokenizers.files import write_atomically
+from model_zoo.tokenizers.glm4 import _describe, parse_ranks
+
+TEXT = " Hello 你好\n\n<|user|> 1  2\t👍"
+
+
+@pytest.fixture
+def make(fixtures, tmp_path):
+    """Copies fixture files into a fresh directory and writes the JSON files given."""
+
+    def build(*sources, **objects):
+        directory = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
+        directory.mkdir()
+        for source in sources:
+            shutil.copy(fixtures / source, directory)
+        for name, value in objects.items():
+            (directory / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+        return directory
+
+    return build
+
+
+LLAMA, RANKS = "tok_llama/tokenizer.model", "tok_glm4/tokenizer.model"
+ICE, VOCABULARY, MERGES = "tok_chatglm1/ice_text.model", "tok_gpt2/vocab.json", "tok_gpt2/merges.txt"
+
+
+@pytest.mark.parametrize(
+    ("sources", "objects", "kind", "style"),
+    [
+        ([ICE], {}, ChatGLMTokenizer, "chatglm"),
+        ([ICE], {"config": {"model_type": "chatglm", "position_encoding_2d": True}}, ChatGLMTokenizer, "chatglm"),
+        ([LLAMA], {"config": {"model_type": "chatglm", "padded_vocab_size": 65024}}, ChatGLM2Tokenizer, "chatglm2"),
+        ([LLAMA], {"tokenizer_config": {"tokenizer_class": "ChatGLMTokenizer"}}, ChatGLM2Tokenizer, "chatglm2"),
+        (
+            [LLAMA],
+            {"config": {"model_type": "chatglm", "_name_or_path": "THUDM/chatglm3-6b"}},
+            ChatGLM3Tokenizer,
+            "chatglm3",
+        ),
+        (
+            [LLAMA],
+            {
+                "config": {"model_type": "chatglm"},
+                "tokenizer_config": {"added_tokens_decoder": {"606": {"content": "<|user|>", "special": True}}},
+            },
+            ChatGLM3Tokenizer,
+            "chatglm3",
+        ),
+        (
+            [LLAMA],
+            {"config": {"model_type": "chatglm"}, "tokenizer_config": {"chat_template": "[gMASK]sop<|user|>"}},
+            ChatGLM3Tokenizer,
+            "chatglm3",
+        ),
+        ([RANKS], {}, GLM4Tokenizer, "glm4"),
+        ([RANKS], {"config": {"model_type": "chatglm", "padded_vocab_size": 151552}}, GLM4Tokenizer, "glm4"),
+        ([RANKS], {"config": {"model_type": "glm"}}, GLM4Tokenizer, "glm4"),
+        ([RANKS], {"config": {"model_type": "glm4"}}, GLM4Tokenizer, "glm4"),
+        ([VOCABULARY, MERGES], {}, GPT2Tokenizer, "plain"),
+        ([VOCABULARY, MERGES], {"config": {"model_type": "gpt2"}}, GPT2Tokenizer, "plain"),
+        ([LLAMA], {}, LlamaTokenizer, "plain"),
+        ([LLAMA], {"config": {"model_type": "llama"}}, LlamaTokenizer, "plain"),
+        ([LLAMA], {"tokenizer_config": {"chat_template": "<<SYS>> [INST]"}}, LlamaTokenizer, "llama2"),
+        ([LLAMA], {"tokenizer_config": {"chat_template": "[INST]"}}, LlamaTokenizer, "mistral"),
+        ([LLAMA], {"tokenizer_config": {"prompt_style": "llama2"}}, LlamaTokenizer, "llama2"),
+    ],
+)  # fmt: skip
+def test_a_directory_gives_its_class(make, sources, objects, kind, style):
+    tokenizer = AutoTokenizer.from_pretrained(make(*sources, **objects))
+    assert type(tokenizer) is kind
+    assert tokenizer.prompt_style == style
+
+
+def test_settings_of_a_directory_count(make):
+    settings = {"legacy": True, "add_bos_token": False, "pad_token": {"content": "</s>"}}
+    tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config=settings))
+    assert tokenizer.legacy
+    assert tokenizer.encode("Hello world") == [353, 358]
+    assert tokenizer.pad_token_id == 2
+    assert AutoTokenizer.from_pretrained(make(LLAMA), prompt_style="llama2").prompt_style == "llama2"
+    directory = make(LLAMA)
+    (directory / "chat_template.jinja").write_text("<<SYS>> [INST]")
+    assert AutoTokenizer.from_pretrained(directory / "tokenizer.model").prompt_style == "llama2"
+
+
+def test_extra_control_tokens_are_known(make):
+    added = {"600": {"content": "<|pad|>", "special": True}, "601": {"content": "plain", "special": False}}
+    settings = {"added_tokens_decoder": added, "pad_token": "<|pad|>"}
+    tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config=settings))
+    assert tokenizer.pad_token_id == 600
+    assert tokenizer.vocab_size == 601
+    assert tokenizer.decode([600, 353, 600]) == "Hello"
+
+
+def test_end_tokens_of_the_generation_config_count(make):
+    stops = {"eos_token_id": [2, 1, 400]}  # 400 is an ordinary piece: never a stop
+    directory = make(LLAMA, config={"model_type": "llama", "eos_token_id": 2}, generation_config=stops)
+    assert AutoTokenizer.from_pretrained(directory).eos_token_ids == [2, 1]
+
+
+@pytest.mark.parametrize(("settings", "config", "offset"), [
+    ({"num_image_tokens": 0}, {}, 0),
+    ({"num_image_tokens": 20000}, {}, 20000),
+    ({}, {"model_type": "chatglm", "position_encoding_2d": True, "bos_token_id": 8}, 0),
+    ({}, {"model_type": "chatglm", "position_encoding_2d": True, "bos_token_id": 20008}, 20000),
+])  # fmt: skip
+def test_image_tokens_of_chatglm(make, settings, config, offset):
+    tokenizer = AutoTokenizer.from_pretrained(make(ICE, tokenizer_config=settings, config=config))
+    assert tokenizer.encode("", True) == [5 + offset, 8 + offset]
+
+
+def test_unknown_chat_template_warns(make):
+    with pytest.warns(UserWarning, match="of no known style"):
+        tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config={"chat_template": "### Human:"}))
+    assert tokenizer.prompt_style == "plain"
+
+
+def test_json_and_own_files_give_the_same_ids(make, fixtures):
+    """GPT-2's tokenizer.json as the library itself writes it, and GLM-4's native layout."""
+    directory = make()
+    library = ByteLevelBPETokenizer(str(fixtures / VOCABULARY), str(fixtures / MERGES))
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"model_type": "gpt2"}')
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert type(tokenizer) is GPT2Tokenizer
+    assert tokenizer.encode(TEXT) == GPT2Tokenizer.from_pretrained(fixtures / "tok_gpt2").encode(TEXT)
+    assert tokenizer.eos_token_id not in tokenizer.encode("<|endoftext|>")
+
+    ranks = GLM4Tokenizer(fixtures / RANKS)
+    description = _describe(parse_ranks((fixtures / RANKS).read_bytes(), "ranks"))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    description["added_tokens"] = [{**token, **flags} for token in description["added_tokens"]]
+    native = make(tokenizer=description, config={"model_type": "glm"})
+    for tokenizer in (AutoTokenizer.from_pretrained(native), AutoTokenizer.from_pretrained(native / "tokenizer.json")):
+        assert type(tokenizer) is GLM4Tokenizer
+        assert tokenizer.encode(TEXT) == ranks.encode(TEXT)
+        assert tokenizer.special_tokens == ranks.special_tokens
+    (native / "config.json").unlink()
+    assert type(AutoTokenizer.from_pretrained(native)) is GLM4Tokenizer
+
+
+def sentencepiece_like_json(fixtures):
+    """LLaMA-2's tokenizer.json: byte-fallback BPE whose normaliser writes the space sign."""
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(fixtures / LLAMA))
+    vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
+    merges = []
+    for piece, number in sorted(vocabulary.items(), key=lambda item: -processor.get_score(item[1])):
+        if processor.is_byte(number) or number < 3:
+            continue
+        splits = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        merges += [f"{left} {right}" for left, right in splits if left in vocabulary and right in vocabulary]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    controls = ("<unk>", "<s>", "</s>")
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": n, "content": name, "special": True, **flags} for n, name in enumerate(controls)],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
+
+
+def test_llama_without_its_sentencepiece_file(make, fixtures):
+    want = json.loads((fixtures / "tok_llama" / "expected.json").read_text(encoding="utf-8"))
+    directory = make(tokenizer=sentencepiece_like_json(fixtures), config={"model_type": "llama", "eos_token_id": 2})
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert type(tokenizer) is FastTokenizer
+    assert [tokenizer.encode(text) for text in want["texts"]] == want["legacy_False"]
+    assert [tokenizer.decode(ids) for ids in want["legacy_False"]] == want["decode_False"]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, [2])
+    shutil.copy(fixtures / LLAMA, directory)
+    assert type(AutoTokenizer.from_pretrained(directory)) is LlamaTokenizer
+
+
+def test_plain_added_tokens_stay_text(make, fixtures):
+    description = _describe(parse_ranks((fixtures / RANKS).read_bytes(), "ranks"))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    description["added_tokens"] = [
+        {"id": 600, "content": "<|im_start|>", "special": True, **flags},
+        {"id": 601, "content": "<|im_end|>", "special": True, **flags},
+        {"id": 700, "content": "<tool_call>", "special": False, **flags},  # the library alone would make it 600
+    ]
+    settings = {"bos_token": None, "eos_token": "<|im_end|>"}
+    tokenizer = AutoTokenizer.from_pretrained(
+        make(tokenizer=description, tokenizer_config=settings, config={"model_type": "qwen2"})
+    )
+    assert tokenizer.prompt_style == "chatml"
+    assert tokenizer.bos_token_id is None
+    ids = tokenizer.encode("a<tool_call><|im_end|>")
+    assert 700 in ids
+    assert not {600, 601} & set(ids)
+    assert tokenizer.vocab_size == 701
+    assert tokenizer.decode(ids) == "a<tool_call><|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["chatglm", "chatglm2", "chatglm3", "glm4", "gpt2", "llama", "json"])
+def test_saved_and_loaded_again(make, fixtures, tmp_path, name):
+    tokenizer = {
+        "chatglm": lambda: ChatGLMTokenizer(fixtures / ICE, num_image_tokens=20000),
+        "chatglm2": lambda: ChatGLM2Tokenizer(fixtures / LLAMA),
+        "chatglm3": lambda: ChatGLM3Tokenizer(fixtures / LLAMA),
+        "glm4": lambda: GLM4Tokenizer(fixtures / RANKS),
+        "gpt2": lambda: GPT2Tokenizer(fixtures / VOCABULARY, fixtures / MERGES),
+        "llama": lambda: LlamaTokenizer(fixtures / LLAMA, legacy=True, add_eos_token=True, prompt_style="llama2"),
+        "json": lambda: AutoTokenizer.from_pretrained(make(tokenizer=sentencepiece_like_json(fixtures))),
+    }[name]()
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert type(again) is type(tokenizer)
+    assert again.encode(TEXT) == tokenizer.encode(TEXT)
+    assert again.decode(again.encode(TEXT)) == tokenizer.decode(tokenizer.encode(TEXT))
+    messages = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": TEXT}]
+    assert again.example(messages) == tokenizer.example(messages)
+    for field in ("prompt_style", "special_tokens", "eos_token_ids", "pad_token_id", "bos_token_id", "vocab_size"):
+        assert getattr(again, field) == getattr(tokenizer, field), field
+    again.save_pretrained(tmp_path / "twice")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "twice").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()
+    }
+
+
+def test_saving_keeps_settings_and_companions(make, tmp_path):
+    directory = make(LLAMA, tokenizer_config={"model_max_length": 77}, special_tokens_map={"bos_token": "<s>"})
+    AutoTokenizer.from_pretrained(directory).save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())["model_max_length"] == 77
+    assert json.loads((tmp_path / "saved" / "special_tokens_map.json").read_text()) == {"bos_token": "<s>"}
+
+
+def test_transformers_opens_a_saved_gpt2(fixtures, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the comparison needs transformers")
+    tokenizer = GPT2Tokenizer(fixtures / VOCABULARY, fixtures / MERGES)
+    tokenizer.save_pretrained(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert reference(TEXT)["input_ids"] == tokenizer.encode(TEXT)
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "vocab.json"
+    target.write_bytes(b"old")
+
+    def interrupted(source, destination):
+        assert Path(source).read_bytes() == b"new"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(target, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["vocab.json"]
+    assert target.read_bytes() == b"old"
+
+
+def complaint(directory, kind=AutoTokenizer):
+    with pytest.raises(InputError) as caught:
+        kind.from_pretrained(directory)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_files(make, tmp_path):
+    assert "nowhere: no such tokenizer directory" in complaint(tmp_path / "nowhere")
+    assert "vocab.json is missing" in complaint(make(MERGES))
+    assert "merges.txt is missing, expected for GPT-2" in complaint(make(VOCABULARY))
+    assert "found nothing" in complaint(make())
+    for config, file in [
+        ({"model_type": "chatglm", "position_encoding_2d": True}, "ice_text.model is missing"),
+        ({"model_type": "chatglm", "padded_vocab_size": 65024}, "tokenizer.model is missing"),
+        ({"model_type": "glm"}, "tokenizer.json or tokenizer.model is missing"),
+        ({"model_type": "llama"}, "tokenizer.model or tokenizer.json is missing"),
+        ({"model_type": "gpt2"}, "vocab.json is missing"),
+    ]:
+        assert file in complaint(make(config=config))
+    assert "tokenizer.model: the tokenizer file is missing" in complaint(make(), LlamaTokenizer)
+
+
+def rename(directory, old, new):
+    (directory / old).rename(directory / new)
+    return directory
+
+
+def test_files_of_another_family(make, fixtures):
+    config = {"model_type": "chatglm", "padded_vocab_size": 500}
+    assert "found 600 tiktoken ranks (GLM-4), expected the sentencepiece" in complaint(make(RANKS, config=config))
+    message = complaint(make(RANKS, config={"model_type": "llama"}))
+    assert "tokenizer.model: found tiktoken ranks, expected a sentencepiece model" in message
+    assert "found tiktoken ranks, expected a sentencepiece model" in complaint(make(RANKS), ChatGLM2Tokenizer)
+    message = complaint(make(LLAMA, config={"model_type": "glm"}))
+    assert "tokenizer.model: found sentencepiece, expected tiktoken ranks" in message
+    named = {"tokenizer_class": "ChatGLM4Tokenizer"}
+    message = complaint(make(LLAMA, config={"model_type": "chatglm"}, tokenizer_config=named))
+    assert "found sentencepiece, expected tiktoken ranks" in message
+    llama_as_ice = rename(make(LLAMA), "tokenizer.model", "ice_text.model")
+    assert "without [MASK], [gMASK], <sop>, <eop>, <pad>" in complaint(llama_as_ice)
+    ice_as_llama = rename(make(ICE), "ice_text.model", "tokenizer.model")
+    assert "found the sentencepiece model of ChatGLM-6B, expected one of LLaMA" in complaint(ice_as_llama)
+    assert "expected one of ChatGLM2/3" in complaint(ice_as_llama, ChatGLM2Tokenizer)
+    vocabulary_as_json = rename(make(VOCABULARY), "vocab.json", "tokenizer.json")
+    assert "found no tokenizer model in the JSON, expected a tokenizer.json" in complaint(vocabulary_as_json)
+    assert "there is no <|endoftext|>, [gMASK]" in complaint(vocabulary_as_json, GLM4Tokenizer)
+    llama_json = make(tokenizer=sentencepiece_like_json(fixtures), config={"model_type": "gpt2"})
+    assert "there is no '<|endoftext|>' in it, expected the vocabulary of GPT-2" in complaint(llama_json)
+    model_as_json = rename(make(LLAMA, config={"model_type": "llama"}), "tokenizer.model", "tokenizer.json")
+    assert "tokenizer.json: found sentencepiece, expected JSON" in complaint(model_as_json)
+    words = make(tokenizer={"model": {"type": "WordPiece", "vocab": {"a": 0}}})
+    assert "found a WordPiece model in the JSON, expected a tokenizer.json with a BPE model" in complaint(words)
+    words = make(tokenizer={"model": {"type": "BPE", "vocab": {"a": 0}}, "decoder": {"type": "WordPiece"}})
+    assert "found the decoder WordPiece, expected byte-level" in complaint(words)
+    broken = make(
+        tokenizer={"model": {"type": "BPE", "vocab": {"a": 0}, "merges": 4}, "decoder": {"type": "ByteLevel"}}
+    )
+    assert "not a tokenizer.json that the tokenizers library can use" in complaint(broken)
+
+
+def test_settings_of_another_model(make):
+    settings = {"added_tokens_decoder": {"151329": {"content": "<|endoftext|>", "special": True}}}
+    assert "'<|endoftext|>' is id 600 here, but tokenizer_config.json says 151329" in complaint(
+        make(RANKS, tokenizer_config=settings)
+    )
+    settings = {"added_tokens_decoder": {"64790": {"content": "[gMASK]", "special": True}}}
+    assert "'[gMASK]' would be id 601, but tokenizer_config.json says 64790" in complaint(
+        make(LLAMA, tokenizer_config=settings, config={"model_type": "chatglm"})
+    )
+
+
+@pytest.mark.parametrize("source", [LLAMA, RANKS, ICE])
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.9, 0.999])
+def test_truncated_models(make, source, left):
+    directory = make(source)
+    path = next(directory.iterdir())
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * left)])
+    if source == RANKS and left == 0.999:
+        path.write_bytes(data[:-4])
+    assert path.name in complaint(directory)
+
+
+def test_a_model_cut_between_two_pieces(make):
+    """sentencepiece itself would load this one without a word."""
+    directory = make(LLAMA)
+    path = directory / "tokenizer.model"
+    data, position = path.read_bytes(), 0
+    while position < 3000:
+        position += 2 + data[position + 1]
+    path.write_bytes(data[:position])
+    assert f"tokenizer.model: the sentencepiece model is truncated or damaged ({position} bytes)" in complaint(
+        directory
+    )
+
+
+@pytest.mark.parametrize("left", [0.2, 0.6, 0.97])
+def test_truncated_gpt2(make, left):
+    for name in ("vocab.json", "merges.txt"):
+        directory = make(VOCABULARY, MERGES)
+        data = (directory / name).read_bytes()
+        (directory / name).write_bytes(data[: int(len(data) * left)])
+        assert name in complaint(directory)
+        lines = data.splitlines(keepends=True)
+        (directory / name).write_bytes(b"".join(lines[: int(len(lines) * left)]))
+        assert name in complaint(directory)
+
+
+def test_other_damage(make):
+    directory = make(LLAMA)
+    (directory / "tokenizer.model").write_bytes(b"")
+    assert "tokenizer.model: the tokenizer file is empty" in complaint(directory)
+    (directory / "tokenizer.model").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert "only a Git LFS pointer" in complaint(directory)
+    (directory / "tokenizer.model").write_bytes(b"PK\x03\x04rest")
+    assert "found a zip archive, expected a sentencepiece model" in complaint(directory)
+    directory = make(LLAMA)
+    (directory / "config.json").write_text('{"model_type": "lla')
+    assert "config.json: truncated or damaged JSON" in complaint(directory)
+    (directory / "config.json").write_text("[1]")
+    assert "config.json: expected a JSON object, found list" in complaint(directory)
