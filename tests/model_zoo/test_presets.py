@@ -1,0 +1,150 @@
+"""Presets and the counts that are made from a configuration alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import subprocess
+import sys
+
+import mindspore as ms
+import pytest
+
+from model_zoo.auto import classes_for
+from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.counting import count_parameters, layout_of, parameter_shapes, sizes, stored_transposed, tied_head
+from model_zoo.errors import InputError
+from model_zoo.presets import PRESETS, preset
+
+FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
+
+
+@pytest.mark.parametrize(
+    "name, parameters",
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2_small", 124_439_808),
+        ("gpt2_medium", 354_823_168),
+        ("gpt2_large", 774_030_080),
+        ("gpt2_xl", 1_557_611_200),
+        ("llama_7b", 6_738_415_616),
+        ("llama2_7b", 6_738_415_616),
+        ("llama_13b", 13_015_864_320),
+        ("llama_65b", 65_285_660_672),
+        ("llama2_70b", 68_976_648_192),
+        ("llama3_8b", 8_030_261_248),
+        ("llama3_2_1b", 1_235_814_400),
+        ("glm_6b", 6_173_286_400),
+        ("glm2_6b", 6_243_584_000),
+        ("glm3_6b", 6_243_584_000),
+        ("glm4_9b", 9_399_951_360),
+    ],
+)
+def test_published_parameter_counts(name, parameters):
+    assert count_parameters(preset(name)) == parameters
+
+
+def test_all_names_are_there():
+    names = "gpt2 gpt2_13b gpt2_52b glm_6b glm2_6b glm3_6b glm4_9b llama_7b llama_13b llama_65b llama2_7b llama2_13b "
+    names += "llama2_70b llama3_8b llama3_70b llama3_2_1b"
+    assert set(names.split()) <= set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_configuration_of_its_family(name):
+    values = preset(name)
+    config = classes_for(values)[0].from_dict(values)
+    assert dataclasses.astuple(config.dims) == sizes(values)
+
+
+def test_preset_is_a_copy():
+    preset("llama_7b")["hidden_size"] = 1
+    assert preset("llama_7b")["hidden_size"] == 4096
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(InputError, match=r"'lama_7b' is not a preset.*llama_7b"):
+        preset("lama_7b")
+
+
+VARIANTS = {
+    "llama": [
+        {},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"head_dim": 8},
+        {"model_type": "qwen2"},
+        {"model_type": "mistral"},
+    ],
+    "gpt2": [{}, {"tie_word_embeddings": False}, {"n_inner": 24}],
+    "glm4": [{}, {"tie_word_embeddings": True}, {"attention_bias": False}, {"head_dim": 8}],
+    "chatglm": [{}, {"inner_hidden_size": 40}],
+    "chatglm2": [{}, {"add_qkv_bias": False}, {"kv_channels": 32}],
+}
+
+
+def variants():
+    for name in FIXTURES:
+        kinds = {"chatglm1": "chatglm", "chatglm2": "chatglm2", "gpt2": "gpt2"}
+        kind = kinds.get(name, "llama" if name.startswith("llama") else "glm4")
+        for change in VARIANTS[kind]:
+            yield pytest.param(name, change, id=f"{name}-{'-'.join(map(str, change.values())) or 'plain'}")
+
+
+@pytest.mark.parametrize("name, change", list(variants()))
+def test_shapes_equal_the_real_model(name, change, fixtures):
+    values = {**read_config(fixtures / name), **change}
+    config_class, model_class = classes_for(values)
+    model = model_class(config_class.from_dict(values), dtype=ms.float32)
+    expected = {parameter.name: tuple(parameter.shape) for parameter in model.get_parameters()}
+    assert parameter_shapes(values) == expected
+    assert parameter_shapes(model.config.to_dict()) == expected
+    assert sizes(values) == dataclasses.astuple(model.config.dims)
+    head = tied_head(values)
+    assert (head is None) == any(tensor.endswith(("lm_head.weight", "output_layer.weight")) for tensor in expected)
+    if head is not None:
+        assert head[0] not in expected and head[1] in expected
+        assert model.family.tied[head[0]] == head[1]
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_shapes_equal_the_file(name, fixtures):
+    values = read_config(fixtures / name)
+    shapes = parameter_shapes(values)
+    with open_checkpoint(fixtures / name) as checkpoint:
+        for tensor, shape in shapes.items():
+            assert checkpoint.shape(tensor) == shape
+    transposed = {tensor for tensor in shapes if stored_transposed(values, tensor)}
+    assert bool(transposed) == (name == "gpt2")
+    assert all(len(shapes[tensor]) == 2 for tensor in transposed)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "bert"}, "model_type 'bert' is not supported"),
+        ({"hidden_size": None}, "hidden_size must be a positive integer, it is None"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers must be a positive integer, it is -3"),
+        ({"vocab_size": 3.5}, "vocab_size must be a positive integer"),
+        ({"num_key_value_heads": 3}, "32 heads cannot share 3 key-value heads"),
+    ],
+)
+def test_bad_configuration(change, message):
+    with pytest.raises(InputError, match=message):
+        sizes({**copy.deepcopy(PRESETS["llama_7b"]), **change})
+
+
+def test_layouts_of_one_model_type():
+    assert layout_of(preset("glm_6b")) == "chatglm"
+    assert layout_of(preset("glm2_6b")) == "chatglm2"
+
+
+def test_counting_needs_no_mindspore():
+    code = (
+        "import json, sys; from model_zoo.presets import PRESETS; from model_zoo.counting import count_parameters; "
+        "print(json.dumps([sum(map(count_parameters, PRESETS.values())), 'mindspore' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    total, imported = json.loads(done.stdout)
+    assert total > 2e11 and not imported
