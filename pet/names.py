@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
@@ -94,7 +95,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     """The checkpoint directory of a model given by path or bundled name.
 
     Args:
-        name: a bundled name (``glm_tiny``), or a path.
+        name: a bundled name (``glm_tiny``), or the path of a directory or of the config.json in it.
         directory: what a relative path is relative to.
 
     Raises:
@@ -109,6 +110,8 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
         return path
     if path.is_dir():
         raise InputError(f"model {text!r}: {path} holds no config.json, expected a Hugging Face checkpoint directory")
+    if path.name == "config.json" and path.is_file():
+        return path.parent
     if path.exists():
         raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory")
     presets = preset_names()
@@ -122,6 +125,24 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     raise InputError(
         f"model {text!r}: no such directory, and no bundled model has this name{nearest(path.name, candidates)}"
     )
+
+
+def model_config(name: str | os.PathLike) -> dict[str, Any]:
+    """The config.json of a model given by bundled name, checkpoint directory, preset name or the file itself.
+
+    Raises:
+        InputError: nothing has this name, or the file is no JSON object.
+    """
+    from model_zoo.files import read_json
+    from model_zoo.presets import PRESETS
+
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return read_json(path, "a model's configuration")
+    if text in PRESETS and not path.is_dir():
+        return dict(PRESETS[text])
+    return read_json(find_model(name) / "config.json", "a model's configuration")
 
 
 def find_tokenizer(name: str | os.PathLike) -> Path:

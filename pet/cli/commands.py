@@ -4,6 +4,9 @@ from __future__ import annotations
 
 # name → (module, what `pet --help` says of it)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
+    "info": ("pet.cli.info", "what a model, adapter or run directory holds"),
+    "data": ("pet.cli.data", "show what the model will see of a recipe's data"),
     "recipes": ("pet.cli.recipes", "list, show or copy the bundled recipes; write the JSON schema"),
     "validate": ("pet.cli.validate", "check recipes without running them"),
     "launch": ("pet.cli.launch", "start a command in several processes, on one machine or many"),

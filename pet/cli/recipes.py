@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -50,50 +51,64 @@ def _list() -> None:
     print("\npet recipes show NAME, pet recipes copy NAME [DEST], pet finetune NAME")
 
 
-def _paths_in(value: Any) -> list[str]:
-    """The relative paths of the data section, as the file has them."""
-    section = value.get("data") if isinstance(value, dict) else None
-    texts: list[str] = []
-    for key in ("train", "eval", "test"):
-        entry = section.get(key) if isinstance(section, dict) else None
-        texts += [entry] if isinstance(entry, str) else entry if isinstance(entry, list) else []
+def _relative_paths(value: Any, section: str, keys: Sequence[str]) -> list[str]:
+    """The relative paths that a section of the file has at some keys."""
+    inner = value.get(section) if isinstance(value, dict) else None
+    texts: list[Any] = []
+    for key in keys:
+        entry = inner.get(key) if isinstance(inner, dict) else None
+        texts += entry if isinstance(entry, list) else [entry]
     return [text for text in texts if isinstance(text, str) and not Path(text).is_absolute() and "$" not in text]
 
 
+def _moved(source: Path, value: Any) -> tuple[dict[str, str], list[tuple[Path, Path]]]:
+    """What the copied recipe must say instead of its relative paths, and the data that goes with it.
+
+    Data below the recipe keeps its place; data beside it (``../data/x``) goes below the copy. A bundled base is named.
+    """
+    words: dict[str, str] = {}
+    data: list[tuple[Path, Path]] = []
+    for text in _relative_paths(value, "data", ("train", "eval", "test")):
+        path = (source.parent / text).resolve()
+        if path.exists():
+            inside = Path(*[part for part in Path(text).parts if part not in ("..", ".")])
+            words[text] = inside.as_posix()
+            data.append((path, inside))
+    homes = {str(home.resolve()): name for name, home in names.bundled_models().items()}
+    for text in _relative_paths(value, "model", ("path", "tokenizer")):
+        path = (source.parent / text).resolve()
+        home = path.parent if path.name == "config.json" else path
+        if text not in names.bundled_models() and path.exists():
+            words[text] = homes.get(str(home), str(path))
+    return words, data
+
+
 def _copy(name: str, destination: str | None, force: bool) -> None:
-    """Copy a recipe and the data it names, which goes to the same place relative to it."""
+    """Copy a recipe and the data it names, so that the copy runs where it lies."""
     source = names.find_recipe(name)
     target = Path(destination or source.name)
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / source.name
+    from pet.files import write_text
     from pet.recipe.source import read
 
-    content = read(source)
-    pairs = [(source, target)]
-    moved = {}
-    for text in _paths_in(content.value):
-        data = (source.parent / text).resolve()
-        if data.exists():
-            inside = Path(text) if ".." not in Path(text).parts else Path(*[p for p in Path(text).parts if p != ".."])
-            moved[text] = inside.as_posix()
-            pairs.append((data, target.parent / inside))
-    taken = [str(to) for _, to in pairs if to.exists()]
+    words, data = _moved(source, read(source).value)
+    pairs = [(path, target.parent / inside) for path, inside in data]
+    taken = [str(path) for path in (target, *(to for _, to in pairs)) if path.exists()]
     if taken and not force:
         raise InputError(f"{', '.join(taken)}: is there already; give another name, or --force to replace it")
     text = source.read_text("utf-8")
-    for old, new in moved.items():
-        text = text.replace(old, new) if old != new else text
-    from pet.files import write_text
-
-    for data, to in pairs[1:]:
+    for old, new in words.items():
+        text = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w./-])", lambda _, new=new: new, text)
+    for path, to in pairs:
         to.parent.mkdir(parents=True, exist_ok=True)
-        if data.is_dir():
-            shutil.copytree(data, to, dirs_exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, to, dirs_exist_ok=True)
         else:
-            shutil.copyfile(data, to)
+            shutil.copyfile(path, to)
     write_text(target, text)
-    for _, to in pairs:
-        print(f"wrote {to}")
+    for path in (target, *(to for _, to in pairs)):
+        print(f"wrote {path}")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -98,6 +98,8 @@ def check(
     if not isinstance(source.value, dict):
         raise InputError(f"{source.name}: expected sections (model:, adapter:, data:, train: …), found no mapping")
     tree = source.value
+    if isinstance(tree.get("adapter"), dict):
+        tree["adapter"].setdefault("method", "lora")  # as where the section is left out
     _expand_paths(tree, directory, report)
     recipe = _validate(tree, report)
     if recipe is not None:
@@ -229,19 +231,14 @@ def _check_files(recipe: Recipe, report: Report) -> None:
 
 def _check_model(recipe: Recipe, report: Report) -> None:
     at = ("model", "path")
-    if recipe.model.from_scratch and (
-        recipe.model.path in names.preset_names() or Path(recipe.model.path).name == "config.json"
-    ):
-        if recipe.model.path not in names.preset_names() and not Path(recipe.model.path).is_file():
-            report.add(at, f"{recipe.model.path}: no such file")
-        return
     try:
-        directory = names.find_model(recipe.model.path)
+        directory = None if recipe.model.from_scratch else names.find_model(recipe.model.path)
+        config = names.model_config(directory or recipe.model.path)
     except InputError as error:
         report.add(at, str(error))
         return
     before = set(report.bad)
-    for where, others, message in rules.context(recipe, directory):
+    for where, others, message in rules.context(recipe, config):
         if not before.intersection({where, *others}):
             report.add(where, message)
 

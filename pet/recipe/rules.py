@@ -6,10 +6,8 @@ bad as a wrong one, because the user believes that it works.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pet.recipe.schema import Recipe
@@ -218,14 +216,8 @@ def context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
-def context(recipe: Recipe, directory: Path) -> Iterator[Finding]:
-    """Row length against the model's, read from its config.json without loading the model."""
-    try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return
-    if not isinstance(config, dict):
-        return
+def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
+    """Row length against the model's, by its config.json, without loading the model."""
     limit = context_length({**config, **recipe.model.config})
     if limit is None:
         return

@@ -8,17 +8,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pet.recipe.keys import sections_in
 from pet.recipe.schema import Recipe
 
 _WIDTH = 110
 
 
 def _scalar(value: Any) -> str:
-    """A value in one line of YAML. JSON is YAML, but for floats it writes NaN and 1e-05 where we want 1e-05 kept."""
+    """A value in one line of YAML."""
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
-            return {True: ".nan"}.get(value != value, ".inf" if value > 0 else "-.inf")
+            return ".nan" if value != value else ".inf" if value > 0 else "-.inf"
         return repr(value)
     if isinstance(value, str):
         return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
@@ -44,10 +43,6 @@ def _is_plain(text: str) -> bool:
         return False
     source = parse(f"key: {text}", "")
     return not source.problems and source.value == {"key": text}
-
-
-def _section_class(annotation: Any, value: BaseModel) -> type[BaseModel]:
-    return next((section for section in sections_in(annotation) if type(value) is section), type(value))
 
 
 def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:

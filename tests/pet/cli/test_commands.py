@@ -194,6 +194,7 @@ def test_copied_recipes_are_valid_and_take_their_data_along(tmp_path, monkeypatc
         assert recipe.adapter == original.adapter
         for path in recipe.data.train or []:
             assert Path(path).is_relative_to(tmp_path), path
+        assert names.find_model(recipe.model.path) == names.find_model(original.model.path)
     capsys.readouterr()
 
 

@@ -235,7 +235,7 @@ def test_all_problems_in_one_report(write):
         (["model.path=llama_7b"], "model.path", "weights are not bundled"),
         (["model.path=home"], "model.path", "no config.json"),
         (["adapter={method: loar}"], "adapter.method", "did you mean 'lora'"),
-        (["adapter={rank: 8}"], "adapter", "method is missing"),
+        (["adapter={length: 8}"], "adapter.length", "the method 'lora' has no such key"),
         (["adapter={method: prefix, rank: 8}"], "adapter.rank", "the method 'prefix' has no such key"),
         (["train.betas=[0.9]"], "train.betas", "at least 2 entries"),
         (["train.learning_rate=-1"], "train.learning_rate", "more than 0; got -1"),

@@ -1,0 +1,52 @@
+"""``pet data``: what the model will see of a recipe's data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from model_zoo.errors import InputError, nearest
+from pet.cli.parser import Parser, add_recipe
+
+EXAMPLES = [
+    ("pet data glm_lora", "three samples, learnt tokens in green; lengths; padding; what was cut or dropped"),
+    ("pet data glm_lora data.max_length=64 --samples 0", "what shorter rows would cut off"),
+    ("pet data glm_lora --split eval --samples 10", "ten samples that are evaluated on"),
+]
+SPLITS = ("train", "eval", "test")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tokenise a split and show it."""
+    parser = Parser("pet data", "Show what the model will see of a recipe's data.", EXAMPLES)
+    add_recipe(parser)
+    parser.add_argument("--split", default="train", metavar="SPLIT", help="train (default), eval or test")
+    parser.add_argument("--samples", type=int, default=3, metavar="N", help="samples shown in full (default 3)")
+    options = parser.read(arguments)
+    if options.split not in SPLITS:
+        raise InputError(
+            f"--split {options.split!r}: expected one of {', '.join(SPLITS)}{nearest(options.split, SPLITS)}"
+        )
+    if options.samples < 0:
+        raise InputError(f"--samples {options.samples}: expected 0 or more")
+    from pet.recipe.loading import load
+
+    held_out = options.split == "eval"
+    recipe = load(options.recipe, options.overrides, needs=() if held_out else [f"data.{options.split}"])
+    paths = getattr(recipe.data, options.split)
+    if held_out and not paths and not recipe.data.eval_fraction:
+        raise InputError(f"{recipe.where('data')}: there is neither data.eval nor data.eval_fraction")
+    if recipe.model.tokenizer is None:
+        raise InputError(f"{recipe.where('model.tokenizer')}: is missing; {recipe.model.path} is a size without files")
+    from model_zoo.tokenizers import AutoTokenizer
+    from pet.data import DataSettings, load_dataset, show, split_dataset
+    from pet.names import find_tokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
+    settings = DataSettings.of(recipe.data)
+    dataset = load_dataset(paths or recipe.data.train, tokenizer, settings=settings)
+    if recipe.data.eval_fraction and (held_out or options.split == "train"):
+        remaining, held = split_dataset(dataset, recipe.data.eval_fraction, recipe.data.seed)
+        dataset = held if held_out else remaining
+    rows = recipe.train.batch_size * recipe.train.accumulation
+    show(dataset, tokenizer, settings=settings, batch_size=rows, samples=options.samples)
+    return 0

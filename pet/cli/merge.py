@@ -1,0 +1,63 @@
+"""``pet merge``: adapters into a plain checkpoint, from disk to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from pet.cli.parser import Parser
+from pet.names import find_model
+
+EXAMPLES = [
+    ("pet merge output/glm_lora/adapter --base glm_tiny --output merged", "the tuned model as a checkpoint of its own"),
+    ("pet merge adapter --base llama --output merged --safe", "write nothing if a weight would become NaN or infinite"),
+    ("pet merge adapter --base llama --output merged --dtype bfloat16", "stored in another type, rounded once"),
+    ("pet merge one two --weights 0.7,0.3 --base llama --output merged", "several adapters, each with a factor"),
+]
+
+
+def _factors(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--weights {text!r}: expected numbers with commas between them, such as 0.7,0.3") from None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Merge, and say what was done."""
+    parser = Parser(
+        "pet merge",
+        "Write a plain checkpoint with adapters merged into the weights. One tensor is in memory at a time.",
+        EXAMPLES,
+    )
+    parser.add_argument("adapters", metavar="ADAPTER", nargs="+", help="adapter directories in PEFT's format")
+    parser.add_argument("--base", required=True, help="checkpoint directory, or the name of a bundled tiny base")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the checkpoint goes")
+    parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
+    parser.add_argument("--weights", metavar="W,W", help="a factor for each adapter; left out: 1")
+    parser.add_argument("--no-strict", action="store_true", help="merge an adapter that was made on another base")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one weight file (default 5GB)")
+    parser.add_argument("--force", action="store_true", help="write into a directory that holds something")
+    options = parser.read(arguments)
+    output = Path(options.output)
+    if output.is_dir() and any(output.iterdir()) and not options.force:
+        raise InputError(f"--output {output}: holds something already; give another directory, or --force")
+    factors, base = _factors(options.weights), find_model(options.base)
+    from pet.export import merge_checkpoint
+
+    report = merge_checkpoint(
+        base,
+        options.adapters,
+        output,
+        dtype=options.dtype,
+        safe=options.safe,
+        weights=factors,
+        strict=not options.no_strict,
+        max_shard_size=options.max_shard_size,
+    )
+    print(report)
+    return 0

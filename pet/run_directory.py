@@ -1,0 +1,95 @@
+"""The directory that a run writes to: whose it is, whether it may be used, and what in it may be deleted.
+
+``check`` looks before anything is written; ``open_for`` makes the directory and puts the resolved recipe in it.
+Nothing here imports MindSpore.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.files import sweep, write_text
+from pet.recipe.schema import Recipe
+from pet.recipe.show import dump
+
+RECIPE = "recipe.yaml"
+# What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
+ENTRIES = ("recipe.yaml", "adapter", "model", "merged", "checkpoints", "metrics.jsonl", "metrics.csv", "loss.png")
+ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile")
+# Sections and keys that a resumed run may change without becoming another run.
+_FREE = {"name", "description", "output", "callbacks", "generation", "parallel"}
+_FREE_KEYS = {("train", "resume"), ("train", "save_every"), ("train", "keep_last"), ("train", "log_every")}
+_FREE_KEYS |= {("train", "max_seconds"), ("train", "recompute"), ("data", "workers"), ("data", "cache_dir")}
+
+
+def held_by_a_run(directory: str | os.PathLike) -> list[str]:
+    """Names of what an earlier run left in ``directory``."""
+    directory = Path(directory)
+    return [name for name in ENTRIES if (directory / name).exists()] if directory.is_dir() else []
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a directory that holds another run, unless it is to be gone on with or deleted.
+
+    Raises:
+        InputError: another run lies there and neither ``train.resume`` nor ``output.force`` is set; the path is a
+            file; or it cannot be written to.
+    """
+    directory = Path(recipe.output.dir)
+    where = recipe.where("output.dir")
+    for path in (directory, *directory.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise InputError(f"{where}: {path} is a file, expected a directory for the run")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise InputError(f"{where}: {path} cannot be written to")
+            break
+    found = held_by_a_run(directory)
+    if found and not recipe.output.force and not recipe.train.resume:
+        raise InputError(
+            f"{where}: {directory} holds another run ({', '.join(found)}); go on with it by --resume, delete it by "
+            "--force, or give another output.dir"
+        )
+
+
+def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str, Any, Any]]:
+    """(key, before, now) of the settings in which ``recipe`` differs from the run that lies in ``directory``."""
+    from pet.recipe.loading import load
+
+    path = Path(directory, RECIPE)
+    if not path.is_file():
+        return
+    before, now = load(path, check_files=False).model_dump(), recipe.model_dump()
+    for section in now:
+        if section in _FREE:
+            continue
+        old, new = before[section], now[section]
+        for key in sorted({*old, *new}) if isinstance(new, dict) and isinstance(old, dict) else []:
+            if old.get(key) != new.get(key) and (section, key) not in _FREE_KEYS:
+                yield f"{section}.{key}", old.get(key), new.get(key)
+
+
+def open_for(recipe: Recipe) -> Path:
+    """The run directory, made and emptied as asked, with ``recipe.yaml`` in it. Call this in one process only.
+
+    Raises:
+        InputError: as for :func:`check`.
+    """
+    check(recipe)
+    directory = Path(recipe.output.dir)
+    if recipe.output.force:
+        for name in held_by_a_run(directory):
+            path = directory / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
+    write_text(directory / RECIPE, dump(recipe))
+    return directory

@@ -1,0 +1,67 @@
+"""Whose directory it is: nothing of another run is overwritten, and nothing of a user's is deleted."""
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet import run_directory
+from pet.recipe import load
+from pet.recipe.loading import from_dict
+
+
+@pytest.fixture
+def recipe(fixtures, tmp_path):
+    def make(**overrides):
+        values = {"model": {"path": str(fixtures / "llama_gqa")}, "data": {"max_length": 64}}
+        settings = {"output.dir": str(tmp_path / "run"), **{key.replace("__", "."): v for key, v in overrides.items()}}
+        return from_dict(values, settings, name="job")
+
+    return make
+
+
+def test_recipe_in_the_directory_loads_again(recipe):
+    directory = run_directory.open_for(recipe(train__steps=7))
+    assert load(directory / "recipe.yaml").train.steps == 7
+    assert [entry.name for entry in directory.iterdir()] == ["recipe.yaml"]
+
+
+def test_another_run_is_refused_and_untouched(recipe):
+    directory = run_directory.open_for(recipe(train__steps=7))
+    before = (directory / "recipe.yaml").read_text()
+    with pytest.raises(InputError, match=r"holds another run \(recipe.yaml\); go on with it by --resume"):
+        run_directory.open_for(recipe(train__steps=8))
+    assert (directory / "recipe.yaml").read_text() == before
+
+
+def test_resume_and_force(recipe):
+    directory = run_directory.open_for(recipe())
+    (directory / "checkpoints").mkdir()
+    (directory / "checkpoints" / "x").write_text("x")
+    (directory / "notes.txt").write_text("mine")
+    run_directory.open_for(recipe(train__resume=True))
+    assert (directory / "checkpoints" / "x").exists()
+    run_directory.open_for(recipe(output__force=True))
+    assert sorted(entry.name for entry in directory.iterdir()) == ["notes.txt", "recipe.yaml"]
+
+
+def test_a_users_own_files_are_no_run(recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    run_directory.open_for(recipe())
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_in_the_way(recipe, tmp_path):
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(InputError, match="is a file"):
+        run_directory.check(recipe())
+    with pytest.raises(InputError, match="is a file"):
+        run_directory.check(recipe(output__dir=str(tmp_path / "run" / "below")))
+
+
+def test_changes_between_a_run_and_its_resumption(recipe):
+    directory = run_directory.open_for(recipe(train__steps=7))
+    assert list(run_directory.changes(recipe(train__steps=7, train__resume=True), directory)) == []
+    found = list(
+        run_directory.changes(recipe(train__steps=9, adapter__rank=4, generation__max_new_tokens=3), directory)
+    )
+    assert found == [("adapter.rank", 8, 4), ("train.steps", 7, 9)]
