@@ -129,6 +129,9 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     if model.get("ignore_merges"):
         # With ignore_merges a whole word is looked up first, so a control token in the vocabulary could be a word.
         model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in controls}
+    if isinstance(model.get("merges"), list):
+        # Nor may merging the letters of a text end in a control token.
+        model["merges"] = [merge for merge in model["merges"] if _joined(merge) not in controls]
     # The library numbers added tokens itself, from the ones it sees; only those in the vocabulary keep their ids.
     model["vocab"] = {**model["vocab"], **{token["content"]: token["id"] for token in kept}}
     plain.update(added_tokens=kept, model=model)
@@ -136,6 +139,11 @@ def _engine(description: dict, controls: dict[str, int], source: str):
         return Engine.from_str(json.dumps(plain, ensure_ascii=False))
     except Exception as error:  # the library raises bare Exception for everything
         raise InputError(f"{source}: not a tokenizer.json that the tokenizers library can use ({error})") from None
+
+
+def _joined(merge) -> str:
+    """What a merge makes; older files write the pair as one text with a space between."""
+    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
 def _steps(part: dict | None, key: str) -> list[dict]:

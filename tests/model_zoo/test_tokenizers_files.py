@@ -244,6 +244,19 @@ def test_plain_added_tokens_stay_text(make, fixtures):
     assert tokenizer.decode(ids) == "a<tool_call><|im_end|>"
 
 
+@pytest.mark.parametrize("as_pairs", [True, False])
+def test_merges_never_end_in_a_control_token(make, fixtures, as_pairs):
+    description = sentencepiece_like_json(fixtures)
+    description["model"]["vocab"] |= {"s>": 600, "<": 601, ">": 602}
+    merges = ["s >", "< s>", *description["model"]["merges"]]
+    description["model"]["merges"] = [merge.split(" ") for merge in merges] if as_pairs else merges
+    tokenizer = AutoTokenizer.from_pretrained(make(tokenizer=description))
+    ids = tokenizer.encode("a<s>b", add_special_tokens=False)
+    assert 600 in ids
+    assert 1 not in ids
+    assert tokenizer.decode(ids) == "a<s>b"
+
+
 @pytest.mark.parametrize("name", ["chatglm", "chatglm2", "chatglm3", "glm4", "gpt2", "llama", "json"])
 def test_saved_and_loaded_again(make, fixtures, tmp_path, name):
     tokenizer = {
