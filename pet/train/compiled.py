@@ -13,6 +13,8 @@ from collections.abc import Callable
 import mindspore as ms
 from mindspore import Tensor, nn
 
+from pet.parallel.heartbeat import rest
+
 log = logging.getLogger("pet")
 
 
@@ -53,6 +55,7 @@ class Compiled:
         shapes = tuple(argument.shape for argument in arguments)
         if shapes in self.shapes:
             return self.graph(*arguments)
+        rest()  # nobody knows how long compiling takes
         begin = time.perf_counter()
         try:
             result = self.graph(*arguments)

@@ -69,7 +69,7 @@ class LossEvaluation:
     def __init__(self, model, feed, *, forward_step=None, world: World | None = None, compiled: bool = True):
         self.model, self.feed = model, feed
         self.world = world or World()
-        self.measure = Compiled(make_measure(model, forward_step), compiled)
+        self.measure = self.world.wrap_measure(Compiled(make_measure(model, forward_step), compiled), model)
 
     def __call__(self) -> dict[str, float]:
         """``{"loss", "perplexity", "accuracy"}``; accuracy is the share of label tokens ranked first."""

@@ -7,7 +7,7 @@ A feed has ``steps_per_epoch(epoch)`` (None where the data streams), ``batches(e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,28 @@ class BatchList:
         return 1.0 - sum(map(count_useful, self.list)) / tokens
 
 
+def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """``ids (S,) → (position_ids, end)`` of one document, as the model (with its adapter) wants them.
+
+    A model that is of no family counts from 0, and every token sees those before it.
+    """
+    family, offset = getattr(model, "family", None), getattr(model, "position_offset", 0)
+
+    def layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if family is None or family.document_layout is None:
+            positions = np.arange(len(ids), dtype=np.int32)
+            return positions, positions + 1
+        positions, end = family.document_layout(model.config, ids)
+        if offset:
+            positions = np.array(positions)
+            # the first of two rows says the place in the text, and that is what a prefix moves
+            place = positions if positions.ndim == 1 else positions[0]
+            place += offset
+        return positions, end
+
+    return layout
+
+
 def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
     """A batch with all the arrays that a step needs, from those that it has."""
     if "input_ids" not in batch:
@@ -75,7 +97,7 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
     whole["sample_ids"] = batch.get("sample_ids") or [f"batch {index}, row {row}" for row in range(count)]
     if all(key in batch for key in ("position_ids", "start", "end")):
         return {**whole, **{key: _integers(batch[key], key) for key in ("position_ids", "start", "end")}}
-    layout, config = _layout_of(model)
+    layout = layout_of(model)
     own = np.arange(length, dtype=np.int32)
     start, end = np.tile(own, (count, 1)), np.tile(own + 1, (count, 1))
     positions = None
@@ -86,7 +108,7 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
         first, last = int(real[0]), int(real[-1]) + 1
         if last - first != len(real):
             raise InputError(f"batch {index}, row {row}: attention_mask has a hole; one run of 1 expected")
-        places, ends = layout(config, ids[row, first:last])
+        places, ends = layout(ids[row, first:last])
         if positions is None:
             positions = np.zeros((count, *places.shape[:-1], length), np.int32)
         positions[row, ..., first:last] = places
@@ -103,13 +125,6 @@ def _integers(value, name: str) -> np.ndarray:
     if not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         raise InputError(f"{name} holds {array.dtype}; integers expected")
     return array.astype(np.int32)
-
-
-def _layout_of(model):
-    family = getattr(model, "family", None)
-    if family is not None and family.document_layout is not None:
-        return family.document_layout, model.config
-    return (lambda config, ids: (np.arange(len(ids), dtype=np.int32), np.arange(1, len(ids) + 1))), None
 
 
 def as_feed(data, accumulation: int = 1, model=None):

@@ -101,7 +101,7 @@ def make_segments(
                 raise InputError(
                     f"train.groups: {pattern!r} matches no trainable parameter; there is for example {names[0]!r}"
                 )
-    sorted_in: dict[tuple[float, float], list[Parameter]] = {}
+    sorted_in: dict[tuple[float, float, str], list[Parameter]] = {}
     for parameter in parameters:
         ratio = 1.0
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
@@ -114,9 +114,11 @@ def make_segments(
                 if group.weight_decay is not None:
                     decay = group.weight_decay
                 break
-        sorted_in.setdefault((ratio, decay), []).append(parameter)
+        # what processes share in different ways is summed in different ways
+        role = getattr(parameter, "parallel_role", "whole")
+        sorted_in.setdefault((ratio, decay, role), []).append(parameter)
     segments = []
-    for (ratio, decay), members in sorted_in.items():
+    for (ratio, decay, _), members in sorted_in.items():
         part: list[Parameter] = []
         for parameter in members:
             if part and sum(int(p.size) for p in part) + int(parameter.size) > longest:

@@ -215,14 +215,8 @@ class TrainStep:
         labels = sum(count_labels(np.asarray(batch["labels"])) for batch in batches)
         labels, useful, tokens = (int(number) for number in self.world.sum_numbers([labels, useful, tokens]))
         weight = scalar(scale / max(labels, 1))
-        total, vectors = 0.0, None
-        for micro, batch in enumerate(batches):
-            if self.set_key is not None:
-                self.set_key(mix(self.seed, step, micro, self.world.data_rank))
-            summed, fresh = self.gradient(*tensors(batch), weight)
-            total += float(summed.asnumpy())
-            vectors = fresh if vectors is None else self.add(*vectors, *fresh)
-        vectors = self.world.all_reduce_sum(vectors)
+        total, vectors = self.accumulate(batches, step, weight)
+        vectors = self.world.all_reduce_sum(vectors, self.optimizer.segments)
         total = self.world.sum_numbers([total])[0]
         norm = self.norm(vectors) / scale
         loss = total / max(labels, 1)
@@ -241,6 +235,17 @@ class TrainStep:
             tokens=tokens,
             compile_seconds=self.compile_seconds - compiled_before,
         )
+
+    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
+        """The micro-batches' summed loss, and the sum of their gradients of ``loss · weight`` as vectors."""
+        total, vectors = 0.0, None
+        for micro, batch in enumerate(batches):
+            if self.set_key is not None:
+                self.set_key(mix(self.seed, step, micro, self.world.data_rank))
+            summed, fresh = self.gradient(*tensors(batch), weight)
+            total += float(summed.asnumpy())
+            vectors = fresh if vectors is None else self.add(*vectors, *fresh)
+        return total, vectors
 
     @property
     def compile_seconds(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
@@ -10,11 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from mindspore import Tensor, ops
-
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError
 from pet.train import checkpoint as files
+from pet.train import state
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.callbacks.records import read_metrics
 from pet.train.evaluate import Answer, Evaluation, LossEvaluation
@@ -27,43 +24,13 @@ from pet.train.optimizers import make_optimizer
 from pet.train.precision import set_precision, set_recompute
 from pet.train.schedules import Schedule
 from pet.train.segments import make_segments
+from pet.train.settings import total_steps, with_settings
+from pet.train.state import Best, Position
 from pet.train.step import StepResult, TrainStep
 from pet.train.stop import Interrupted, LossWatch, Signals, failure
 from pet.train.world import World
 
 log = logging.getLogger("pet")
-
-
-@dataclasses.dataclass
-class Position:
-    """Where a run stands, between two optimizer steps.
-
-    Attributes:
-        step: steps done.
-        updates: those of them that changed the weights; an overflow skips the update.
-        epoch, step_in_epoch: the next step's place in the data.
-        useful_tokens, tokens: processed so far, without and with padding.
-        seconds: training time so far, without compilation and evaluation.
-        compile_seconds: time of first calls.
-    """
-
-    step: int = 0
-    updates: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    useful_tokens: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
-
-
-@dataclasses.dataclass
-class Best:
-    """The best evaluation so far, and how many came after it without being better."""
-
-    step: int | None = None
-    value: float | None = None
-    since: int = 0
 
 
 class Trainer:
@@ -126,6 +93,7 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.before: dict[str, float] | None = None
         self.before_samples: list[Answer] = []
+        self.last_measured: tuple[int, dict[str, float]] | None = None
         self.stop_reason: str | None = None
         self.callbacks = make_callbacks(callbacks)
         segments = make_segments(
@@ -139,8 +107,10 @@ class Trainer:
         set_precision(model, self.settings.precision)
         if self.settings.recompute:
             set_recompute(model)
-        self.optimizer = make_optimizer(self.settings, segments, compiled)
-        self.train_step = TrainStep(
+        self.optimizer = self.world.make_optimizer(
+            lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
+        )
+        step = TrainStep(
             model,
             self.optimizer,
             CausalLoss(self.settings.label_smoothing, self.settings.r_drop_alpha),
@@ -151,6 +121,7 @@ class Trainer:
             world=self.world,
             compiled=compiled,
         )
+        self.train_step = self.world.wrap_step(step, model)
         self.evaluation = evaluation
         if evaluation is None and eval_data is not None:
             eval_feed = as_feed(eval_data, 1, model)
@@ -236,7 +207,9 @@ class Trainer:
         rate = self.schedule(position.step)
         scale = self.loss_scale.scale
         begin = time.perf_counter()
+        self.world.step_begins()
         result = self.train_step(batches, position.step, rate, scale, updates=position.updates, limit=self.watch.limit)
+        self.world.step_ends()
         seconds = max(time.perf_counter() - begin - result.compile_seconds, 1e-9)
         self.check(result, batches)
         if result.applied:
@@ -314,10 +287,26 @@ class Trainer:
             return
         self.model.set_train(False)
         measured = self.evaluation()
+        self.last_measured = (self.position.step, measured)
         self.model.set_train(True)
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
         self.notify("evaluation", {"step": self.position.step, **measured})
+
+    def measure_now(self) -> dict[str, float] | None:
+        """The measures of the model as it is; those of the last evaluation where no step came after it."""
+        if self.evaluation is None:
+            return None
+        if self.last_measured is None or self.last_measured[0] != self.position.step:
+            fast = getattr(self.model, "set_fast", None)
+            if fast is not None:
+                fast(True)
+            try:
+                self.last_measured = (self.position.step, self.evaluation())
+            finally:
+                if fast is not None:
+                    fast(False)
+        return self.last_measured[1]
 
     def due(self, record: dict[str, Any]) -> bool:
         """Whether an evaluation falls on this step."""
@@ -380,26 +369,13 @@ class Trainer:
         found = files.checkpoints(self.checkpoint_directory)
         return str(found[-1]) if found else None
 
-    def parameters(self) -> dict[str, Any]:
-        """The trainable parameters by name."""
-        return {p.name: p for segment in self.optimizer.segments for p in segment.parameters}
-
     def save(self) -> None:
         """Writes a checkpoint of the present step, and deletes those that are not kept."""
-        weights = self.world.gather({name: value.asnumpy() for name, value in self.parameters().items()})
-        optimizer = self.world.gather(self.optimizer.state_arrays())
-        state = {
-            "position": dataclasses.asdict(self.position),
-            "best": dataclasses.asdict(self.best),
-            "loss_scale": self.loss_scale.state(),
-            "watch": self.watch.state(),
-            "before": self.before,
-            "before_samples": [dataclasses.asdict(sample) for sample in self.before_samples],
-            "seed": self.settings.seed,
-            "rows": self.settings.batch_size * self.settings.accumulation,
-        }
+        weights, optimizer, numbers = state.snapshot(self)
         if self.world.is_main:
-            path = files.save(self.checkpoint_directory, self.position.step, weights, optimizer, state, self.save_extra)
+            path = files.save(
+                self.checkpoint_directory, self.position.step, weights, optimizer, numbers, self.save_extra
+            )
             kept = {self.best.step} if self.best.step is not None else set()
             files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
             self.notify("save", path)
@@ -423,80 +399,10 @@ class Trainer:
                 found = files.load(source)
             except files.Damaged as error:
                 raise InputError(f"checkpoint {source}: damaged: {error}") from error
-        self.restore(found)
+        state.restore(self, found)
         if source is True:
             lines = read_metrics(self.directory / "metrics.jsonl")
             self.history = [line for line in lines if line["step"] <= self.position.step]
             if self.world.is_main:
                 files.discard_after(self.checkpoint_directory, self.position.step)
         log.info("going on from %s", found.path)
-
-    def restore(self, found: files.Checkpoint) -> None:
-        """Takes over a checkpoint's numbers."""
-        state, parameters = found.state, self.parameters()
-        for key, mine in (
-            ("seed", self.settings.seed),
-            ("rows", self.settings.batch_size * self.settings.accumulation),
-        ):
-            if state[key] != mine:
-                log.warning("%s: was written with %s %s, this run has %s", found.path, key, state[key], mine)
-        weights, problems = self.world.scatter(found.weights), []
-        for name, parameter in parameters.items():
-            if name not in weights:
-                problems.append(f"checkpoint {found.path}: has no {name!r}{nearest(name, weights)}")
-            elif tuple(weights[name].shape) != tuple(parameter.shape):
-                shape = tuple(weights[name].shape)
-                problems.append(f"checkpoint {found.path}: {name!r} has shape {shape}, expected {parameter.shape}")
-        problems.extend(
-            f"checkpoint {found.path}: {name!r} is not trained here" for name in weights.keys() - parameters
-        )
-        if problems:
-            raise InputError.collect(problems)
-        for name, parameter in parameters.items():
-            ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])).astype(parameter.dtype))
-        self.optimizer.load_state(self.world.scatter(found.optimizer))
-        self.position, self.best = Position(**state["position"]), Best(**state["best"])
-        self.loss_scale.load(state["loss_scale"])
-        self.watch.load(state["watch"])
-        self.before = state["before"]
-        self.before_samples = [Answer(**sample) for sample in state["before_samples"]]
-
-
-def with_settings(train, settings: dict[str, Any]):
-    """A ``train`` section with some fields replaced.
-
-    Raises:
-        InputError: an unknown field, or a value that it cannot have.
-    """
-    from pydantic import ValidationError
-
-    from pet.recipe.training import Train
-
-    unknown = [name for name in settings if name not in Train.model_fields]
-    if unknown:
-        raise InputError.collect(
-            f"Trainer has no setting {name!r}{nearest(name, Train.model_fields)}" for name in unknown
-        )
-    try:
-        return Train(**{**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})
-    except ValidationError as error:
-        raise InputError.collect(
-            f"train.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
-        ) from error
-
-
-def total_steps(feed, settings) -> int:
-    """Optimizer steps of a run.
-
-    Raises:
-        InputError: data that streams has no known length, and no ``steps`` are given.
-    """
-    if settings.steps is not None:
-        return settings.steps
-    epochs = settings.epochs if settings.epochs is not None else 3.0
-    whole = math.floor(epochs)
-    lengths = [feed.steps_per_epoch(epoch) for epoch in range(max(1, math.ceil(epochs)))]
-    if any(length is None for length in lengths):
-        raise InputError("train.steps: needed where the data streams, since its length is not known")
-    part = round((epochs - whole) * lengths[-1]) if epochs > whole else 0
-    return max(1, sum(lengths[:whole]) + part)

@@ -7,7 +7,7 @@ the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,8 +31,8 @@ class World:
         """Sums of host numbers over the data-parallel processes."""
         return list(numbers)
 
-    def all_reduce_sum(self, vectors: Sequence) -> list:
-        """Sums of gradient vectors, one per segment, over the data-parallel processes."""
+    def all_reduce_sum(self, vectors: Sequence, segments: Sequence) -> list:
+        """The whole gradients from each process's terms: a vector per segment."""
         return list(vectors)
 
     def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
@@ -45,6 +45,24 @@ class World:
 
     def barrier(self) -> None:
         """Waits until every process is here."""
+
+    def step_begins(self) -> None:
+        """An optimizer step begins; whoever watches for hangs may expect its end."""
+
+    def step_ends(self) -> None:
+        """It is done; what follows may take any time."""
+
+    def make_optimizer(self, make: Callable, segments: Sequence, name: str = ""):
+        """The optimizer from ``make: segments → optimizer``; several processes may divide it."""
+        return make(segments)
+
+    def wrap_step(self, step, model):
+        """The training step (`pet.train.step.TrainStep`) as this layout carries it out."""
+        return step
+
+    def wrap_measure(self, measure: Callable, model) -> Callable:
+        """The same for an evaluation's ``(input_ids, …) → (summed loss, labels ranked first)``."""
+        return measure
 
     def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Named tensors of this process → whole ones, for a file that opens on any layout."""

@@ -53,28 +53,11 @@ class CsvFile(MetricsFile):
     """metrics.csv: the same lines for a spreadsheet; columns of evaluations are empty where none was made."""
 
     name = "metrics.csv"
-    columns = [
-        "step",
-        "epoch",
-        "loss",
-        "learning_rate",
-        "gradient_norm",
-        "label_tokens",
-        "useful_tokens_per_second",
-        "tokens_per_second",
-        "padding",
-        "seconds",
-        "memory_mb",
-        "loss_scale",
-        "eval_loss",
-        "eval_perplexity",
-        "eval_accuracy",
-        "eval_rouge_1",
-        "eval_rouge_2",
-        "eval_rouge_l",
-        "eval_bleu",
-        "eval_exact_match",
-    ]
+    columns = (
+        *("step", "epoch", "loss", "learning_rate", "gradient_norm", "label_tokens", "useful_tokens_per_second"),
+        *("tokens_per_second", "padding", "seconds", "memory_mb", "loss_scale", "eval_loss", "eval_perplexity"),
+        *("eval_accuracy", "eval_rouge_1", "eval_rouge_2", "eval_rouge_l", "eval_bleu", "eval_exact_match"),
+    )
 
     def read(self) -> list[dict[str, Any]]:
         if not self.path.exists():

@@ -1,0 +1,241 @@
+"""From a recipe to the things that a run is made of: model, tokenizer, adapter, data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+
+# Keys of a recipe's adapter section that are no settings of the method.
+NOT_SETTINGS = {"method", "name", "load"}
+
+
+@dataclasses.dataclass
+class Prepared:
+    """What a run works with.
+
+    Attributes:
+        model, tokenizer: the model with its adapter on it.
+        base: name or directory of the base, as the recipe says it.
+        train, evaluation: datasets of samples; None where the recipe has none.
+        train_feed, eval_feed: their loaders.
+        questions: what the model is asked in evaluations.
+    """
+
+    model: Any
+    tokenizer: Any
+    base: str
+    train: Any = None
+    evaluation: Any = None
+    train_feed: Any = None
+    eval_feed: Any = None
+    questions: list = dataclasses.field(default_factory=list)
+
+
+def load_model(recipe):
+    """The recipe's base model: published weights, or random ones where it says ``from_scratch``.
+
+    Raises:
+        InputError: no such model, or ``from_scratch`` with a name that says no sizes.
+    """
+    from pet.auto import AutoModel
+    from pet.names import find_model, preset_names
+
+    section = recipe.model
+    if not section.from_scratch:
+        if not section.config:
+            return AutoModel.from_pretrained(section.path, dtype=section.dtype)
+        return _with_config(find_model(section.path), section)
+    path = Path(section.path)
+    if section.path in preset_names():
+        from model_zoo.presets import PRESETS
+
+        values = PRESETS[section.path]
+    elif path.is_file():
+        values = _json(path)
+    else:
+        values = _json(find_model(section.path) / "config.json")
+    return AutoModel.from_config({**values, **section.config}, dtype=section.dtype, seed=recipe.train.seed)
+
+
+def _with_config(directory: Path, section):
+    """A checkpoint read by a changed configuration."""
+    import mindspore as ms
+
+    from model_zoo.auto import MODEL_OF, classes_for
+    from model_zoo.checkpoint import load_into
+    from model_zoo.floats import float_name
+
+    config = classes_for(values := {**_json(directory / "config.json"), **section.config})[0].from_dict(values)
+    model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(section.dtype)))
+    load_into(model, directory)
+    return model
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as a config.json: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: a JSON object was expected, found {type(values).__name__}")
+    return values
+
+
+def load_tokenizer(recipe):
+    """The recipe's tokenizer; the model's own unless it names another."""
+    from pet.auto import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
+
+
+def method_config(section, seed: int):
+    """The method's configuration for a recipe's adapter section; None for full fine-tuning.
+
+    Raises:
+        InputError: the method is unknown, or has no place for a setting.
+    """
+    from adapters.methods import METHODS
+    from model_zoo.errors import nearest
+
+    if section.method == "none":
+        return None
+    values = {key: value for key, value in section.model_dump().items() if key not in NOT_SETTINGS}
+    name = section.method
+    if name == "dora":
+        name, values["use_dora"] = "lora", True
+    if name not in METHODS:
+        raise InputError(f"adapter.method: {section.method!r} is not known{nearest(section.method, METHODS)}")
+    cls = METHODS[name]
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if "seed" in fields:
+        values["seed"] = seed
+    given = {key: value for key, value in values.items() if key in fields}
+    lost = [key for key, value in values.items() if key not in fields and key in section.model_fields_set]
+    if lost:
+        raise InputError.collect(f"adapter.{key}: {section.method} has no such setting" for key in lost)
+    return cls(**given)
+
+
+def attach_adapter(model, recipe) -> None:
+    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained."""
+    section = recipe.adapter
+    if section.method == "none":
+        for parameter in model.get_parameters():
+            parameter.requires_grad = True
+        return
+    config = method_config(section, recipe.train.seed)
+    if section.load is not None:
+        from adapters.apply import set_adapter
+        from adapters.files import load_adapter
+
+        load_adapter(model, section.load, name=section.name)
+        set_adapter(model, section.name)
+        return
+    from adapters.apply import apply
+
+    apply(model, config, name=section.name)
+
+
+def data_settings(recipe, **changes):
+    """The recipe's data section as the loader takes it; the order follows ``train.seed`` unless it has its own."""
+    from pet.data import DataSettings
+
+    seed = recipe.data.seed if recipe.data.seed is not None else recipe.train.seed
+    return DataSettings.of(recipe.data, **{"seed": seed, **changes})
+
+
+def load_data(recipe, tokenizer) -> tuple[Any, Any]:
+    """The training and the evaluation samples; each None where the recipe has none."""
+    from pet.data.load import load_dataset, split_dataset
+
+    settings = data_settings(recipe)
+    train = load_dataset(recipe.data.train, tokenizer, settings=settings) if recipe.data.train else None
+    evaluation = None
+    if recipe.data.eval:
+        evaluation = load_dataset(recipe.data.eval, tokenizer, settings=held_out_settings(recipe))
+    elif train is not None and recipe.data.eval_fraction > 0:
+        train, evaluation = split_dataset(train, recipe.data.eval_fraction, settings.seed)
+    return train, evaluation
+
+
+def held_out_settings(recipe):
+    """Evaluation data: all of it, in its own order, never streaming."""
+    return data_settings(recipe, shuffle=False, max_samples=None, streaming=False)
+
+
+def make_feeds(recipe, prepared: Prepared, world) -> None:
+    """Loaders over the datasets, for this process's share of every batch."""
+    from pet.train.feed import layout_of
+
+    layout, pad = layout_of(prepared.model), prepared.tokenizer.pad_token_id
+    share = {"rank": world.data_rank, "world": world.data_size}
+    if prepared.train is not None:
+        prepared.train_feed = _loader(
+            prepared.train,
+            recipe.train.batch_size // world.data_size,
+            data_settings(recipe),
+            layout=layout,
+            pad_token_id=pad,
+            accumulation=recipe.train.accumulation,
+            **share,
+        )
+    if prepared.evaluation is not None:
+        rows = recipe.eval.batch_size or recipe.train.batch_size
+        prepared.eval_feed = _loader(
+            prepared.evaluation,
+            max(1, rows // world.data_size),
+            held_out_settings(recipe),
+            layout=layout,
+            pad_token_id=pad,
+            **share,
+        )
+
+
+def _loader(dataset, *arguments, **settings):
+    from pet.data.loader import Loader
+    from pet.data.streaming import StreamDataset
+
+    if isinstance(dataset, StreamDataset):
+        from pet.data.streaming import StreamLoader
+
+        return StreamLoader(dataset, *arguments, **settings)
+    return Loader(dataset, *arguments, **settings)
+
+
+def load_asked(recipe, prepared: Prepared) -> list:
+    """The questions of the evaluation data, as many as the recipe wants answered."""
+    from pet.data.load import load_questions
+    from pet.train.metrics import GENERATED
+
+    wanted = any(metric in GENERATED for metric in recipe.eval.metrics)
+    if prepared.evaluation is None or not (wanted or recipe.eval.shown_samples):
+        return []
+    limit = recipe.eval.generated_samples if wanted else recipe.eval.shown_samples
+    if limit is not None:
+        limit = max(limit, recipe.eval.shown_samples)
+    return load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
+
+
+def prepare(recipe, world) -> Prepared:
+    """Everything a training run works with. Nothing is written.
+
+    Raises:
+        InputError: whatever of the recipe cannot be had: model, tokenizer, targets, data, packages.
+    """
+    from pet.train.metrics import check_available
+
+    check_available(recipe.eval.metrics)
+    tokenizer = load_tokenizer(recipe)
+    train, evaluation = load_data(recipe, tokenizer)
+    if train is None:
+        raise InputError("data.train: missing; a training run needs a file or a directory of files")
+    model = load_model(recipe)
+    attach_adapter(model, recipe)
+    prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)
+    make_feeds(recipe, prepared, world)
+    prepared.questions = load_asked(recipe, prepared)
+    return prepared

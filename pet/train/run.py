@@ -1,0 +1,372 @@
+"""Whole jobs: from a recipe to a finished run directory, and from a run directory back to its numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.files import atomic_directory, write_json, write_text
+
+log = logging.getLogger("pet")
+
+CONTENTS = {
+    "adapter": "the adapter, in PEFT's format",
+    "model": "the model, a Hugging Face checkpoint",
+    "merged": "the model with the adapter merged in",
+    "checkpoints": "to resume from, each with its adapter",
+    "metrics.jsonl": "a line of numbers per step",
+    "loss.png": "the run in one picture",
+    "summary.json": "before, after, times and sizes",
+    "recipe.yaml": "the recipe, every default in its place",
+}
+
+
+def finetune(
+    recipe,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    show: Callable[[str], None] = print,
+    callbacks: Iterable = (),
+    forward_step: Callable | None = None,
+    world=None,
+) -> dict[str, Any]:
+    """Runs a recipe: tunes its adapter (or every weight), measures before and after, and fills the run directory.
+
+    Args:
+        recipe: a `pet.recipe.Recipe`.
+        resume: go on from the last whole checkpoint in the run directory; with none there, start.
+        force: delete another run that lies in the output directory.
+        show: takes the texts for the user.
+        callbacks: more of them, besides those of the recipe and the built-in ones.
+        forward_step: the user's own forward, see `pet.train.Trainer`.
+        world: sums over processes.
+
+    Returns:
+        What summary.json holds.
+
+    Raises:
+        InputError: something of the recipe cannot be had. Nothing is written then.
+        RunFailed: the loss is not finite or explodes.
+        Interrupted: a signal came; everything is saved.
+    """
+    from pet.train.prepare import prepare
+    from pet.train.world import World
+
+    if recipe.model.from_scratch:
+        raise InputError("model.from_scratch: random weights are trained by pet train; pet finetune needs a base")
+    world = world or World()
+    directory = run_directory(recipe, resume or recipe.train.resume, force or recipe.output.force)
+    prepared = prepare(recipe, world)
+    return execute(recipe, prepared, directory, resume or recipe.train.resume, show, callbacks, forward_step, world)
+
+
+def train(recipe, **options) -> dict[str, Any]:
+    """Trains every weight: of a base, or from random ones where the recipe says ``model.from_scratch: true``.
+
+    Options, result and errors are those of `finetune`.
+
+    Raises:
+        InputError: the recipe has an adapter; that is what `finetune` is for.
+    """
+    from pet.train.prepare import prepare
+    from pet.train.world import World
+
+    if recipe.adapter.method != "none":
+        raise InputError(
+            f"adapter.method: {recipe.adapter.method}: pet train trains every weight; set adapter.method: none, "
+            "or use pet finetune"
+        )
+    resume = options.pop("resume", False) or recipe.train.resume
+    force = options.pop("force", False) or recipe.output.force
+    world = options.pop("world", None) or World()
+    show = options.pop("show", print)
+    callbacks, forward_step = options.pop("callbacks", ()), options.pop("forward_step", None)
+    if options:
+        raise TypeError(f"train() has no option {next(iter(options))!r}")
+    directory = run_directory(recipe, resume, force)
+    prepared = prepare(recipe, world)
+    return execute(recipe, prepared, directory, resume, show, callbacks, forward_step, world)
+
+
+def run_directory(recipe, resume: bool, force: bool) -> Path:
+    """The run directory, checked but not yet made.
+
+    Raises:
+        InputError: it holds another run, or is a file.
+    """
+    directory = Path(recipe.output.dir or Path("output") / (recipe.name or "run"))
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"output.dir: {directory} is a file; a directory was expected")
+    if directory.is_dir() and any(directory.iterdir()) and not (resume or force):
+        kind = "holds another run" if (directory / "recipe.yaml").exists() else "is not empty"
+        raise InputError(f"output.dir: {directory} {kind}; --resume goes on with it, --force deletes it")
+    in_the_way = force and not resume and directory.is_dir() and any(directory.iterdir())
+    if in_the_way and not (directory / "recipe.yaml").exists():
+        raise InputError(f"output.dir: {directory} is no run directory (it has no recipe.yaml): it is not deleted")
+    return directory
+
+
+def clear(directory: Path) -> None:
+    """Deletes a run. recipe.yaml goes last: until then it is known as a run's directory."""
+    for entry in sorted(directory.iterdir(), key=lambda path: path.name == "recipe.yaml"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def execute(recipe, prepared, directory: Path, resume: bool, show, callbacks, forward_step, world) -> dict[str, Any]:
+    """The run itself, once everything that can be wrong with the recipe has been looked at."""
+    from pet.recipe import dump
+    from pet.train import report
+    from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+    from pet.train.stop import Interrupted
+    from pet.train.trainer import Trainer
+
+    begin = time.perf_counter()
+    model = prepared.model
+    evaluation = None
+    if prepared.eval_feed is not None:
+        losses = LossEvaluation(model, prepared.eval_feed, forward_step=forward_step, world=world)
+        rows = recipe.eval.batch_size or recipe.train.batch_size
+        answers = None
+        if prepared.questions:
+            answers = Answers(model, prepared.tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
+        evaluation = Evaluation(losses, answers, recipe.eval)
+    counted = count(model)
+    built_in = ["progress", "metrics", "plot"] if world.is_main else []
+    trainer = Trainer(
+        model,
+        prepared.train_feed,
+        train=recipe.train,
+        eval=recipe.eval,
+        directory=directory,
+        callbacks=[*built_in, *recipe.callbacks, *callbacks],
+        forward_step=forward_step,
+        evaluation=evaluation,
+        world=world,
+        save_extra=lambda stage: save_result(recipe, prepared, stage),
+        title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
+    )
+    if world.is_main:
+        if not resume and directory.is_dir():
+            clear(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "recipe.yaml", dump(recipe))
+        show(report.before(facts(recipe, prepared, trainer, counted)))
+    world.barrier()
+    try:
+        outcome = trainer.train(resume=resume)
+    except Interrupted:
+        if world.is_main:
+            show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
+        raise
+    after = trainer.measure_now()
+    summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
+    if world.is_main:
+        save_result(recipe, prepared, directory)
+        write_json(directory / "summary.json", summary)
+        show(told(trainer, evaluation, summary, directory))
+    world.barrier()
+    return summary
+
+
+def count(model) -> tuple[int, int]:
+    """Trainable and all parameters, without buffers such as dropout's key."""
+    parameters = [parameter for parameter in model.get_parameters() if not getattr(parameter, "buffer", False)]
+    trainable = sum(int(parameter.size) for parameter in parameters if parameter.requires_grad)
+    return trainable, sum(int(parameter.size) for parameter in parameters)
+
+
+def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]:
+    """What the summary in front of the run says."""
+    train, (trainable, total) = recipe.train, counted
+    feed = prepared.train_feed
+    known = feed.steps_per_epoch(0) is not None
+    dims = prepared.model.config.dims
+    method = recipe.adapter.method
+    settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
+    told = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
+    rows = train.batch_size * train.accumulation
+    tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
+    epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
+    samples = f"{len(prepared.train):,} to train on" if known else "streamed"
+    if prepared.evaluation is not None:
+        samples += f", {len(prepared.evaluation):,} held out"
+    lines = {
+        "model": f"{prepared.base} ({prepared.model.family.name}, {dims.layers} layers, hidden {dims.hidden})",
+        "method": f"{method}{f' ({told})' if told else ''}" if method != "none" else "every weight",
+        "parameters": f"trainable params: {trainable:,} || all params: {total:,} || "
+        f"trainable%: {100 * trainable / total:.4f}",
+        "samples": samples,
+        "steps": f"{trainer.total_steps:,}{epochs}",
+        "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
+        "padding": f"{100 * feed.padding(0):.1f} %" if known else "not known before the data has been read",
+        "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {train.precision}",
+        "output": str(trainer.directory),
+    }
+    dropped = prepared.train.counts if hasattr(prepared.train, "counts") else None
+    if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
+        lines["samples"] += f" ({dropped})"
+    return lines
+
+
+def save_result(recipe, prepared, directory: Path) -> None:
+    """Puts what was trained into a directory: ``adapter/``, or ``model/`` where every weight is."""
+    if recipe.adapter.method == "none":
+        save_model(prepared, directory / "model")
+        return
+    from adapters.files import save_adapter
+
+    with atomic_directory(directory / "adapter") as stage:
+        save_adapter(prepared.model, stage, name=recipe.adapter.name)
+    if recipe.output.merged and (directory / "recipe.yaml").exists():
+        from adapters.merge import merge, unmerge
+
+        merge(prepared.model)
+        try:
+            save_model(prepared, directory / "merged")
+        finally:
+            unmerge(prepared.model)
+
+
+def save_model(prepared, directory: Path) -> None:
+    """The whole model with its tokenizer, as a Hugging Face checkpoint."""
+    from model_zoo.saving import save_pretrained
+
+    with atomic_directory(directory) as stage:
+        save_pretrained(prepared.model, stage)
+        prepared.tokenizer.save_pretrained(stage)
+
+
+def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds: float) -> dict[str, Any]:
+    """What summary.json holds."""
+    from pet.train.memory import peak_memory
+
+    trainable, total = counted
+    return {
+        "name": recipe.name,
+        "method": recipe.adapter.method,
+        "before": trainer.before,
+        "after": after,
+        "steps": outcome["steps"],
+        "epochs": outcome["epochs"],
+        "seconds": seconds,
+        "train_seconds": outcome["train_seconds"],
+        "compile_seconds": outcome["compile_seconds"],
+        "useful_tokens_per_second": outcome["useful_tokens_per_second"],
+        "tokens_per_second": outcome["tokens_per_second"],
+        "padding": outcome["padding"],
+        "peak_memory_mb": peak_memory(),
+        "trainable": trainable,
+        "total": total,
+        "best": outcome["best"],
+        "stopped": outcome["stopped"],
+    }
+
+
+def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
+    """What the user reads at the end."""
+    from pet.train import report
+
+    parts = [
+        f"{summary['steps']} steps in {report.duration(summary['train_seconds'])}, compilation "
+        f"{report.duration(summary['compile_seconds'])}, all {report.duration(summary['seconds'])}; "
+        f"{summary['useful_tokens_per_second']:,.0f} useful tokens/s "
+        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f} % padding), "
+        f"at most {summary['peak_memory_mb']:,.0f} MB"
+    ]
+    if summary["stopped"]:
+        parts.append(f"stopped early: {summary['stopped']}")
+    best = trainer.best.step
+    if best is not None and best != summary["steps"]:
+        name = trainer.eval_settings.best_metric
+        parts.append(
+            f"the best {name} ({trainer.best.value:.4f}) was at step {best}: checkpoints/step-{best:06d}/adapter"
+        )
+    table = report.comparison(trainer.before, summary["after"])
+    if table:
+        parts.append(table)
+    if evaluation is not None and evaluation.samples:
+        width = shutil.get_terminal_size((report.WIDTH, 24)).columns
+        parts.append(report.samples(trainer.before_samples, evaluation.samples, max(60, min(width, 120))))
+    parts.append(report.where(directory, CONTENTS))
+    return "\n" + "\n\n".join(parts)
+
+
+def evaluate(
+    recipe,
+    *,
+    model: str | os.PathLike | None = None,
+    adapter: str | os.PathLike | None = None,
+    show: Callable[[str], None] = print,
+    world=None,
+) -> dict[str, float]:
+    """Measures a model on a recipe's held-out data, by the same code and settings as the run itself.
+
+    Args:
+        recipe: a `pet.recipe.Recipe`; its ``data.test`` is measured where it has one, else ``data.eval``.
+        model: a checkpoint to measure in place of the recipe's base.
+        adapter: an adapter directory to put on it; None measures the plain model.
+        show: takes the table for the user.
+        world: sums over processes.
+
+    Raises:
+        InputError: no held-out data, or something cannot be had.
+    """
+    from adapters.files import load_adapter
+    from pet.auto import AutoModel, AutoTokenizer
+    from pet.data.load import load_dataset
+    from pet.train import report
+    from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+    from pet.train.metrics import check_available
+    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, load_model, make_feeds
+    from pet.train.world import World
+
+    check_available(recipe.eval.metrics)
+    world = world or World()
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
+    if recipe.data.test:
+        held_out = load_dataset(recipe.data.test, tokenizer, settings=held_out_settings(recipe))
+    else:
+        _, held_out = load_data(recipe, tokenizer)
+    if held_out is None:
+        raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
+    loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
+    if adapter is not None:
+        from adapters.apply import set_adapter
+
+        load_adapter(loaded, adapter, name=recipe.adapter.name if recipe.adapter.method != "none" else "default")
+        set_adapter(loaded, recipe.adapter.name if recipe.adapter.method != "none" else "default")
+    prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
+    make_feeds(recipe, prepared, world)
+    prepared.questions = load_asked(recipe, prepared)
+    answers = None
+    if prepared.questions:
+        rows = recipe.eval.batch_size or recipe.train.batch_size
+        answers = Answers(loaded, tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
+    evaluation = Evaluation(LossEvaluation(loaded, prepared.eval_feed, world=world), answers, recipe.eval)
+    with fast(loaded):
+        found = evaluation()
+    if world.is_main:
+        names = [name for name in report.TITLES if name in found]
+        show("\n".join(report.table([["", "held out"], *([report.TITLES[n], report.number(found[n])] for n in names)])))
+    return found
+
+
+@contextlib.contextmanager
+def fast(model):
+    """The compiled kernels of a model within the block."""
+    model.set_fast(True)
+    try:
+        yield
+    finally:
+        model.set_fast(False)

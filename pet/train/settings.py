@@ -1,0 +1,48 @@
+"""From a recipe's ``train`` section, or its fields given in code, to what the loop needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+
+
+def with_settings(train, settings: dict[str, Any]):
+    """A ``train`` section with some fields replaced.
+
+    Raises:
+        InputError: an unknown field, or a value that it cannot have.
+    """
+    from pydantic import ValidationError
+
+    from pet.recipe.training import Train
+
+    unknown = [name for name in settings if name not in Train.model_fields]
+    if unknown:
+        raise InputError.collect(
+            f"Trainer has no setting {name!r}{nearest(name, Train.model_fields)}" for name in unknown
+        )
+    try:
+        return Train(**{**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})
+    except ValidationError as error:
+        raise InputError.collect(
+            f"train.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        ) from error
+
+
+def total_steps(feed, settings) -> int:
+    """Optimizer steps of a run.
+
+    Raises:
+        InputError: data that streams has no known length, and no ``steps`` are given.
+    """
+    if settings.steps is not None:
+        return settings.steps
+    epochs = settings.epochs if settings.epochs is not None else 3.0
+    whole = math.floor(epochs)
+    lengths = [feed.steps_per_epoch(epoch) for epoch in range(max(1, math.ceil(epochs)))]
+    if any(length is None for length in lengths):
+        raise InputError("train.steps: needed where the data streams, since its length is not known")
+    part = round((epochs - whole) * lengths[-1]) if epochs > whole else 0
+    return max(1, sum(lengths[:whole]) + part)

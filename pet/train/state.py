@@ -1,0 +1,119 @@
+"""Everything about a run that its next step depends on, to and from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, ops
+
+from model_zoo.errors import InputError, nearest
+from pet.train.checkpoint import Checkpoint
+from pet.train.evaluate import Answer
+
+log = logging.getLogger("pet")
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run stands, between two optimizer steps.
+
+    Attributes:
+        step: steps done.
+        updates: those of them that changed the weights; an overflow skips the update.
+        epoch, step_in_epoch: the next step's place in the data.
+        useful_tokens, tokens: processed so far, without and with padding.
+        seconds: training time so far, without compilation and evaluation.
+        compile_seconds: time of first calls.
+    """
+
+    step: int = 0
+    updates: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    useful_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+
+@dataclasses.dataclass
+class Best:
+    """The best evaluation so far, and how many came after it without being better."""
+
+    step: int | None = None
+    value: float | None = None
+    since: int = 0
+
+
+def trained(trainer) -> dict[str, Any]:
+    """The trainable parameters by name."""
+    return {p.name: p for segment in trainer.optimizer.segments for p in segment.parameters}
+
+
+def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+    """The weights, the optimizer's state, and the numbers, as a checkpoint holds them.
+
+    In a job of several processes all must call it; what comes back is whole in the main one.
+    """
+    weights = trainer.world.gather({name: value.asnumpy() for name, value in trained(trainer).items()})
+    optimizer = trainer.world.gather(trainer.optimizer.state_arrays())
+    numbers = {
+        "position": dataclasses.asdict(trainer.position),
+        "best": dataclasses.asdict(trainer.best),
+        "loss_scale": trainer.loss_scale.state(),
+        "watch": trainer.watch.state(),
+        "before": trainer.before,
+        "before_samples": [dataclasses.asdict(sample) for sample in trainer.before_samples],
+        **fixed(trainer),
+    }
+    return weights, optimizer, numbers
+
+
+def fixed(trainer) -> dict[str, Any]:
+    """What a resumed run must have in common with the interrupted one, to give the same numbers."""
+    settings = trainer.settings
+    return {
+        "seed": settings.seed,
+        "rows_per_step": settings.batch_size * settings.accumulation,
+        "total_steps": trainer.total_steps,
+    }
+
+
+def restore(trainer, found: Checkpoint) -> None:
+    """Takes over a checkpoint's numbers.
+
+    Raises:
+        InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
+    """
+    state, parameters = found.state, trained(trainer)
+    for key, mine in fixed(trainer).items():
+        if state[key] != mine:
+            log.warning(
+                "%s was written with %s %s, this run has %s: it goes on, but not bit for bit as it would have",
+                found.path,
+                key,
+                state[key],
+                mine,
+            )
+    weights, problems = trainer.world.scatter(found.weights), []
+    for name, parameter in parameters.items():
+        if name not in weights:
+            problems.append(f"checkpoint {found.path}: has no {name!r}{nearest(name, weights)}")
+        elif tuple(weights[name].shape) != tuple(parameter.shape):
+            shape = tuple(weights[name].shape)
+            problems.append(f"checkpoint {found.path}: {name!r} has shape {shape}, expected {parameter.shape}")
+    extra = sorted(weights.keys() - parameters.keys())
+    problems.extend(f"checkpoint {found.path}: {name!r} is not trained here" for name in extra)
+    if problems:
+        raise InputError.collect(problems)
+    for name, parameter in parameters.items():
+        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])).astype(parameter.dtype))
+    trainer.optimizer.load_state(trainer.world.scatter(found.optimizer))
+    trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
+    trainer.loss_scale.load(state["loss_scale"])
+    trainer.watch.load(state["watch"])
+    trainer.before = state["before"]
+    trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
