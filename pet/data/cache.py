@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from pet.files import atomic_directory, write_json
+from pet.files import UNFINISHED, atomic_directory, write_json
 
-from .dataset import Counts, TokenDataset
+from .dataset import Counts, TokenDataset, starts_of
 from .encode import Encoded, Encoder
 from .formats import Row
+from .readers import parts_of
 from .settings import DataSettings
 
 log = logging.getLogger("pet.data")
@@ -72,7 +74,7 @@ def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
 def content_digest(files: Iterable[Path]) -> str:
     """A digest of the content and order of files; where they lie does not matter, their kind does."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in files:
+    for path in [part for file in files for part in parts_of(file)]:
         digest.update(f"{path.suffix} {path.stat().st_size}\0".encode())
         with open(path, "rb") as stream:
             while block := stream.read(1 << 22):
@@ -123,10 +125,10 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: damaged cache of tokenised data (%s); it is made again", directory, error)
         return None
-    offsets = np.zeros(len(arrays["lengths"]) + 1, np.int64)
-    np.cumsum(arrays["lengths"], out=offsets[1:])
+    lengths = arrays["lengths"].astype(np.int64)
     origin = arrays["origin"].reshape(-1, 2)
-    return TokenDataset(arrays["tokens"], arrays["trained"], offsets, origin, [str(path) for path in files], counts)
+    names = [str(path) for path in files]
+    return TokenDataset(arrays["tokens"], arrays["trained"], starts_of(lengths), lengths, origin, names, counts)
 
 
 def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], files: list[Path]) -> None:
@@ -177,6 +179,9 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
     with locked(base / f"{name}.lock"):
         dataset = read_cache(base / name, files)
         if dataset is None:
+            # what a killed run left half written; nobody else writes here while the lock is held
+            for rubbish in base.glob(f".{name}{UNFINISHED}*"):
+                shutil.rmtree(rubbish, ignore_errors=True)
             write_cache(base / name, encode_rows(rows, encoder, progress=progress), files)
             dataset = read_cache(base / name, files)
     if dataset is None:

@@ -47,9 +47,10 @@ class TokenDataset:
     """Samples of different lengths, each a pair (token ids, which of them are labels).
 
     Attributes:
-        tokens: (N,) int32, all samples one after the other.
+        tokens: (N,) int32, the samples one after the other.
         trained: (N,) uint8, 1 where the token is a label.
-        offsets: (samples + 1,) int64; sample i is ``tokens[offsets[i]:offsets[i + 1]]``.
+        starts: (samples,) int64, where each begins in ``tokens``.
+        lengths: (samples,) int64, tokens in each.
         origin: (samples, 2) int64, for each sample the index of its file in ``files`` and its line (or row) there.
         files: names of the files.
         counts: rows cut and dropped on the way.
@@ -57,14 +58,12 @@ class TokenDataset:
 
     tokens: np.ndarray
     trained: np.ndarray
-    offsets: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
     origin: np.ndarray
     files: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-
-    def __post_init__(self) -> None:
-        self.lengths: np.ndarray = np.diff(self.offsets)
-        self._label_counts: np.ndarray | None = None
+    _label_counts: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
     def from_samples(cls, samples: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> TokenDataset:
@@ -73,47 +72,52 @@ class TokenDataset:
         Raises:
             ValueError: a sample has no tokens, or its two parts differ in length.
         """
-        ids_list, trained_list = [], []
+        ids_list, trained_list = [np.zeros(0, np.int32)], [np.zeros(0, np.uint8)]
         for number, (ids, trained) in enumerate(samples):
             if len(ids) == 0 or len(ids) != len(trained):
                 raise ValueError(f"sample {number} has {len(ids)} tokens and {len(trained)} label marks")
             ids_list.append(np.asarray(ids, np.int32))
             trained_list.append(np.asarray(trained, np.uint8))
-        offsets = np.zeros(len(ids_list) + 1, np.int64)
-        np.cumsum([len(ids) for ids in ids_list], out=offsets[1:])
-        origin = np.stack([np.zeros(len(ids_list), np.int64), np.arange(len(ids_list), dtype=np.int64)], axis=1)
-        counts = Counts(rows=len(ids_list), samples=len(ids_list))
-        tokens = np.concatenate(ids_list) if ids_list else np.zeros(0, np.int32)
-        trained_flat = np.concatenate(trained_list) if trained_list else np.zeros(0, np.uint8)
-        return cls(tokens, trained_flat, offsets, origin, ["memory"], counts)
+        lengths = np.asarray([len(ids) for ids in ids_list[1:]], np.int64)
+        origin = np.stack([np.zeros(len(lengths), np.int64), np.arange(len(lengths), dtype=np.int64)], axis=1)
+        counts = Counts(rows=len(lengths), samples=len(lengths))
+        tokens, trained = np.concatenate(ids_list), np.concatenate(trained_list)
+        return cls(tokens, trained, starts_of(lengths), lengths, origin, ["memory"], counts)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """``(ids (S,) int32, trained (S,) bool)`` of one sample."""
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        index %= len(self)
-        span = slice(self.offsets[index], self.offsets[index + 1])
+        span = slice(self.starts[index], self.starts[index] + self.lengths[index])
         return np.asarray(self.tokens[span]), np.asarray(self.trained[span]).astype(bool)
 
-    def select(self, indices: Sequence[int]) -> TokenDataset:
-        """The samples at ``indices`` as a dataset of its own, for instance a held-out part."""
+    def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
+        """The samples at ``indices`` as a dataset of its own, over the same tokens."""
         indices = np.asarray(indices, np.int64)
-        parts = [self[int(index)] for index in indices]
-        chosen = TokenDataset.from_samples(parts)
-        chosen.origin, chosen.files = self.origin[indices], self.files
-        return chosen
+        origin = np.asarray(self.origin)[indices]
+        return TokenDataset(
+            self.tokens,
+            self.trained,
+            self.starts[indices],
+            self.lengths[indices],
+            origin,
+            self.files,
+            Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices)),
+            self.label_counts[indices],
+        )
 
     @property
     def label_counts(self) -> np.ndarray:
         """(samples,) number of labels in each; the first token never counts, since nothing predicts it."""
         if self._label_counts is None:
-            sums = np.zeros(len(self.trained) + 1, np.int64)
-            np.cumsum(self.trained, out=sums[1:])
-            first = self.trained[self.offsets[:-1]].astype(np.int64) if len(self) else np.zeros(0, np.int64)
-            self._label_counts = sums[self.offsets[1:]] - sums[self.offsets[:-1]] - first
+            if len(self) == 0:
+                return np.zeros(0, np.int64)
+            # samples lie one behind the other here: a selection brings its counts along
+            sums = np.add.reduceat(self.trained, self.starts, dtype=np.int64)
+            self._label_counts = sums - self.trained[self.starts]
         return self._label_counts
 
     def where(self, index: int) -> str:
@@ -132,3 +136,8 @@ class TokenDataset:
             "longest": int(lengths.max()) if len(self) else 0,
             "mean_length": float(lengths.mean()) if len(self) else 0.0,
         }
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Where samples of these lengths begin when they lie one behind the other."""
+    return np.cumsum(lengths, dtype=np.int64) - lengths

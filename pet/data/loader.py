@@ -204,5 +204,6 @@ class Loader:
 
 def _label_tokens(dataset: TokenDataset, plan: Plan) -> np.ndarray:
     """(rows,) labels in each row of a plan."""
-    counts = dataset.label_counts
-    return np.asarray([int(counts[row].sum()) for row in plan.rows], np.int64)
+    sums = np.concatenate([[0], np.cumsum(dataset.label_counts[np.concatenate([*plan.rows, np.zeros(0, np.int64)])])])
+    ends = np.cumsum([len(row) for row in plan.rows], dtype=np.int64)
+    return np.diff(sums[ends], prepend=0)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord")
 READ_AT_ONCE = 1 << 20
@@ -92,13 +93,15 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
                 problems.add(path, None, f"no data file in this directory; expected {', '.join(SUFFIXES)}")
             files += inside
         elif not path.exists():
-            near = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-            there = f"; there is: {', '.join(near[:8])}" if near else ""
-            problems.add(path, None, f"no such file or directory{there}")
+            there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            problems.add(path, None, f"no such file or directory{nearest(path.name, there)}")
         elif kind_of(path) is None:
             problems.add(path, None, f"not a data file; expected a name ending in {', '.join(SUFFIXES)}")
         else:
             files.append(path)
+    for path in files:
+        if not os.access(path, os.R_OK):
+            problems.add(path, None, "the file cannot be read; its permissions forbid it")
     problems.raise_if_any()
     if not files:
         raise InputError("no data files were given")
@@ -109,8 +112,19 @@ def _once_per_set(files: list[Path]) -> list[Path]:
     """MindRecord reads a numbered set as a whole whichever of its parts is opened: keep one of each."""
     kept: dict[Path, Path] = {}
     for path in files:
-        kept.setdefault(Path(str(path).rstrip("0123456789")) if kind_of(path) == "mindrecord" else path, path)
+        kept.setdefault(_set_name(path), path)
     return list(kept.values())
+
+
+def _set_name(path: Path) -> Path:
+    return Path(str(path).rstrip("0123456789")) if kind_of(path) == "mindrecord" else path
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files that are read when ``path`` is: itself, or every part of its MindRecord set."""
+    if kind_of(path) != "mindrecord":
+        return [path]
+    return sorted(other for other in path.parent.iterdir() if kind_of(other) and _set_name(other) == _set_name(path))
 
 
 def kind_of(path: Path) -> str | None:

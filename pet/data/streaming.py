@@ -30,7 +30,7 @@ from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
 from .plan import PACKED_TOGETHER, Plan
-from .readers import Problems
+from .readers import Problems, parts_of
 from .settings import DataSettings
 
 
@@ -54,7 +54,7 @@ class StreamDataset:
             raise InputError(f"data.stream_window: expected at most {PACKED_TOGETHER}, found {settings.stream_window}")
         self.files = [str(path) for path in files]
         self.encoder, self.settings = encoder, settings
-        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for path in files for part in parts_of(path)]
         key = json.dumps([stats, settings.stream_window, settings_digest(encoder.tokenizer, settings)])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         self._notes_path = writable_directory(settings.cache_dir) / f"stream-{name}.json"

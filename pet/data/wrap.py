@@ -27,11 +27,12 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
         data: has a column ``input_ids`` of rows (S,) or batches (B, S), as
             ``GeneratorDataset(…, column_names=["input_ids"]).batch(4)``; optional columns ``labels`` (unshifted, -100
             is not learnt) and ``attention_mask`` (0 is padding, and is left out). Without labels every token is one.
-        max_length: cut rows there. Rows of seq_len + 1 tokens, made for models that shift their labels themselves,
-            lose their last token where the model holds no more than seq_len.
+        max_length: longer rows are divided into pieces of this length. (Of a row of seq_len + 1 tokens, made for
+            trainers that cut off the last one themselves, the first seq_len remain: a piece of one token teaches
+            nothing.)
 
     Raises:
-        InputError: no such column, or columns of different shapes, or no rows.
+        InputError: no such column, columns of different shapes, or nothing to learn.
     """
     names = list(data.get_col_names())
     if "input_ids" not in names:
@@ -51,9 +52,12 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
             if "attention_mask" in parts:
                 kept = parts["attention_mask"][row] != 0
                 ids, trained = ids[kept], trained[kept]
-            samples.append((ids[:max_length], trained[:max_length]))
+            piece = max_length or len(ids)
+            for at in range(0, len(ids), piece):
+                if trained[at + 1 : at + piece].any():
+                    samples.append((ids[at : at + piece], trained[at : at + piece]))
     if not samples:
-        raise InputError("dataset: no rows")
+        raise InputError("dataset: no row with anything to learn")
     return TokenDataset.from_samples(samples)
 
 

@@ -267,7 +267,7 @@ def test_paths_that_cannot_be_used(write, tmp_path):
     with pytest.raises(InputError) as caught:
         list(read_rows([tmp_path / "data/tran.jsonl", tmp_path / "notes.md", tmp_path / "void"]))
     text = str(caught.value)
-    assert "tran.jsonl: no such file or directory; there is: train.jsonl" in text
+    assert "tran.jsonl: no such file or directory (did you mean 'train.jsonl'?)" in text
     assert "notes.md: not a data file" in text and "void: no data file in this directory" in text
 
 

@@ -2,9 +2,10 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -191,26 +192,25 @@ def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_pa
     assert len(dataset) == 1 and "cannot be written" in caplog.text
 
 
-def load_elsewhere(path, cache, fixtures, results):
-    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
-    dataset = load_dataset(path, tokenizer, settings={"cache_dir": cache})
-    results.put((len(dataset), int(dataset.tokens.sum())))
+ELSEWHERE = """
+import sys
+from model_zoo.tokenizers import AutoTokenizer
+from pet.data import load_dataset
+
+path, cache, tokenizer = sys.argv[1:]
+dataset = load_dataset(path, AutoTokenizer.from_pretrained(tokenizer), settings={"cache_dir": cache})
+print(len(dataset), dataset.tokens.sum())
+"""
 
 
 def test_processes_that_start_together_share_one_cache(write, fixtures, tmp_path):
-    path = write("rows.jsonl", CHAT * 200)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
+    command = [sys.executable, "-c", ELSEWHERE, write("rows.jsonl", CHAT * 200), tmp_path / "cache"]
     processes = [
-        context.Process(target=load_elsewhere, args=(path, str(tmp_path / "cache"), fixtures, results))
+        subprocess.Popen([*map(str, command), str(fixtures / "tok_chatglm1")], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    assert len(set(found)) == 1 and found[0][0] == 200
+    found = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(found) == 1 and found.pop().startswith("200 ")
     assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
 
 
@@ -232,7 +232,7 @@ def test_several_processes_give_what_one_gives(write, fixtures, tmp_path):
         for workers in (0, 2)
     )
     assert len(alone) == 5000 and alone.counts == shared.counts
-    for name in ("tokens", "trained", "offsets", "origin"):
+    for name in ("tokens", "trained", "starts", "lengths", "origin"):
         assert np.array_equal(getattr(alone, name), getattr(shared, name))
 
 
@@ -331,3 +331,28 @@ def test_thousands_of_rows_take_seconds(write, fixtures, settings):
     load_dataset(path, tokenizer, settings=settings(workers=0))
     assert tokenising < 20 and time.perf_counter() - begun < max(0.5, tokenising / 2)
     assert dataset.counts.rows == 3000
+
+
+def test_a_changed_part_of_a_mindrecord_set_is_noticed(letters, settings, tmp_path):
+    from mindspore.mindrecord import FileWriter
+
+    def store(last):
+        writer = FileWriter(str(tmp_path / "set.mindrecord"), shard_num=2, overwrite=True)
+        writer.add_schema({"text": {"type": "string"}}, "rows")
+        writer.write_raw_data([{"text": "aaaa"}, {"text": "bbbb"}, {"text": "cccc"}, {"text": last}])
+        writer.commit()
+        dataset = load_dataset(tmp_path / "set.mindrecord0", letters, settings=settings())
+        return sorted(text for _, text in spelled(dataset))
+
+    assert store("dddd") == ["aaaa>", "bbbb>", "cccc>", "dddd>"]
+    assert store("eeee") == ["aaaa>", "bbbb>", "cccc>", "eeee>"]
+
+
+def test_a_killed_write_leaves_nothing_behind(write, letters, settings, tmp_path, monkeypatch):
+    path = write("rows.jsonl", CHAT)
+    load_dataset(path, letters, settings=settings())
+    (directory,) = [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+    half = directory.with_name(f".{directory.name}.unfinished-x")
+    directory.rename(half)
+    assert len(load_dataset(path, letters, settings=settings())) == 1
+    assert directory.is_dir() and not half.exists()

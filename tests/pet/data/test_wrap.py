@@ -25,6 +25,8 @@ def test_a_mindspore_dataset_of_tokens():
     assert np.array_equal(batches[0]["labels"][:, 1:], found[:4, 1:])
     # rows of seq_len + 1 for a model that holds seq_len
     assert from_mindspore(data, max_length=8).lengths.tolist() == [8] * 10
+    # longer ones are divided, not cut
+    assert from_mindspore(data, max_length=5).lengths.tolist() == [5, 4] * 10
 
 
 def test_a_mindspore_dataset_with_labels_and_mask():
