@@ -46,7 +46,9 @@ def _write(deadline: float, idle: bool = False) -> None:
 
 
 class Pace:
-    """Beats once per step, promising the next within a generous multiple of the longest step so far.
+    """Promises, at the beginning of every step, to end it within a generous multiple of the longest step so far.
+
+    Between steps, and in the first one, nothing is promised: compiling, evaluating and saving take what they take.
 
     Args:
         least: the shortest promise, in seconds.
@@ -56,20 +58,20 @@ class Pace:
     def __init__(self, least: float = 12.0, factor: float = 20.0):
         self.least, self.factor = least, factor
         self.longest = 0.0
-        self.last = None
+        self.began = None
 
-    def step(self) -> None:
-        """To be called at the end of every step."""
-        now = time.monotonic()
-        if self.last is not None:
-            self.longest = max(self.longest, now - self.last)
+    def begin(self) -> None:
+        """A step begins."""
+        self.began = time.monotonic()
+        if self.longest:
             beat(max(self.least, self.factor * self.longest))
-        self.last = now
 
-    def pause(self) -> None:
-        """To be called before anything that is not a step: compiling, evaluating, saving."""
-        rest()
-        self.last = None
+    def end(self) -> None:
+        """It is done."""
+        if self.began is not None:
+            self.longest = max(self.longest, time.monotonic() - self.began)
+            self.began = None
+            rest()
 
 
 class Watch:

@@ -229,12 +229,13 @@ def test_pace_promises_a_multiple_of_the_longest_step(tmp_path, monkeypatch):
     beat_file = tmp_path / "beat"
     monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
     pace = Pace(least=0.2, factor=2.0)
-    pace.step()
-    assert not beat_file.exists()  # nothing is known after the first
-    pace.step()
+    pace.begin()
+    assert not beat_file.exists()  # nothing is known of the first step
+    pace.end()
+    pace.begin()
     watch = Watch(os.getpid(), beat_file, 60.0)
     assert watch.hanging() is None
     time.sleep(0.3)
     assert "promised" in watch.hanging()
-    pace.pause()
+    pace.end()
     assert watch.hanging() is None

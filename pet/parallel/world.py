@@ -1,0 +1,206 @@
+"""What the trainer sees of the other processes: the names of `pet.train.world.World`, with sums behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.errors import InputError
+from pet.parallel import collectives
+from pet.parallel.context import join
+from pet.parallel.heartbeat import Pace
+from pet.parallel.mesh import Mesh
+from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
+from pet.parallel.zero import ShardedOptimizer
+from pet.train.world import World
+
+_concat = ops.Concat(0)
+WHOLE_TENSOR_OPTIMIZERS = ("lamb", "adafactor")
+
+
+class ParallelWorld(World):
+    """All processes of a job, laid out as data × tensor × pipeline.
+
+    Args:
+        data, tensor, pipeline: the layout; their product must be the number of workers.
+        shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
+
+    Raises:
+        InputError: the layout does not fit the job.
+    """
+
+    def __init__(self, data: int = 1, tensor: int = 1, pipeline: int = 1, shard_optimizer: bool = False):
+        job = join()
+        Mesh(data, tensor, pipeline).check_world(job.size)
+        self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
+        self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
+        self.data_rank, self.data_size = mesh.replica, data
+        self.shard_optimizer = shard_optimizer and data > 1
+        self.everybody = collectives.world()
+        self.data_group, self.tensor_group, self.pipeline_group = (
+            collectives.make_group(axis, mesh.ranks(axis)) for axis in ("data", "tensor", "pipeline")
+        )
+        self.pace = Pace()
+        self.parameters: dict[str, object] = {}
+        self.known_names: set[str] = set()
+
+    def adopt(self, model: nn.Cell) -> None:
+        """Learns the names and divisions of a model's parameters, after it was sharded."""
+        self.parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+        everywhere = collectives.all_gather_object(sorted(self.parameters), self.everybody)
+        self.known_names = {name for names in everywhere for name in names}
+
+    # Sums ------------------------------------------------------------------------------------------------------------
+
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
+        return collectives.sum_numbers(numbers, self.data_group)
+
+    def all_reduce_sum(self, vectors: Sequence[Tensor], segments: Sequence) -> list[Tensor]:
+        """One sum over the tensor-parallel group for what has a term on each member, one over the replicas."""
+        vectors = list(vectors)
+        partial = [index for index, segment in enumerate(segments) if role_of_segment(segment) == PARTIAL]
+        self._sum_together(vectors, partial, self.tensor_group)
+        self._sum_together(vectors, list(range(len(vectors))), self.data_group)
+        return vectors
+
+    @staticmethod
+    def _sum_together(vectors: list[Tensor], which: list[int], group: collectives.Group) -> None:
+        """Sums some of the vectors over a group, all in one message."""
+        if not which or group.size == 1:
+            return
+        if len(which) == 1:
+            vectors[which[0]] = collectives.all_reduce(vectors[which[0]], group)
+            return
+        total = collectives.all_reduce(_concat([vectors[index] for index in which]), group)
+        sizes = [vectors[index].size for index in which]
+        for index, part in zip(which, ops.split(total, sizes), strict=True):
+            vectors[index] = part
+
+    def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
+        """Divided parameters are summed over the shards, whole ones counted once, and all over the stages."""
+        divided = [role_of_segment(segment) == SPLIT for segment in segments]
+        own = sum(square for square, flag in zip(squares, divided, strict=True) if flag)
+        whole = sum(square for square, flag in zip(squares, divided, strict=True) if not flag)
+        total = collectives.sum_numbers([own], self.tensor_group)[0] + whole
+        return collectives.sum_numbers([total], self.pipeline_group)[0]
+
+    def any(self, flag: bool) -> bool:
+        return collectives.sum_numbers([float(flag)], self.everybody)[0] > 0
+
+    def barrier(self) -> None:
+        collectives.barrier()
+
+    # A sign of life --------------------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        self.pace.begin()
+
+    def step_ends(self) -> None:
+        self.pace.end()
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Divided tensors put together, those of all stages united; every process gets all of them."""
+        held = collectives.all_gather_object([self.mesh.stage, self.mesh.shard, sorted(arrays)], self.everybody)
+        mine = {}
+        for name, array in arrays.items():
+            divided = division_of(self._parameter(name)) is not None
+            holders = [
+                rank
+                for rank, (stage, shard, names) in enumerate(held)
+                if stage == self.mesh.stage and (not divided or shard == self.mesh.shard) and name in names
+            ]
+            if holders[0] == self.rank:
+                mine[name] = array
+        divisions = {name: self._division_values(name) for name in mine}
+        found: dict[str, list[tuple[int, np.ndarray]]] = {}
+        described: dict[str, list] = {}
+        for rank, (part, notes) in enumerate(_exchange(mine, divisions, self.everybody)):
+            described.update(notes)
+            for name, array in part.items():
+                found.setdefault(name, []).append((held[rank][1], array))
+        return {name: _join(described[name], parts) for name, parts in sorted(found.items())}
+
+    def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """This process's parts. Names that no process knows are passed on, to be complained about."""
+        mine = {}
+        for name, array in arrays.items():
+            parameter = self._parameter(name)
+            if parameter is None:
+                if self._plain_name(name) is None:
+                    mine[name] = array
+                continue
+            division = division_of(parameter)
+            mine[name] = array if division is None else division.take(array, self.mesh.shard)
+        return mine
+
+    def _plain_name(self, name: str) -> str | None:
+        """The parameter that an array belongs to: its own name, or ``<slot>.<parameter name>``."""
+        if name in self.known_names:
+            return name
+        rest = name.partition(".")[2]
+        return rest if rest in self.known_names else None
+
+    def _parameter(self, name: str):
+        return self.parameters.get(self._plain_name(name))
+
+    def _division_values(self, name: str) -> list | None:
+        division = division_of(self._parameter(name))
+        return None if division is None else [division.axis, list(division.blocks), division.members]
+
+    # What else depends on the layout ---------------------------------------------------------------------------------
+
+    def make_optimizer(self, make: Callable, segments: Sequence, name: str = ""):
+        """The optimizer, divided over the replicas if asked for.
+
+        Raises:
+            InputError: an optimizer that needs the norm of whole tensors, where tensors are divided.
+        """
+        if self.mesh.tensor > 1 and name in WHOLE_TENSOR_OPTIMIZERS:
+            raise InputError(
+                f"parallel.tensor: train.optimizer {name!r} needs the norms of whole tensors, which are divided here; "
+                "possible are adamw, adam, sgd and momentum, or parallel.tensor = 1"
+            )
+        return ShardedOptimizer(make, segments, self.data_group) if self.shard_optimizer else make(segments)
+
+
+def role_of_segment(segment) -> str:
+    """All parameters of a segment have one role."""
+    return role_of(segment.parameters[0])
+
+
+def _join(values: list | None, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    from pet.parallel.split import Division
+
+    if values is None:
+        return parts[0][1]
+    axis, blocks, members = values
+    return Division(axis, tuple(blocks), members).join([array for _, array in sorted(parts, key=lambda part: part[0])])
+
+
+def _exchange(arrays: dict[str, np.ndarray], notes: dict, group: collectives.Group) -> list[tuple[dict, dict]]:
+    """Everybody's arrays and notes, in the order of the ranks."""
+    if group.size == 1:
+        return [(arrays, notes)]
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    header = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    body = b"".join(array.tobytes() for array in arrays.values())
+    heads = collectives.all_gather_object(json.dumps([len(body), header, notes]), group)
+    longest = max(1, *(json.loads(head)[0] for head in heads))
+    padded = np.zeros(longest, np.int8)
+    padded[: len(body)] = np.frombuffer(body, np.int8)
+    found = []
+    for head, blob in zip(heads, collectives.all_gather(Tensor(padded, ms.int8), group), strict=True):
+        _, header, notes = json.loads(head)
+        data, offset, part = blob.asnumpy().tobytes(), 0, {}
+        for name, dtype, shape in header:
+            count = int(np.prod(shape))
+            part[name] = np.frombuffer(data, dtype, count, offset).reshape(shape).copy()
+            offset += part[name].nbytes
+        found.append((part, notes))
+    return found
