@@ -20,6 +20,7 @@ class Counts:
         rows: rows read.
         samples: samples that came of them (a raw text may give several).
         cut: samples shortened to ``max_length``.
+        divided: raw texts that gave several samples because they were longer; nothing of them is lost.
         dropped_long: samples left out because they were longer than ``max_length``.
         dropped_unlabelled: samples left out because no token of them would be trained on, for instance when the
             question alone fills ``max_length``.
@@ -28,6 +29,7 @@ class Counts:
     rows: int = 0
     samples: int = 0
     cut: int = 0
+    divided: int = 0
     dropped_long: int = 0
     dropped_unlabelled: int = 0
 
@@ -36,9 +38,10 @@ class Counts:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def __str__(self) -> str:
+        divided = f"{self.divided} divided, " if self.divided else ""
         return (
-            f"{self.samples} samples from {self.rows} rows; {self.cut} cut, {self.dropped_long} dropped as too long, "
-            f"{self.dropped_unlabelled} dropped for having nothing to learn"
+            f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
+            f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} dropped for having nothing to learn"
         )
 
 

@@ -145,7 +145,7 @@ class Encoder:
             body, room = ids[head:], limit - head
             if room < 2:
                 raise InputError(f"data.max_length: {limit} leaves no room for text after {head} opening tokens")
-            counts.cut += 1
+            counts.divided += 1
             for at in range(0, len(body), room):
                 piece = body[at : at + room]
                 yield ids[:head] + piece, [False] * head + [True] * len(piece)

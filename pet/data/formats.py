@@ -12,6 +12,7 @@ text                 text
 tokens               input_ids [labels] [attention_mask]
 ===================  =====================================================================================
 
+A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
 ``history`` is a list of pairs [question, answer]. Every row becomes either messages (an optional system message, then
 user and assistant in turn), a text, or tokens. In CSV and MindRecord a list is written as JSON in a string.
 """

@@ -71,8 +71,10 @@ def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tupl
     is a function of the seed and of the number of rows.
 
     Raises:
-        InputError: there are fewer than two rows, or the fraction is not between 0 and 1.
+        InputError: the data streams, there are fewer than two rows, or the fraction is not between 0 and 1.
     """
+    if isinstance(dataset, StreamDataset):
+        raise InputError("data.eval_fraction: streaming data cannot be divided; give data.eval a file of its own")
     if not 0 < fraction < 1:
         raise InputError(f"data.eval_fraction: expected a number between 0 and 1, found {fraction}")
     _, row_of = np.unique(np.asarray(dataset.origin), axis=0, return_inverse=True)
@@ -93,7 +95,7 @@ class Question:
 
     Attributes:
         prompt_ids: what the model continues.
-        prompt: the question, as text.
+        prompt: the last question, as text.
         reference: the answer in the data; empty where there is none.
         where: ``file:line``.
     """
@@ -137,5 +139,6 @@ def load_questions(
             continue
         last = row.messages[-1]
         reference = last["content"] if last["role"] == "assistant" else ""
-        questions.append(Question(encoder.prompt(row), row.prompt, reference, f"{row.path}:{row.line}"))
+        asked = next(message["content"] for message in reversed(row.messages) if message["role"] == "user")
+        questions.append(Question(encoder.prompt(row), asked, reference, f"{row.path}:{row.line}"))
     return questions

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -333,11 +334,12 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
 
 
 def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
-    """Texts are separated by blank lines."""
+    """Texts are separated by blank lines; where there are none, each line is a text."""
+    by_line = not _has_blank_line(path)
     lines: list[str] = []
     size, begins, after = 0, 0, place
     for line, text, offset in _lines(path, problems, place):
-        if lines and (not text.strip() or size > LONGEST_TEXT):
+        if lines and (by_line or not text.strip() or size > LONGEST_TEXT):
             yield Record(begins, {"text": "\n".join(lines)}, after)
             lines, size = [], 0
         if text.strip():
@@ -347,6 +349,12 @@ def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
         after = (offset, line)
     if lines:
         yield Record(begins, {"text": "\n".join(lines)}, after)
+
+
+def _has_blank_line(path: Path) -> bool:
+    """Whether a blank line stands between lines of text at the beginning of a file."""
+    with open(path, "rb") as stream:
+        return re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is not None
 
 
 def _read_mindrecord(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:

@@ -56,7 +56,7 @@ def sample_text(ids: np.ndarray, trained: np.ndarray, tokenizer: Any, colour: bo
 
 def histogram(lengths: np.ndarray, width: int = 40, bars: int = 12) -> str:
     """Samples by length, a line for each range."""
-    edges = np.unique(np.linspace(0, int(lengths.max()), bars + 1).astype(int))
+    edges = np.unique(np.linspace(int(lengths.min()) - 1, int(lengths.max()), bars + 1).astype(int))
     numbers, _ = np.histogram(lengths, bins=edges + 0.5)
     lines = []
     for low, high, number in zip(edges[:-1], edges[1:], numbers, strict=True):

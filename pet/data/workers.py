@@ -2,7 +2,7 @@
 
 ``fork`` copies a process that may hold MindSpore's threads and locks, and can hang; ``multiprocessing``'s other ways
 import ``__main__`` anew, so that a script without an ``if __name__ == "__main__"`` line would start itself over and
-over. So a worker is this module, started as a program; chunks go in and results come out through its pipes.
+over. So a worker is a fresh interpreter that runs :func:`main`; chunks go in and results come out through its pipes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Workers:
         self.count = count
         for _ in range(count):
             process = subprocess.Popen(
-                [sys.executable, "-m", "pet.data.workers"],
+                [sys.executable, "-c", "from pet.data.workers import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -117,7 +117,3 @@ def main() -> None:
             answer = (error, None)
         pickle.dump(answer, results, pickle.HIGHEST_PROTOCOL)
         results.flush()
-
-
-if __name__ == "__main__":
-    main()

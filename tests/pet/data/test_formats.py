@@ -87,6 +87,9 @@ def test_text_and_tokens(write):
 def test_plain_text_is_divided_at_blank_lines(write):
     rows = list(read_rows(write("a.txt", "one\ntwo\n\n  \nthree\r\n")))
     assert [(row.text, row.line) for row in rows] == [("one\ntwo", 1), ("three", 5)]
+    # without blank lines between texts each line is one
+    rows = list(read_rows(write("b.txt", "one\ntwo\n\n")))
+    assert [(row.text, row.line) for row in rows] == [("one", 1), ("two", 2)]
 
 
 def test_a_column_map_names_the_columns(write):

@@ -56,7 +56,7 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     assert spelled(load_dataset(path, letters, settings=settings())) == [("<abcdefg>", "abcdefg>")]
     dataset = load_dataset(path, letters, settings=settings(max_length=4))
     assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
-    assert (dataset.counts.rows, dataset.counts.samples, dataset.counts.cut) == (1, 3, 1)
+    assert (dataset.counts.rows, dataset.counts.samples, dataset.counts.divided, dataset.counts.cut) == (1, 3, 1, 0)
 
 
 def test_a_template(write, letters, settings):
@@ -90,10 +90,19 @@ def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
     path = write("rows.jsonl", rows)
     cut = load_dataset(path, letters, settings=settings(max_length=6))
     assert spelled(cut) == [("<a|b>", "b>"), ("<a|bbb", "bbb")]
-    assert vars(cut.counts) == {"rows": 3, "samples": 2, "cut": 2, "dropped_long": 0, "dropped_unlabelled": 1}
+    assert vars(cut.counts) == {
+        "rows": 3,
+        "samples": 2,
+        "cut": 2,
+        "divided": 0,
+        "dropped_long": 0,
+        "dropped_unlabelled": 1,
+    }
     dropped = load_dataset(path, letters, settings=settings(max_length=6, too_long="drop"))
     assert spelled(dropped) == [("<a|b>", "b>")] and dropped.counts.dropped_long == 2
-    with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
+    with pytest.raises(
+        InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 0 divided, 3 dropped as too long"
+    ):
         load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
 
 
@@ -356,3 +365,9 @@ def test_a_killed_write_leaves_nothing_behind(write, letters, settings, tmp_path
     directory.rename(half)
     assert len(load_dataset(path, letters, settings=settings())) == 1
     assert directory.is_dir() and not half.exists()
+
+
+def test_the_question_of_an_alpaca_row_holds_its_input(write, letters, settings):
+    path = write("rows.jsonl", [{"instruction": "a", "input": "b", "output": "c"}])
+    (question,) = load_questions(path, letters, settings=settings())
+    assert question.prompt == "a\nb" and letters_of(question.prompt_ids) == "<a\nb|"

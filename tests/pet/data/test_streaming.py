@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader
+from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader, split_dataset
 from pet.data.streaming import StreamDataset as Streaming
 
 
@@ -127,6 +127,8 @@ def test_a_changed_file_is_indexed_again(stream, write):
 def test_settings_that_do_not_go_with_streaming(stream):
     with pytest.raises(InputError, match="streaming cannot choose the lengths"):
         stream(packing="buckets")
+    with pytest.raises(InputError, match="streaming data cannot be divided"):
+        split_dataset(stream(), 0.5)
     with pytest.raises(InputError, match="not known before"):
         loader(stream()).label_tokens()
 
