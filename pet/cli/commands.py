@@ -4,6 +4,11 @@ from __future__ import annotations
 
 # name → (module, what `pet --help` says of it)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "finetune": ("pet.cli.finetune", "tune a model by a recipe: adapter, before and after, run directory"),
+    "train": ("pet.cli.train", "train every weight by a recipe, from random ones where it says so"),
+    "evaluate": ("pet.cli.evaluate", "measure a model on a recipe's held-out data"),
+    "predict": ("pet.cli.predict", "answer questions from the command line or a file"),
+    "chat": ("pet.cli.chat", "talk with a model on the terminal"),
     "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
     "info": ("pet.cli.info", "what a model, adapter or run directory holds"),
     "data": ("pet.cli.data", "show what the model will see of a recipe's data"),

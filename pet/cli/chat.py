@@ -1,0 +1,175 @@
+"""``pet chat``: a conversation on the terminal, streaming, with the base beside the tuned model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError, nearest
+from pet.cli.parser import Parser
+from pet.cli.speaker import Speaker, add_speaker, make_speaker
+
+EXAMPLES = [
+    ("pet chat --run output/glm_lora", "with a tuned model"),
+    ("pet chat --model glm_tiny --adapter output/glm_lora/adapter", "the same, said in full"),
+    ("pet chat --model llama --system 'Answer briefly.' --temperature 0.7", "with a system message, drawn"),
+]
+HELP = """\
+/base           the last question again, answered by the base without its adapter
+/adapter NAME   speak with this adapter; a directory is loaded first; /adapter alone lists them
+/system TEXT    another system message, and a new conversation
+/reset          a new conversation
+/help           this
+/quit           leave (Ctrl-D, too)"""
+COMMANDS = ("/base", "/adapter", "/system", "/reset", "/help", "/quit", "/exit")
+
+
+class Conversation:
+    """The turns so far, and who answers."""
+
+    def __init__(self, speaker: Speaker):
+        self.speaker = speaker
+        self.messages: list[dict[str, str]] = []
+
+    def context(self) -> int:
+        """Tokens that a prompt may have, so that the answer still fits."""
+        model = self.speaker.model
+        limit = model.config.dims.context - getattr(model, "virtual_tokens", 0)
+        return limit - self.speaker.generation.max_new_tokens
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """The ids of a conversation; its oldest turns are left out where it has become too long.
+
+        Raises:
+            InputError: the last question alone is too long.
+        """
+        while len(ids := self.speaker.prompt(messages)) > self.context():
+            if len(messages) < 3:
+                raise InputError(f"the question has {len(ids)} tokens, and there is room for {self.context()}")
+            messages = messages[2:]
+            print("(the oldest turn is forgotten: the conversation is longer than the model's context)")
+        return ids
+
+    def write(self, messages: list[dict[str, str]]) -> str:
+        """Stream an answer to the terminal, and return it."""
+        from model_zoo.generation.streamers import TextStreamer
+
+        speaker, settings = self.speaker, self.speaker.generation
+        pieces: list[str] = []
+
+        class Streamer(TextStreamer):
+            def on_text(self, text: str) -> None:
+                pieces.append(text)
+                super().on_text(text)
+
+        ids = self.prompt(messages)
+        streamed = settings.num_beams == 1
+        written = speaker.model.generate(
+            [ids],
+            max_new_tokens=settings.max_new_tokens,
+            do_sample=settings.do_sample,
+            eos_token_id=list(speaker.tokenizer.eos_token_ids),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            repetition_penalty=settings.repetition_penalty,
+            seed=settings.seed,
+            streamer=Streamer(speaker.tokenizer) if streamed else None,
+            num_beams=settings.num_beams,
+            stop_strings=settings.stop if streamed else None,
+            tokenizer=speaker.tokenizer,
+        )
+        if streamed:
+            return "".join(pieces).strip()
+        text = speaker.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
+        print(text)
+        return text
+
+    def ask(self, text: str) -> None:
+        """A question of the user's, and its answer; both are kept."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        answer = self.write(messages)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def base(self) -> None:
+        """The last question, answered without the adapter; the conversation stays as it was."""
+        if not self.messages:
+            raise InputError("there is no question yet")
+        if self.speaker.adapter is None:
+            raise InputError("there is no adapter: the base itself is speaking")
+        from adapters.apply import disable_adapters
+
+        with disable_adapters(self.speaker.model):
+            self.write(self.messages[:-1])
+
+    def adapter(self, name: str) -> None:
+        """Switch to an adapter by name; a directory is loaded first."""
+        from adapters.apply import list_adapters, set_adapter
+        from adapters.files import load_adapter
+
+        known = list_adapters(self.speaker.model)
+        if not name:
+            print(", ".join(f"{one} (speaking)" if one == self.speaker.adapter else one for one in known) or "none")
+            return
+        if name not in known:
+            directory = Path(name).expanduser()
+            if not directory.is_dir():
+                raise InputError(f"{name}: neither an adapter's name nor a directory{nearest(name, known)}")
+            name = directory.resolve().name.replace(".", "_")
+            if name in known:
+                name = next(f"{name}_{number}" for number in range(2, 1000) if f"{name}_{number}" not in known)
+            load_adapter(self.speaker.model, directory, name=name)
+        set_adapter(self.speaker.model, name)
+        self.speaker.adapter = name
+        print(f"({name} is speaking)")
+
+    def command(self, line: str) -> bool:
+        """Carry out a line that begins with a slash; False ends the conversation."""
+        word, _, rest = line.partition(" ")
+        if word in ("/quit", "/exit"):
+            return False
+        if word == "/help":
+            print(HELP)
+        elif word == "/reset":
+            self.messages = []
+        elif word == "/system":
+            import dataclasses
+
+            self.speaker.settings = dataclasses.replace(self.speaker.settings, system=rest.strip() or None)
+            self.messages = []
+        elif word == "/base":
+            self.base()
+        elif word == "/adapter":
+            self.adapter(rest.strip())
+        else:
+            raise InputError(f"there is no {word}{nearest(word, COMMANDS)}")
+        return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Talk until the input ends."""
+    parser = Parser("pet chat", f"Talk with a model on the terminal.\n\nwhile talking:\n{HELP}", EXAMPLES)
+    add_speaker(parser)
+    options = parser.read(arguments)
+    talk = Conversation(make_speaker(options))
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives input() its editing keys
+        print("(/help says what can be typed here; Ctrl-D ends)")
+    while True:
+        try:
+            line = input("> " if terminal else "").strip()
+        except EOFError:
+            return 0
+        if not line:
+            continue
+        try:
+            if not line.startswith("/"):
+                talk.ask(line)
+            elif not talk.command(line):
+                return 0
+        except InputError as error:
+            print(f"({error})", file=sys.stderr)

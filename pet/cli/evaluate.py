@@ -1,0 +1,62 @@
+"""``pet evaluate``: measure a model on a recipe's held-out data, as the run itself does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from pet.cli.parser import Parser, add_recipe
+
+EXAMPLES = [
+    ("pet evaluate output/glm_lora", "a run again: the same data, settings and numbers"),
+    ("pet evaluate glm_lora --adapter output/glm_lora/adapter", "an adapter by a recipe"),
+    ("pet evaluate glm_lora --model merged", "a checkpoint by a recipe"),
+    ("pet evaluate glm_lora --base", "the recipe's base, without any adapter"),
+    ("pet evaluate output/glm_lora data.test=other.jsonl --output numbers.json", "on other data, as JSON"),
+]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print the table."""
+    parser = Parser(
+        "pet evaluate", "Measure a model on a recipe's held-out data (data.test, else data.eval).", EXAMPLES
+    )
+    add_recipe(parser)
+    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; left out: the run's own")
+    parser.add_argument("--model", help="a checkpoint in place of the recipe's base; no adapter unless it is given")
+    parser.add_argument("--base", action="store_true", help="measure the base without an adapter")
+    parser.add_argument("--output", metavar="FILE", help="also write the numbers there, as JSON")
+    options = parser.read(arguments)
+    if options.base and options.adapter:
+        raise InputError("--base and --adapter: give one of them")
+    run, model, adapter = Path(options.recipe), options.model, options.adapter
+    is_run = run.is_dir()
+    if is_run and not (run / "recipe.yaml").is_file():
+        raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
+    from pet.recipe.loading import load
+
+    recipe = load(run / "recipe.yaml" if is_run else options.recipe, options.overrides)
+    if not options.base and model is None and adapter is None:
+        if not is_run:
+            raise InputError("what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory")
+        if (run / "adapter").is_dir():
+            adapter = run / "adapter"
+        elif (run / "model").is_dir():
+            model = run / "model"
+        else:
+            raise InputError(f"{run}: holds neither adapter/ nor model/; the run has not come to an end")
+    if model is not None:
+        from pet.names import find_model
+
+        model = find_model(model)
+    os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
+    from pet.train.run import evaluate
+
+    numbers = evaluate(recipe, model=model, adapter=adapter)
+    if options.output:
+        from pet.files import write_json
+
+        write_json(options.output, numbers)
+    return 0

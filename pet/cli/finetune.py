@@ -1,0 +1,55 @@
+"""``pet finetune`` and ``pet train``: run a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from pet.cli.parser import Parser, add_recipe
+
+EXAMPLES = [
+    ("pet finetune recipes/glm_lora.yaml", "tune the bundled tiny GLM; the results go to output/glm_lora"),
+    ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=other", "with settings changed"),
+    ("pet finetune glm_lora --resume", "go on from the last whole checkpoint, bit for bit"),
+    ("pet finetune glm_lora parallel.data=2", "the same batches, on two processes"),
+]
+DESCRIPTION = (
+    "Tune a model by a recipe: measure it, train its adapter, measure it again.\n"
+    "The run directory gets the adapter, checkpoints, metrics and a summary."
+)
+
+
+def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
+    """Read the recipe, start processes where its layout has several, and run it."""
+    add_recipe(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the run in output.dir")
+    parser.add_argument("--force", action="store_true", help="delete another run that lies in output.dir")
+    options = parser.read(arguments)
+    from pet.recipe.loading import load
+
+    overrides = [*options.overrides]
+    overrides += ["train.resume=true"] if options.resume else []
+    overrides += ["output.force=true"] if options.force else []
+    recipe = load(options.recipe, overrides, needs=["data.train"])
+    from pet.parallel.environment import read_job
+    from pet.run_directory import check
+
+    job = read_job()
+    if job.rank == 0:
+        check(recipe)
+    if recipe.parallel.processes > 1 or job.distributed:
+        from pet.parallel.launch import relaunch
+
+        code = relaunch(recipe.parallel.processes, [command, *arguments])
+        if code is not None:
+            return code
+    os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
+    from pet.train import run
+
+    (run.finetune if command == "finetune" else run.train)(recipe)
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tune."""
+    return run_recipe("finetune", Parser("pet finetune", DESCRIPTION, EXAMPLES), arguments)

@@ -1,0 +1,140 @@
+"""What ``pet predict`` and ``pet chat`` share: which model speaks, and by which settings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.cli.parser import Parser
+
+# option → key of the generation section
+GENERATION = {
+    "max_new_tokens": (int, "tokens of an answer, at most"),
+    "temperature": (float, "divides the logits before drawing; implies --sample"),
+    "top_k": (int, "draw among the k likeliest tokens; implies --sample"),
+    "top_p": (float, "draw among the likeliest tokens of this total share; implies --sample"),
+    "repetition_penalty": (float, "above 1: tokens that already occurred become less likely"),
+    "seed": (int, "of drawing"),
+}
+
+
+def add_speaker(parser: Parser) -> None:
+    """The options that choose a model, an adapter and the way of writing."""
+    parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; left out: the adapter's base")
+    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory in PEFT's format")
+    parser.add_argument("--run", metavar="DIR", help="a run directory: its model, adapter, prompts and settings")
+    parser.add_argument("--no-strict", action="store_true", help="take an adapter that was made on another base")
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--template", help="a prompt of your own, with {prompt} in it")
+    parser.add_argument("--sample", action="store_true", help="draw; otherwise the likeliest token is taken")
+    for name, (kind, meaning) in GENERATION.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=meaning)
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text; may be repeated")
+
+
+@dataclasses.dataclass
+class Speaker:
+    """A model ready to write.
+
+    Attributes:
+        model, tokenizer: with the adapter on it.
+        generation: a recipe's ``generation`` section.
+        settings: a `DataSettings`: the template and system message of prompts.
+        adapter: the name of the adapter on the model, or None.
+    """
+
+    model: Any
+    tokenizer: Any
+    generation: Any
+    settings: Any
+    adapter: str | None = None
+
+    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """The ids that the model continues. With a template only the last question counts."""
+        from pet.data.encode import Encoder
+        from pet.data.formats import Row
+
+        if self.settings.system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.settings.system}, *messages]
+        if self.settings.template is not None:
+            messages = [*(m for m in messages[:1] if m["role"] == "system"), messages[-1]]
+        row = Row(path=Path("prompt"), line=1, messages=messages, prompt=messages[-1]["content"])
+        return Encoder(self.tokenizer, self.settings).prompt(row)
+
+
+def _base_of(adapter: Path) -> str:
+    """The base that an adapter's configuration names."""
+    from adapters.files import read_adapter_config
+
+    base = read_adapter_config(adapter).get("base_model_name_or_path")
+    if not base:
+        raise InputError(f"{adapter}: its adapter_config.json names no base; give it by --model")
+    return str(base)
+
+
+def _run_recipe(directory: str):
+    from pet.recipe.loading import load
+
+    path = Path(directory, "recipe.yaml")
+    if not path.is_file():
+        raise InputError(f"--run {directory}: holds no recipe.yaml, so it is no run directory")
+    return load(path, check_files=False)
+
+
+def _generation(options: argparse.Namespace, section: Any) -> Any:
+    """The run's or the default ``generation`` section with the command line's settings in it."""
+    from pydantic import ValidationError
+
+    from pet.recipe.training import Generation
+
+    given = {name: getattr(options, name) for name in GENERATION if getattr(options, name) is not None}
+    if options.sample or {"temperature", "top_k", "top_p"} & given.keys():
+        given["do_sample"] = True
+    if options.stop:
+        given["stop"] = options.stop
+    try:
+        return Generation(**{**(section.model_dump() if section is not None else {}), **given})
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise InputError.collect(
+            f"--{str(one['loc'][0]).replace('_', '-')} {one['input']}: {one['msg'].lower()}" for one in problems
+        ) from None
+
+
+def make_speaker(options: argparse.Namespace) -> Speaker:
+    """Load what the options ask for.
+
+    Raises:
+        InputError: neither model, adapter nor run; or one that cannot be used.
+    """
+    recipe = _run_recipe(options.run) if options.run else None
+    adapter = Path(options.adapter) if options.adapter else None
+    if recipe is not None and adapter is None and (Path(options.run) / "adapter").is_dir():
+        adapter = Path(options.run) / "adapter"
+    name = options.model or (recipe.model.path if recipe is not None else None)
+    if recipe is not None and recipe.adapter.method == "none" and options.model is None:
+        name = str(Path(options.run) / "model")
+    if name is None:
+        if adapter is None:
+            raise InputError("no model: give --model, --adapter or --run")
+        name = _base_of(adapter)
+    generation = _generation(options, recipe.generation if recipe is not None else None)
+    from pet.names import find_model
+
+    directory = find_model(name)
+    from adapters.files import load_adapter
+    from model_zoo.auto import AutoModel
+    from model_zoo.tokenizers import AutoTokenizer
+    from pet.data import DataSettings
+
+    settings = DataSettings.of(recipe.data if recipe is not None else None)
+    changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
+    settings = dataclasses.replace(settings, **changes)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModel.from_pretrained(directory)
+    if adapter is not None:
+        load_adapter(model, adapter, strict=not options.no_strict)
+    return Speaker(model, tokenizer, generation, settings, "default" if adapter is not None else None)
