@@ -13,7 +13,7 @@ import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
-from pet.data import DataSettings, Loader, TokenDataset, load_dataset, load_questions, split_dataset
+from pet.data import Counts, DataSettings, Loader, TokenDataset, load_dataset, load_questions, split_dataset
 from pet.data import cache as cache_module
 from pet.data.workers import Workers
 
@@ -56,7 +56,7 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     assert spelled(load_dataset(path, letters, settings=settings())) == [("<abcdefg>", "abcdefg>")]
     dataset = load_dataset(path, letters, settings=settings(max_length=4))
     assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
-    assert (dataset.counts.rows, dataset.counts.samples, dataset.counts.divided, dataset.counts.cut) == (1, 3, 1, 0)
+    assert dataset.counts == Counts(rows=1, samples=3, divided=1)
 
 
 def test_a_template(write, letters, settings):
@@ -90,19 +90,10 @@ def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
     path = write("rows.jsonl", rows)
     cut = load_dataset(path, letters, settings=settings(max_length=6))
     assert spelled(cut) == [("<a|b>", "b>"), ("<a|bbb", "bbb")]
-    assert vars(cut.counts) == {
-        "rows": 3,
-        "samples": 2,
-        "cut": 2,
-        "divided": 0,
-        "dropped_long": 0,
-        "dropped_unlabelled": 1,
-    }
+    assert cut.counts == Counts(rows=3, samples=2, cut=2, dropped_unlabelled=1)
     dropped = load_dataset(path, letters, settings=settings(max_length=6, too_long="drop"))
     assert spelled(dropped) == [("<a|b>", "b>")] and dropped.counts.dropped_long == 2
-    with pytest.raises(
-        InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 0 divided, 3 dropped as too long"
-    ):
+    with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
         load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
 
 
