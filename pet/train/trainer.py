@@ -153,10 +153,8 @@ class Trainer:
             try:
                 if fast is not None:
                     fast(True)
-                if self.before is None and self.evaluation is not None and self.eval_settings.before:
-                    self.before = self.evaluation()
-                    self.before_samples = list(getattr(self.evaluation, "samples", []))
                 self.notify("start")
+                self.measure_before()
                 self.model.set_train(True)
                 self.run_steps(begin, signals)
                 outcome = self.outcome()
@@ -292,6 +290,12 @@ class Trainer:
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
         self.notify("evaluation", {"step": self.position.step, **measured})
+
+    def measure_before(self) -> None:
+        """Measures the model before its first step, to have a before and after."""
+        if self.before is None and self.evaluation is not None and self.eval_settings.before:
+            self.before = self.evaluation()
+            self.before_samples = list(getattr(self.evaluation, "samples", []))
 
     def measure_now(self) -> dict[str, float] | None:
         """The measures of the model as it is; those of the last evaluation where no step came after it."""

@@ -37,9 +37,9 @@ class Progress(Callback):
             mininterval=0.1 if terminal else self.every_seconds,
             dynamic_ncols=terminal,
             file=sys.stderr,
-            bar_format="step {n_fmt}/{total_fmt} {bar:12} {postfix} | {elapsed} gone, {remaining} left",
+            bar_format="step {n_fmt}/{total_fmt} {bar:12} {desc} | {elapsed} gone, {remaining} left",
         )
-        self.bar.set_postfix_str("compiling", refresh=terminal)
+        self.bar.set_description_str("measuring and compiling", refresh=terminal)
 
     def step(self, trainer, record) -> None:
         if self.bar is None:
@@ -50,7 +50,7 @@ class Progress(Callback):
         )
         if "eval_loss" in record:
             text += f" | eval {record['eval_loss']:.4f}"
-        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.set_description_str(text, refresh=False)
         self.bar.update(record["step"] - self.bar.n)
 
     def end(self, trainer, summary) -> None:

@@ -1,0 +1,86 @@
+"""A small run with everything that a resume must bring back: dropout, noise, accumulation, schedule, evaluation.
+
+    python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--steps N]
+
+``--die-at N`` kills the process with SIGKILL in the middle of step N: after its gradients, before its update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import numpy as np
+
+from adapters.apply import apply_lora
+from model_zoo.auto import AutoModel
+from pet.recipe.training import Eval
+from pet.train.trainer import Trainer
+
+
+def batches(count: int, vocabulary: int):
+    random = np.random.default_rng(7)
+    made = []
+    for _ in range(count):
+        ids = random.integers(3, vocabulary, (2, 12)).astype(np.int32)
+        labels = ids.copy()
+        for row in range(2):
+            labels[row, : random.integers(1, 9)] = -100
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory")
+    parser.add_argument("fixture")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--die-at", type=int)
+    parser.add_argument("--signal-at", type=int)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--save-every", type=int, default=2)
+    arguments = parser.parse_args()
+    model = AutoModel.from_pretrained(arguments.fixture)
+    apply_lora(model, rank=4, dropout=0.3, seed=1)
+    data = batches(10, model.config.dims.vocab)
+    trainer = Trainer(
+        model,
+        data,
+        data[:1],
+        eval=Eval(every_steps=3),
+        directory=arguments.directory,
+        callbacks=["metrics"],
+        steps=arguments.steps,
+        batch_size=2,
+        accumulation=2,
+        learning_rate=0.01,
+        warmup=2,
+        save_every=arguments.save_every,
+        neftune_alpha=5.0,
+        weight_decay=0.01,
+        seed=3,
+    )
+    update = trainer.optimizer.apply
+
+    def dying(*values) -> None:
+        if trainer.position.step + 1 == arguments.die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.position.step + 1 == arguments.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        update(*values)
+
+    trainer.optimizer.apply = dying
+    outcome = trainer.train(resume=arguments.resume)
+    weights = {p.name: p.asnumpy() for p in model.get_parameters() if p.requires_grad}
+    np.savez(Path(arguments.directory) / "final.npz", **weights)
+    (Path(arguments.directory) / "outcome.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

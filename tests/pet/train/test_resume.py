@@ -1,0 +1,78 @@
+"""kill -9 at any step, resume, and every later number is that of the uninterrupted run, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pet.train.callbacks.records import read_metrics
+from pet.train.checkpoint import checkpoints
+
+JOB = Path(__file__).with_name("resume_job.py")
+
+
+def run(directory: Path, fixture: Path, *options: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "GLOG_v": "3"}
+    command = [sys.executable, str(JOB), str(directory), str(fixture), *options]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+
+
+def numbers(directory: Path) -> list[tuple]:
+    keys = ("step", "loss", "learning_rate", "gradient_norm", "eval_loss", "epoch")
+    return [tuple(line.get(key) for key in keys) for line in read_metrics(directory / "metrics.jsonl")]
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    left, right = np.load(first / "final.npz"), np.load(second / "final.npz")
+    assert set(left.files) == set(right.files) and left.files
+    return all(np.array_equal(left[name], right[name]) for name in left.files)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, fixtures):
+    """The run that nobody interrupts."""
+    directory = tmp_path_factory.mktemp("whole")
+    done = run(directory, fixtures / "llama_gqa")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(numbers(directory)) == 8
+    return directory
+
+
+@pytest.mark.slow
+def test_killed_at_random_steps_and_resumed(whole, tmp_path, fixtures):
+    """Three kills in one run: within the first steps (nothing saved yet or just saved), in the middle, and late."""
+    places = random.Random(os.environ.get("PYTEST_RANDOM", "5"))
+    first, second, third = places.choice([1, 2, 3]), places.choice([4, 5, 6]), places.choice([7, 8])
+    for index, step in enumerate((first, second, third)):
+        done = run(tmp_path, fixtures / "llama_gqa", "--die-at", str(step), *(["--resume"] if index else []))
+        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    done = run(tmp_path, fixtures / "llama_gqa", "--resume")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert numbers(tmp_path) == numbers(whole)
+    assert same_weights(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_with_143_and_a_damaged_checkpoint_falls_back(whole, tmp_path, fixtures):
+    done = run(tmp_path, fixtures / "llama_gqa", "--signal-at", "5")
+    assert done.returncode == 143, done.stderr[-2000:]
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")][-1] == "step-000005"
+    assert json.loads((tmp_path / "checkpoints" / "step-000005" / "state.json").read_text())["step"] == 5
+    with open(tmp_path / "checkpoints" / "step-000005" / "weights.safetensors", "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\x00\x01\x02\x03\x04\x05\x06\x07")
+    done = run(tmp_path, fixtures / "llama_gqa", "--resume")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "step-000005 is damaged: weights.safetensors has changed" in done.stderr
+    assert numbers(tmp_path) == numbers(whole)
+    assert same_weights(tmp_path, whole)
+    shutil.rmtree(tmp_path / "checkpoints")

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.recipe.training import Eval
+from pet.train.callbacks import Callback, make_callback
+from pet.train.callbacks.records import read_metrics
+from pet.train.checkpoint import checkpoints
+from pet.train.stop import LossWatch, RunFailed
+from pet.train.trainer import Trainer
+
+
+def make(model, data, *arguments, **settings):
+    chosen = {"learning_rate": 0.01, "schedule": "constant", "warmup": 0, "steps": 6, "batch_size": 4, **settings}
+    return Trainer(model, data, *arguments, **chosen)
+
+
+def test_it_learns_and_tells_what_it_did(toy, batch):
+    trainer = make(toy(), [batch(4, seed=0), batch(4, seed=1)], steps=40, learning_rate=0.03)
+    outcome = trainer.train()
+    assert trainer.history[-1]["loss"] < 0.3 * trainer.history[0]["loss"]
+    assert [line["step"] for line in trainer.history] == list(range(1, 41))
+    assert outcome["steps"] == 40 and outcome["epochs"] == 20.0
+    assert outcome["compile_seconds"] > 0 and outcome["padding"] == 0
+    assert not trainer.model.training
+
+
+def test_epochs_give_the_number_of_steps(toy, batch):
+    data = [batch(2, seed=seed) for seed in range(6)]
+    assert make(toy(), data, steps=None, epochs=2.5, accumulation=2).total_steps == 8
+    assert make(toy(), data, steps=None, epochs=None, accumulation=2).total_steps == 9
+    assert make(toy(), data, steps=None, epochs=0.1).total_steps == 1
+
+
+def test_the_schedule_and_log_every(toy, batch):
+    trainer = make(toy(), [batch(4)], schedule="linear", warmup=2, steps=6, log_every=2)
+    trainer.train()
+    assert [line["step"] for line in trainer.history] == [2, 4, 6]
+    assert [line["learning_rate"] for line in trainer.history] == pytest.approx([0.01, 0.0075, 0.0025])
+
+
+def test_evaluation_best_checkpoint_and_early_stop(toy, batch, tmp_path):
+    """Training on one batch and measuring on another: the measure gets better, then worse."""
+    measured = iter([3.0, 2.0, 1.5, 1.6, 1.4995, 9.9])
+
+    def evaluation():
+        return {"loss": next(measured), "perplexity": 1.0}
+
+    trainer = make(
+        toy(),
+        [batch(4)],
+        eval=Eval(every_steps=2, patience=2, min_delta=0.01),
+        evaluation=evaluation,
+        directory=tmp_path,
+        callbacks=["metrics"],
+        steps=20,
+        save_every=2,
+        keep_last=1,
+    )
+    outcome = trainer.train()
+    assert trainer.before["loss"] == 3.0
+    assert outcome["steps"] == 8 and "not better than 1.5" in outcome["stopped"]
+    assert outcome["best"] == {"step": 4, "loss": 1.5}
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000004", "step-000008"]
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line.get("eval_loss") for line in lines] == [None, 2.0, None, 1.5, None, 1.6, None, 1.4995]
+
+
+def test_evaluating_every_half_epoch(toy, batch):
+    measured = []
+    data = [batch(2, seed=seed) for seed in range(4)]
+    trainer = make(
+        toy(), data, eval=Eval(every_epochs=0.5, before=False), evaluation=lambda: measured.append(1) or {"loss": 1.0}
+    )
+    trainer.train()
+    assert [line["step"] for line in trainer.history if "eval_loss" in line] == [2, 4, 6]
+
+
+def test_held_out_loss_is_the_mean_over_label_tokens(toy, batch):
+    model, rows = toy(), batch(4, seed=2)
+    trainer = make(model, [rows], [rows], steps=1)
+    trainer.train()
+    assert trainer.before["loss"] == pytest.approx(trainer.history[0]["loss"], abs=1e-6)
+    assert trainer.before["perplexity"] == pytest.approx(math.exp(trainer.before["loss"]))
+
+
+def test_a_broken_loss_stops_the_run_and_names_samples_and_checkpoint(toy, batch, tmp_path, weights):
+    def breaks(data, model):
+        # the marked batch divides by zero
+        return {"logits": model(data["input_ids"]) / (data["input_ids"][0, 0] != 30).astype("float32")}
+
+    good, bad = batch(4, seed=1), batch(4, seed=2)
+    good["input_ids"][0, 0], bad["input_ids"][0, 0] = 5, 30
+    data = [good, good, good, bad]
+    trainer = make(toy(), data, forward_step=breaks, directory=tmp_path, save_every=1, callbacks=["metrics"])
+    with pytest.raises(RunFailed) as caught:
+        trainer.train()
+    message = str(caught.value)
+    assert "step 4: the loss is nan" in message
+    assert "sample 2.0" in message and "sample 1.0" not in message
+    assert "step-000003" in message
+    assert all(np.isfinite(value).all() for value in weights(trainer.model).values())
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+
+
+def test_an_exploding_loss_stops_the_run(toy, batch):
+    def jumps(data, model):
+        factor = 1.0 + 1000.0 * (data["input_ids"][0, 0] == 30).astype("float32")
+        return {"logits": model(data["input_ids"]) * factor}
+
+    good, bad = batch(4, seed=1), batch(4, seed=2)
+    good["input_ids"][0, 0], bad["input_ids"][0, 0] = 5, 30
+    data = [good] * 10 + [bad]
+    with pytest.raises(RunFailed, match="step 11: the loss is .* over 10 times its recent median; .*sample 2.0"):
+        make(toy(), data, forward_step=jumps, steps=12).train()
+    make(toy(), data, forward_step=jumps, steps=12, max_loss_ratio=None).train()
+
+
+def test_near_zero_a_hard_batch_is_no_explosion():
+    watch = LossWatch(10.0)
+    for loss in [3.0, 1.0, *[0.01] * 30]:
+        watch.add(loss)
+    assert watch.limit == 3.0
+    assert LossWatch(None).limit == math.inf
+
+
+def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch):
+    trainer = make(toy(), [batch(4)], steps=5)
+    trainer.loss_scale.enabled, trainer.loss_scale.scale, trainer.loss_scale.factor = True, 1e39, 1e6
+    outcome = trainer.train()
+    assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
+    assert outcome["steps"] == 5 and outcome["updates"] == 4
+    assert trainer.history[1]["loss"] == trainer.history[0]["loss"]
+    assert trainer.history[2]["loss"] < trainer.history[1]["loss"]
+
+
+def test_max_seconds_ends_with_everything_saved(toy, batch, tmp_path):
+    outcome = make(toy(), [batch(4)], steps=10**6, max_seconds=2.0, directory=tmp_path).train()
+    assert 0 < outcome["steps"] < 10**6 and "max_seconds" in outcome["stopped"]
+    assert checkpoints(tmp_path / "checkpoints")[-1].name == f"step-{outcome['steps']:06d}"
+
+
+def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path, weights, caplog):
+    data = [batch(4, seed=seed) for seed in range(3)]
+    whole = make(toy(), data, steps=7)
+    whole.train()
+    half = make(toy(), data, steps=7, directory=tmp_path)
+    half.total_steps = 4
+    half.train()
+    rest = make(toy(seed=5), data, steps=7, directory=tmp_path)
+    rest.train(resume=True)
+    for name, value in weights(whole.model).items():
+        assert np.array_equal(weights(rest.model)[name], value), name
+    other = toy()
+    other.bias.requires_grad = False
+    with pytest.raises(InputError, match="'bias' is not trained here"):
+        make(other, data, directory=tmp_path).train(resume=True)
+    assert "total_steps" in caplog.text
+
+
+class Recorder(Callback):
+    def __init__(self, stop_at: int = 0):
+        self.moments, self.stop_at = [], stop_at
+
+    def start(self, trainer):
+        self.moments.append("start")
+
+    def step(self, trainer, record):
+        self.moments.append(record["step"])
+        if record["step"] == self.stop_at:
+            trainer.stop("the callback said so")
+
+    def evaluation(self, trainer, record):
+        self.moments.append(("evaluation", record["step"], record["loss"]))
+
+    def save(self, trainer, path):
+        self.moments.append(path.name)
+
+    def end(self, trainer, summary):
+        self.moments.append(("end", summary["steps"], summary.get("error")))
+
+
+def test_callbacks_see_the_moments_in_order_and_may_stop(toy, batch, tmp_path):
+    recorder = Recorder(stop_at=2)
+    make(
+        toy(),
+        [batch(4)],
+        eval=Eval(every_steps=2),
+        evaluation=lambda: {"loss": 1.0},
+        directory=tmp_path,
+        callbacks=[recorder],
+    ).train()
+    assert recorder.moments == ["start", 1, ("evaluation", 2, 1.0), "step-000002", 2, "step-000002", ("end", 2, None)]
+
+
+def test_callbacks_by_name(tmp_path, monkeypatch):
+    (tmp_path / "my_callbacks.py").write_text(
+        "from pet.train.callbacks import Callback\n\n\nclass Mine(Callback):\n    def __init__(self, size=1):\n"
+        "        self.size = size\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert make_callback("my_callbacks:Mine", {"size": 3}).size == 3
+    for name, arguments, message in (
+        ("csvv", None, "did you mean 'csv'"),
+        ("my_callbacks:Mime", None, "did you mean 'Mine'"),
+        ("no_such_module:Mine", None, "no_such_module"),
+        ("my_callbacks:Mine", {"length": 3}, "length"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_callback(name, arguments)
+
+
+def test_files_of_the_built_in_callbacks(toy, batch, tmp_path):
+    make(
+        toy(),
+        [batch(4)],
+        [batch(4)],
+        directory=tmp_path,
+        callbacks=["metrics", "csv", "plot", "progress"],
+        eval=Eval(every_steps=3),
+    ).train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    table = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert table[0].startswith("step,epoch,loss,learning_rate") and len(table) == 7
+    assert float(table[3].split(",")[2]) == lines[2]["loss"]
+    picture = (tmp_path / "loss.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+
+
+def test_bad_settings_and_data_are_input_errors(toy, batch):
+    frozen = toy()
+    for parameter in frozen.get_parameters():
+        parameter.requires_grad = False
+    cases = [
+        (lambda: make(toy(), [batch(4)], learning_rat=1), "did you mean 'learning_rate'"),
+        (lambda: make(toy(), [batch(4)], learning_rate=-1.0), "train.learning_rate"),
+        (lambda: make(frozen, [batch(4)]), "nothing to train"),
+        (lambda: make(toy(), "data.json"), "Loader or a list of batches"),
+        (lambda: make(toy(), [{"labels": [[1]]}]), "batch 0 has no input_ids; it has labels"),
+        (lambda: make(toy(), [{"input_ids": [[1.5]]}]), "integers expected"),
+        (lambda: make(toy(), [batch(4)], accumulation=3), "1 batches are too few for a step of 3"),
+        (lambda: make(toy(), [batch(4)]).train(resume=True), "needs a run directory"),
+    ]
+    for attempt, message in cases:
+        with pytest.raises(InputError, match=message):
+            attempt()
