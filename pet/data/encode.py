@@ -76,6 +76,8 @@ class Encoder:
 
     def tokens(self, row: Row) -> tuple[list[int], list[bool]]:
         """All ids of a row, and which are labels; not yet cut."""
+        if row.messages is None and self.settings.template is not None:
+            raise InputError(f"{row.path}:{row.line}: no question and answer, which data.template needs")
         if row.tokens is not None:
             return row.tokens
         if row.text is not None:

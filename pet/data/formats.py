@@ -186,6 +186,9 @@ def _converter(
         format = found
     if format not in COLUMNS:
         raise InputError(f"data.format: {format!r} is not known{nearest(format, ['auto', *COLUMNS])}")
+    for role in columns:
+        if role not in COLUMNS[format]:
+            raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
     roles = {**COLUMNS[format], **{role: (name,) for role, name in columns.items()}}
     return _build(path, roles, format, answers)
 
@@ -335,8 +338,9 @@ def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
     tokens = whole["input_ids"]
     if not tokens:
         raise _Wrong("column 'input_ids' is empty")
-    if min(tokens) < 0:
-        raise _Wrong(f"column 'input_ids': {min(tokens)} is no token id")
+    for extreme in (min(tokens), max(tokens)):
+        if not 0 <= extreme < 1 << 31:
+            raise _Wrong(f"column 'input_ids': {extreme} is no token id")
     trained = [label >= 0 for label in whole["labels"]] if "labels" in whole else [True] * len(tokens)
     if "attention_mask" in whole:
         kept = [index for index, real in enumerate(whole["attention_mask"]) if real]

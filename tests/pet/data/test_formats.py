@@ -209,6 +209,7 @@ BROKEN = {
     "object as messages": ('{"messages": {"a": 1}}', "column 'messages': expected a list, found an object"),
     "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
     "token": ('{"input_ids": [1, "2"]}', "column 'input_ids': expected a list of whole numbers"),
+    "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
     "negative token": ('{"input_ids": [1, -2]}', "-2 is no token id"),
     "labels": ('{"input_ids": [1, 2], "labels": [1]}', "column 'labels' has 1 values, input_ids has 2"),
     "deep": ('{"text": ' + "[" * 100000 + "\n", ":1: broken JSON: nested too deeply"),
@@ -280,6 +281,8 @@ def test_wrong_columns_and_formats(write):
         list(read_rows(path, columns={"prompt": "a", "answer": "c"}))
     with pytest.raises(InputError, match="exactly one of prompt, messages and text"):
         list(read_rows(path, columns={"answer": "b"}))
+    with pytest.raises(InputError, match="the chat format has no prompt"):
+        list(read_rows(path, format="chat", columns={"prompt": "a"}))
     with pytest.raises(InputError, match="did you mean 'alpaca'"):
         list(read_rows(path, format="alpca"))
 

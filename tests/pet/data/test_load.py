@@ -81,6 +81,11 @@ def test_a_template(write, letters, settings):
         load_dataset(write("chat.jsonl", CHAT), letters, settings=settings(template="{prompt}"))
 
 
+def test_a_template_needs_questions(write, letters, settings):
+    with pytest.raises(InputError, match=r"text\.jsonl:1: no question and answer, which data\.template needs"):
+        load_dataset(write("text.jsonl", [{"text": "a"}]), letters, settings=settings(template="{prompt}"))
+
+
 def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
     rows = [
         {"prompt": "a", "completion": "b"},
