@@ -10,10 +10,11 @@ import dataclasses
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
 from adapters.registry import Registry, registry
 from adapters.replacement import plain_cells, put
+from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError
 from model_zoo.floats import convert, float_name, from_bfloat16
 
@@ -219,7 +220,7 @@ def write(state: Registry, target: Target) -> None:
 
 def assign(parameter: Parameter, values: np.ndarray) -> None:
     """Writes values into a parameter; compiled graphs see them."""
-    ops.assign(parameter, as_tensor(values, parameter.dtype))
+    write_parameter(parameter, values)
 
 
 def as_tensor(values: np.ndarray, dtype) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError, nearest
 from model_zoo.files import read_json
-from model_zoo.floats import STORAGE, float_name
+from model_zoo.floats import STORAGE, as_storage, convert, float_name, from_bfloat16
 from model_zoo.safetensors_io import SafetensorsFile, Slices, TensorInfo
 
 if TYPE_CHECKING:
@@ -325,11 +325,31 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     tensor is read into an array of its own and assigned.
     """
     import mindspore as ms
-    from mindspore import Tensor, ops
 
     if dtype is not None and float_name(parameter.dtype) != dtype:
         parameter.set_dtype(getattr(ms, dtype))
     if ms.get_context("device_target") == "CPU":
         checkpoint.read_into(stored, parameter.asnumpy(), slices)
     else:
-        ops.assign(parameter, Tensor(checkpoint.read(stored, slices, float_name(parameter.dtype))))
+        write_parameter(parameter, checkpoint.read(stored, slices, float_name(parameter.dtype)))
+
+
+def write_parameter(parameter, values: np.ndarray) -> None:
+    """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
+
+    bfloat16 values may come as bits (uint16) or as MindSpore's NumPy type. Not by ``ops.assign`` on the CPU: it has no
+    kernel for bfloat16 there.
+    """
+    import mindspore as ms
+    from mindspore import Tensor, ops
+
+    if tuple(values.shape) != tuple(parameter.shape):
+        raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
+    target = float_name(parameter.dtype)
+    bits, source = as_storage(values)
+    bits = convert(bits, "bfloat16" if source == "uint16" else source, target)
+    if ms.get_context("device_target") == "CPU":
+        as_storage(parameter.asnumpy())[0][...] = bits
+    else:
+        tensor = Tensor(from_bfloat16(bits)).astype(ms.bfloat16) if target == "bfloat16" else Tensor(bits)
+        ops.assign(parameter, tensor)
