@@ -66,6 +66,7 @@ class Registry:
         self.merged_names: tuple[str, ...] = ()
         self.merged_active: tuple[str, ...] = ()
         self.was_trainable: dict[str, bool] = {}
+        self.row_flags: list[str] = []  # while a batch mixes adapters: one name per row
 
     def get(self, name: str) -> Adapter:
         """The adapter of this name; InputError names those that there are."""
@@ -145,7 +146,12 @@ class Registry:
         offsets = [getattr(self.adapters[name].config, "position_offset", 0) for name in names]
         if hasattr(self.model, "position_offset"):
             self.model.position_offset = sum(offsets)
-        self.model.adapter_state = (names, self.merged_names)
+            virtual = [getattr(self.adapters[name].config, "virtual_tokens", 0) for name in names]
+            self.model.virtual_tokens = sum(virtual)
+        # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
+        adapters = tuple((name, id(self.adapters[name])) for name in names)
+        rows = any(module.rows is not None for name in names for module in self.adapters[name].modules.values())
+        self.model.adapter_state = (adapters, self.merged_names, rows and id(self.row_flags))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -175,6 +181,7 @@ class Registry:
             if self.get(name).replaced:
                 raise InputError(f"adapter {name!r} replaces whole weights and cannot be mixed with others in a batch")
         before = self.active
+        self.row_flags = list(names)
         for name in used:
             flags = Tensor([int(row == name) for row in names])
             for module in self.adapters[name].modules.values():

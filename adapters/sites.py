@@ -178,6 +178,8 @@ def _adapted_model(cls: type) -> type:
     class Adapted(cls):
         def hidden_states(self, input_ids, position_ids, start, end, keep=None):
             ids = input_ids
+            if self.decoding:  # the prompt's columns are in the cache already
+                return super().hidden_states(input_ids, position_ids, start, end, keep)
             for module in self.active:
                 ids, position_ids, start, end, keep = module.widen(ids, position_ids, start, end, keep)
             hidden = super().hidden_states(ids, position_ids, start, end, keep)

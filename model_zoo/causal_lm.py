@@ -130,7 +130,9 @@ class CausalLM(nn.Cell):
     """A decoder with a language-model head.
 
     Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states`` and
-    ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's).
+    ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's),
+    `virtual_tokens` the number of columns there (a trained prompt's); `decoding` is set while single tokens go through
+    over a cache; `adapter_state` changes with the adapters that take part.
     """
 
     family: Family
@@ -139,6 +141,19 @@ class CausalLM(nn.Cell):
         super().__init__()
         self.config = config
         self.position_offset = 0
+        self.virtual_tokens = 0
+        self.decoding = False
+        self.adapter_state = ()
+
+    def graph_key(self) -> tuple:
+        """What a compiled graph of this model depends on beside its inputs' shapes."""
+        return self.adapter_state, self.position_offset, self.virtual_tokens
+
+    def generate(self, *arguments, **settings) -> np.ndarray:
+        """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
+        from model_zoo.generation import generate
+
+        return generate(self, *arguments, **settings)
 
     def tie_head(self, embedding) -> None:
         """Makes the head use the embedding's weight."""

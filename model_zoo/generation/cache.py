@@ -1,0 +1,73 @@
+"""A static key/value cache: arrays of a fixed length that every step writes one column of.
+
+The arrays of a layer are kept as ``(B·heads·length, head_dim)`` rows, so that a step writes its ``B·heads`` rows in
+place and reading them as ``(B, heads, length, head_dim)`` moves nothing.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Parameter, nn, ops
+
+from model_zoo.layers import AttentionCore
+
+
+class LayerCache(nn.Cell):
+    """The keys and values of one attention core.
+
+    ``prefilling`` is set while the prompt goes through: the new keys are written and, being all there are, handed back
+    as they came.
+    """
+
+    def __init__(self, name: str, batch: int, heads: int, length: int, head_dim: int, cursor: Parameter, dtype):
+        super().__init__()
+        self.batch, self.heads, self.length, self.head_dim = batch, heads, length, head_dim
+        rows = batch * heads * length
+        self.keys = Parameter(ops.zeros((rows, head_dim), dtype), name=f"cache.{name}.keys", requires_grad=False)
+        self.values = Parameter(ops.zeros((rows, head_dim), dtype), name=f"cache.{name}.values", requires_grad=False)
+        self.cursor = cursor
+        self.prefilling = True
+        self.write = ops.ScatterUpdate()
+
+    def construct(self, keys, values):
+        count = keys.shape[2]
+        first = ops.arange(self.batch * self.heads).astype(ms.int32).reshape(-1, 1) * self.length
+        rows = (first + ops.arange(count).astype(ms.int32) + self.cursor).reshape(-1)  # (B·heads·count,)
+        all_keys = self.write(self.keys, rows, keys.reshape(-1, self.head_dim))
+        all_values = self.write(self.values, rows, values.reshape(-1, self.head_dim))
+        if self.prefilling:
+            return keys, values
+        shape = (self.batch, self.heads, self.length, self.head_dim)
+        return all_keys.reshape(shape), all_values.reshape(shape)
+
+
+class Cache:
+    """The caches of all layers of a model for one batch size and length, and the column that is written next."""
+
+    def __init__(self, model, batch: int, length: int):
+        self.length = length
+        self.cursor = Parameter(ops.zeros((1,), ms.int32), name="cache.cursor", requires_grad=False)
+        self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
+        dtype = next(iter(model.get_parameters())).dtype
+        self.layers = [
+            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, dtype)
+            for path, core in self.cores
+        ]
+
+    def attach(self, prefilling: bool) -> None:
+        """Makes the model's attention use this cache. Set past `Cell.__setattr__`: it is no part of the model."""
+        for (_, core), layer in zip(self.cores, self.layers, strict=True):
+            layer.prefilling = prefilling
+            object.__setattr__(core, "cache", layer)
+
+    def detach(self) -> None:
+        """Leaves the model without a cache."""
+        for _, core in self.cores:
+            object.__setattr__(core, "cache", None)
+
+    def reorder(self, rows) -> None:
+        """Makes row i of the batch what row ``rows[i]`` was."""
+        for layer in self.layers:
+            for parameter in (layer.keys, layer.values):
+                split = parameter.reshape(layer.batch, -1)
+                ops.assign(parameter, ops.gather(split, rows, 0).reshape(parameter.shape))

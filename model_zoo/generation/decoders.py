@@ -1,0 +1,144 @@
+"""From a prompt to the logits of the next token, step by step: by the compiled cache, or plainly from the start."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from model_zoo.generation.cache import Cache
+
+SMALLEST_BUCKET = 32
+KEPT_DECODERS = 6
+"""How many compiled decoders a model keeps; each holds its cache's memory."""
+
+
+def bucket(length: int) -> int:
+    """The compiled length that serves this one: a power of two, or half-way between two, so that few are compiled and
+    at most a third is padding."""
+    size = SMALLEST_BUCKET
+    while size < length:
+        if size * 3 // 2 >= length:
+            return size * 3 // 2
+        size *= 2
+    return size
+
+
+class PlainDecoder:
+    """Runs the whole sequence again for every token: the reference for the cached one."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
+        self.ids, self.mask = ids, mask
+        return self.logits()
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """One more token per row ``(B,)`` → logits of the one after."""
+        self.ids = np.concatenate([self.ids, tokens[:, None]], 1)
+        self.mask = np.concatenate([self.mask, np.ones_like(tokens[:, None])], 1)
+        return self.logits()
+
+    def logits(self) -> np.ndarray:
+        padded = None if self.mask.all() else self.mask
+        return self.model(self.ids, padded)[:, -1].asnumpy()
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """Makes row i what row ``rows[i]`` was."""
+        self.ids, self.mask = self.ids[rows], self.mask[rows]
+
+
+class CachedDecoder:
+    """Two compiled graphs, one for the prompt and one for a token, over a cache of fixed length.
+
+    Args:
+        model: in evaluation mode, its adapters as they are to be used.
+        batch: rows.
+        prompt: columns of the prompt; shorter ones are padded on the left.
+        length: columns of the cache.
+    """
+
+    def __init__(self, model, batch: int, prompt: int, length: int):
+        self.model, self.batch, self.prompt, self.length = model, batch, prompt, length
+        self.cache = Cache(model, batch, length)
+        self.positions_shape = None
+        cursor = self.cache.cursor
+
+        @ms.jit
+        def prefill(ids, mask, rewind):
+            ops.assign(cursor, rewind)
+            position_ids, start, end, keep = model.layout(ids, mask, None)
+            hidden = model.hidden_states(ids, position_ids, start, end, keep)
+            last = hidden.reshape(ids.shape[0], ids.shape[1], -1)[:, -1]
+            return model.head(last), position_ids[..., -1]
+
+        @ms.jit
+        def advance(ids, position_ids, keep, column):
+            ops.assign(cursor, column)
+            start = ops.zeros_like(ids)
+            hidden = model.hidden_states(ids, position_ids, start, start + column + 1, keep)
+            return model.head(hidden)
+
+        self.prefill, self.advance = prefill, advance
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
+        extra = self.prompt - ids.shape[1]
+        fill = ids[:, :1]  # any valid id: it is hidden
+        ids = np.concatenate([np.repeat(fill, extra, 1), ids], 1)
+        mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
+        self.cache.attach(prefilling=True)
+        try:
+            logits, position = self.prefill(
+                Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32)), Tensor([0], ms.int32)
+            )
+        finally:
+            self.cache.detach()
+        virtual = self.model.virtual_tokens
+        self.position = position.asnumpy()
+        self.column = virtual + self.prompt
+        self.keep = np.ones((self.batch, self.length), np.int32)
+        self.keep[:, virtual : self.column] = mask
+        return logits.asnumpy()
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """One more token per row ``(B,)`` → logits of the one after."""
+        self.position = self.model.family.advance(self.position)
+        self.cache.attach(prefilling=False)
+        self.model.decoding = True
+        try:
+            logits = self.advance(
+                Tensor(tokens[:, None].astype(np.int32)),
+                Tensor(self.position[..., None].astype(np.int32)),
+                Tensor(self.keep),
+                Tensor([self.column], ms.int32),
+            )
+        finally:
+            self.model.decoding = False
+            self.cache.detach()
+        self.column += 1
+        return logits.asnumpy()
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """Makes row i what row ``rows[i]`` was."""
+        self.cache.reorder(Tensor(rows.astype(np.int32)))
+        self.keep, self.position = self.keep[rows], self.position[rows]
+
+
+def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool):
+    """A decoder; compiled ones are kept on the model by batch, lengths and the state of its adapters."""
+    if not use_cache:
+        return PlainDecoder(model)
+    columns = bucket(prompt)
+    length = bucket(columns + model.virtual_tokens + new_tokens)
+    key = (batch, columns, length, model.graph_key())
+    kept = model.__dict__.setdefault("_decoders", {})
+    if key in kept:
+        kept[key] = kept.pop(key)
+    else:
+        while len(kept) >= KEPT_DECODERS:
+            kept.pop(next(iter(kept)))
+        kept[key] = CachedDecoder(model, batch, columns, length)
+    return kept[key]

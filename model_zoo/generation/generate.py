@@ -1,0 +1,158 @@
+"""``model.generate``: checks its arguments, runs the decoder, stops where asked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model_zoo.causal_lm import as_int_tensor
+from model_zoo.errors import InputError
+from model_zoo.generation.beams import beam_search
+from model_zoo.generation.choose import Choice
+from model_zoo.generation.decoders import decoder_for
+
+
+def generate(
+    model,
+    input_ids,
+    attention_mask=None,
+    max_new_tokens: int | None = None,
+    do_sample: bool = False,
+    eos_token_id: int | list[int] | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    use_cache: bool = True,
+    streamer=None,
+    *,
+    max_length: int | None = None,
+    min_new_tokens: int = 0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    pad_token_id: int | None = None,
+    stop_strings: str | list[str] | None = None,
+    tokenizer=None,
+) -> np.ndarray:
+    """Continues every row of a batch.
+
+    Args:
+        input_ids: ``(B, S)``, or one row ``(S,)``; left-padded where rows differ in length.
+        attention_mask: 1 for real tokens; default all real.
+        max_new_tokens: how many tokens at most; 16 when `max_length` is not given either.
+        do_sample: draw instead of taking the likeliest.
+        eos_token_id: one or several ids that end a row; None never stops early.
+        temperature, top_k, top_p, repetition_penalty, min_new_tokens: see `Choice`.
+        seed: of the draw; None takes a fresh one.
+        use_cache: keep keys and values in a compiled cache (one compilation per length bucket). False runs the whole
+            sequence again for every token; the ids are the same.
+        streamer: gets the prompt and then every token (`put`), and `end`; for a single row without beams.
+        max_length: length of prompt and answer together, instead of `max_new_tokens`.
+        num_beams: above 1, beam search with this many.
+        length_penalty: exponent of the length that a beam's score is divided by.
+        pad_token_id: what follows a finished row; default the first end id, or 0.
+        stop_strings: texts that end a row once they appear in its answer; they need `tokenizer`.
+
+    Returns:
+        Integers ``(B, S + new)``: prompt and answer. Rows that ended early are padded at the end.
+
+    Raises:
+        InputError: arguments out of range or at odds, ids outside the vocabulary, an answer beyond the context.
+    """
+    ids = np.asarray(input_ids.asnumpy() if hasattr(input_ids, "asnumpy") else input_ids)
+    ids = as_int_tensor("input_ids", ids[None] if ids.ndim == 1 else ids, 2).asnumpy().astype(np.int64)
+    if attention_mask is None:
+        mask = np.ones_like(ids)
+    else:
+        mask = np.asarray(attention_mask.asnumpy() if hasattr(attention_mask, "asnumpy") else attention_mask)
+        mask = (mask[None] if mask.ndim == 1 else mask).astype(np.int64)
+        if mask.shape != ids.shape:
+            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
+        if not mask[:, -1].all():
+            raise InputError("attention_mask: the last column must be real; pad on the left to generate")
+    new_tokens = answer_length(ids.shape[1], max_new_tokens, max_length)
+    model.check_ids(as_int_tensor("input_ids", ids, 2))
+    longest = int(mask.sum(1).max())
+    context = model.config.dims.context - model.virtual_tokens
+    if longest + new_tokens > context:
+        raise InputError(
+            f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
+        )
+    eos = end_ids(eos_token_id, model.config.dims.vocab)
+    pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
+    choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, min_new_tokens)
+    stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
+    if stops and tokenizer is None:
+        raise InputError("stop_strings need the tokenizer that the answer is read with")
+    if num_beams > 1 and (do_sample or streamer is not None or stops):
+        raise InputError("num_beams above 1 cannot go with do_sample, streamer or stop_strings")
+    if streamer is not None and len(ids) > 1:
+        raise InputError(f"streamer: one row at a time; the batch has {len(ids)}")
+    training = model.training
+    model.set_train(False)
+    try:
+        if num_beams > 1:
+            decoder = decoder_for(model, len(ids) * num_beams, ids.shape[1], new_tokens, use_cache)
+            answer = beam_search(
+                decoder,
+                ids,
+                mask,
+                choice,
+                beams=num_beams,
+                new_tokens=new_tokens,
+                eos=eos,
+                pad=pad,
+                length_penalty=length_penalty,
+            )
+            return np.concatenate([ids, answer], 1)
+        decoder = decoder_for(model, len(ids), ids.shape[1], new_tokens, use_cache)
+        return continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer)
+    finally:
+        model.set_train(training)
+
+
+def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer) -> np.ndarray:
+    """Greedy or drawn continuation, one token for every row at a time."""
+    prompt = ids.shape[1]
+    generator = np.random.default_rng(seed)
+    running = np.ones(len(ids), bool)
+    if streamer is not None:
+        streamer.put(ids[0])
+    logits = decoder.start(ids, mask)
+    for new in range(new_tokens):
+        tokens = choice.tokens(choice.scores(logits, ids, mask, new, eos), generator)
+        tokens = np.where(running, tokens, pad)
+        ids = np.concatenate([ids, tokens[:, None]], 1)
+        mask = np.concatenate([mask, np.ones((len(ids), 1), mask.dtype)], 1)
+        if streamer is not None and running[0]:
+            streamer.put(tokens[:1])
+        running &= ~np.isin(tokens, eos)
+        for row in np.flatnonzero(running) if stops else ():
+            text = tokenizer.decode(ids[row, prompt:].tolist())
+            running[row] = not any(stop in text for stop in stops)
+        if not running.any() or new + 1 == new_tokens:
+            break
+        logits = decoder.step(tokens)
+    if streamer is not None:
+        streamer.end()
+    return ids
+
+
+def answer_length(prompt: int, max_new_tokens: int | None, max_length: int | None) -> int:
+    """How many new tokens at most."""
+    if max_new_tokens is not None and max_length is not None:
+        raise InputError("max_new_tokens and max_length: give one of them")
+    new = max_new_tokens if max_new_tokens is not None else 16 if max_length is None else max_length - prompt
+    if not isinstance(new, (int, np.integer)) or new < 1:
+        name = "max_length" if max_length is not None else "max_new_tokens"
+        raise InputError(f"{name} leaves {new!r} new tokens; at least 1 was expected (the prompt has {prompt})")
+    return int(new)
+
+
+def end_ids(eos, vocabulary: int) -> tuple[int, ...]:
+    """The end ids as a tuple; InputError when one is no id."""
+    ids = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple, np.ndarray)) else (eos,)
+    for token in ids:
+        if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
+            raise InputError(f"eos_token_id {token!r} is not an id of the vocabulary (0 … {vocabulary - 1})")
+    return tuple(int(token) for token in ids)

@@ -1,0 +1,85 @@
+"""Text as it is generated, for a terminal or for another thread. Half characters are held back."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+
+class TextStreamer:
+    """Prints the answer while it is generated; for one row at a time.
+
+    Args:
+        tokenizer: decodes the tokens.
+        skip_prompt: leave the prompt out. True by default: the caller has just typed it.
+        file: where to; default the standard output.
+    """
+
+    def __init__(self, tokenizer, skip_prompt: bool = True, file=None):
+        self.tokenizer, self.skip_prompt, self.file = tokenizer, skip_prompt, file
+        self.decoder = tokenizer.stream_decoder()
+        self.at_prompt = True
+
+    def put(self, ids) -> None:
+        """Takes the prompt first, then one token at a time."""
+        ids = np.asarray(ids).reshape(-1)
+        if self.at_prompt:
+            self.at_prompt = False
+            if not self.skip_prompt:
+                self.on_text(self.tokenizer.decode(ids.tolist()))
+            return
+        for token in ids:
+            text = self.decoder.put(int(token))
+            if text:
+                self.on_text(text)
+
+    def end(self) -> None:
+        """Gives out what was held back, and is ready for the next answer."""
+        rest = self.decoder.end()
+        if rest:
+            self.on_text(rest)
+        self.decoder = self.tokenizer.stream_decoder()
+        self.at_prompt = True
+        self.on_end()
+
+    def on_text(self, text: str) -> None:
+        """A piece of finished text."""
+        print(text, end="", flush=True, file=self.file or sys.stdout)
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+        print(flush=True, file=self.file or sys.stdout)
+
+
+class TextIteratorStreamer(TextStreamer):
+    """An iterator over the pieces of the answer, while another thread generates it.
+
+    Args:
+        tokenizer, skip_prompt: as in `TextStreamer`.
+        timeout: seconds to wait for the next piece before `queue.Empty` is raised; None waits for ever.
+    """
+
+    _END = object()
+
+    def __init__(self, tokenizer, skip_prompt: bool = True, timeout: float | None = None):
+        super().__init__(tokenizer, skip_prompt)
+        self.pieces: queue.Queue = queue.Queue()
+        self.timeout = timeout
+
+    def on_text(self, text: str) -> None:
+        self.pieces.put(text)
+
+    def on_end(self) -> None:
+        self.pieces.put(self._END)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        piece = self.pieces.get(timeout=self.timeout)
+        if piece is self._END:
+            raise StopIteration
+        return piece
