@@ -28,7 +28,7 @@ BY_MODEL_TYPE = {
     "glm4": GLM4,
 }
 CHATGLM_1, CHATGLM_2 = (GLMConfig, GLMForConditionalGeneration), (ChatGLM2Config, ChatGLM2ForConditionalGeneration)
-MODEL_OF = {config: model for config, model in [*BY_MODEL_TYPE.values(), CHATGLM_1, CHATGLM_2]}
+MODEL_OF = dict([*BY_MODEL_TYPE.values(), CHATGLM_1, CHATGLM_2])
 
 
 def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
