@@ -162,20 +162,30 @@ class _Merge:
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
 
     def untied(self) -> str | None:
-        """The head that needs a weight of its own because only it, or only the embedding, changes."""
-        if self.tied is None or not any(name in self.changes for name in self.tied):
+        """The head that needs a weight of its own because only it, or only the embedding, changes.
+
+        New rows for some tokens do not untie: PEFT gives them to a tied head as well.
+        """
+        if self.tied is None:
+            return None
+        head, embedding = self.tied
+        rows = [entry for entry in self.changes.get(embedding, []) if entry[1].kind == "rows"]
+        if head not in self.changes and len(rows) == len(self.changes.get(embedding, [])):
             return None
         if layout_of(self.config) == "chatglm":
             raise InputError(
                 f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which ChatGLM-6B ties: "
                 "its layout has no place for a head of its own"
             )
-        return self.tied[0]
+        if rows:
+            self.changes.setdefault(head, []).extend(rows)
+        return head
 
     def write(self, output: Path, limit: int) -> ExportReport:
         head = self.untied()
         config = dict(self.config)
-        made_of = {stored: name for name, stored in self.sources.items()}  # {tensor to write: parameter}
+        # {tensor to write: parameter}; a tied copy in the file follows what it is a copy of
+        made_of = {**self.copies, **{stored: name for name, stored in self.sources.items()}}
         if head is not None:
             made_of[head] = head
             config["tie_word_embeddings"] = False

@@ -1,0 +1,434 @@
+"""Merging on disk: equal to the references and to merging in memory, in the memory of one tensor, all or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.counting import parameter_shapes
+from model_zoo.errors import InputError
+from model_zoo.fingerprint import fingerprint
+from model_zoo.floats import convert, from_bfloat16
+from model_zoo.safetensors_io import header_bytes, read_file, write_file, write_stream
+from pet.export import merge_checkpoint
+
+FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
+
+
+def tensors(directory):
+    with open_checkpoint(directory) as checkpoint:
+        return {name: checkpoint.read(name) for name in checkpoint}
+
+
+def raw(directory):
+    with open_checkpoint(directory) as checkpoint:
+        return {name: (checkpoint.dtype(name), checkpoint.raw(name).tobytes()) for name in checkpoint}
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_lora_equals_the_reference(name, fixtures, tmp_path):
+    report = merge_checkpoint(fixtures / name, fixtures / name / "lora", tmp_path / "out")
+    merged, expected, base = (
+        tensors(path) for path in (tmp_path / "out", fixtures / name / "lora_merged", fixtures / name)
+    )
+    assert merged.keys() == base.keys() >= expected.keys()
+    changed = {key for key in base if not np.array_equal(merged[key], base[key])}
+    assert len(changed) == report.changed > 0
+    for key in base:
+        np.testing.assert_allclose(merged[key], expected.get(key, base[key]), rtol=0, atol=1e-7)
+    assert 0 < report.error < 1e-6 and report.untied is None
+    assert "tensors merged" in str(report)
+
+
+@pytest.mark.parametrize("kept", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", FIXTURES)
+def test_bit_equal_to_merging_in_memory(name, kept, fixtures, tmp_path):
+    from adapters.files import load_adapter
+    from adapters.merge import merge
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+
+    base = tmp_path / "base"
+    save_pretrained(AutoModel.from_pretrained(fixtures / name), base, dtype=kept, max_shard_size="100KB")
+    model = AutoModel.from_pretrained(base, dtype=kept)
+    load_adapter(model, fixtures / name / "lora")
+    merge(model)
+    save_pretrained(model, tmp_path / "memory")
+    merge_checkpoint(base, fixtures / name / "lora", tmp_path / "disk", max_shard_size="100KB")
+    assert raw(tmp_path / "disk") == raw(tmp_path / "memory")
+    assert raw(tmp_path / "disk") != raw(base)
+
+
+def test_shards_and_types(fixtures, tmp_path):
+    merge_checkpoint(fixtures / "glm", fixtures / "glm" / "lora", tmp_path / "whole")
+    report = merge_checkpoint(
+        fixtures / "glm", fixtures / "glm" / "lora", tmp_path / "out", dtype="bf16", max_shard_size="50KB"
+    )
+    assert report.error > 1e-5
+    whole = tensors(tmp_path / "whole")
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert len(checkpoint.files) > 1
+        for key in checkpoint:
+            assert checkpoint.dtype(key) == "bfloat16"
+            spacing = np.abs(whole[key]) * 2.0**-8
+            assert (np.abs(checkpoint.read(key) - whole[key]) <= spacing + 1e-30).all()
+    assert read_config(tmp_path / "out")["dtype"] == "bfloat16"
+    assert (tmp_path / "out" / "generation_config.json").exists()
+
+
+def lora_directory(path, entries, tensors, **config):
+    """An adapter directory with the given arrays under PEFT's prefix."""
+    path.mkdir()
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": entries, **config}
+    (path / "adapter_config.json").write_text(json.dumps(values))
+    write_file(path / "adapter_model.safetensors", {f"base_model.model.{key}": value for key, value in tensors.items()})
+    return path
+
+
+def random_lora(module, out, into, rank=2, seed=0):
+    generator = np.random.default_rng(seed)
+    return {
+        f"{module}.lora_A.weight": generator.standard_normal((rank, into)).astype(np.float32),
+        f"{module}.lora_B.weight": generator.standard_normal((out, rank)).astype(np.float32),
+    }
+
+
+LAYER = "model.layers.1.self_attn.q_proj"
+
+
+def test_several_adapters_with_weights_in_any_order(fixtures, tmp_path):
+    base = tensors(fixtures / "llama_mha")
+    out, into = base[f"{LAYER}.weight"].shape
+    a, b = random_lora(LAYER, out, into, seed=1), random_lora(LAYER, out, into, seed=2)
+    first, second = lora_directory(tmp_path / "a", ["q_proj"], a), lora_directory(tmp_path / "b", ["q_proj"], b)
+    merge_checkpoint(fixtures / "llama_mha", [first, second], tmp_path / "ab", weights=[0.5, -2])
+    merge_checkpoint(fixtures / "llama_mha", [second, first], tmp_path / "ba", weights=[-2, 0.5])
+    assert raw(tmp_path / "ab") == raw(tmp_path / "ba")
+
+    def product(part):
+        return (
+            2.0 * part[f"{LAYER}.lora_B.weight"].astype(np.float64) @ part[f"{LAYER}.lora_A.weight"].astype(np.float64)
+        )
+
+    exact = base[f"{LAYER}.weight"] + 0.5 * product(a) - 2 * product(b)
+    np.testing.assert_allclose(tensors(tmp_path / "ab")[f"{LAYER}.weight"], exact, rtol=1e-7, atol=0)
+
+
+def test_half_precision_is_rounded_once(fixtures, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(fixtures / "llama_mha" / "config.json", base)
+    values = tensors(fixtures / "llama_mha")
+    with open(base / "model.safetensors", "wb") as file:
+        write_stream(file, {key: ("bfloat16", value.shape) for key, value in values.items()}, values.__getitem__)
+    adapter = fixtures / "llama_mha" / "lora"
+    merge_checkpoint(base, adapter, tmp_path / "out")
+    parts = read_file(adapter / "adapter_model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    merged, stored, checked = tensors(tmp_path / "out"), tensors(base), 0
+    for key in stored:
+        prefix = f"base_model.model.{key.removesuffix('.weight')}"
+        if f"{prefix}.lora_A.weight" in parts:
+            product = parts[f"{prefix}.lora_B.weight"].astype(np.float64) @ parts[f"{prefix}.lora_A.weight"]
+            exact = stored[key].astype(np.float64) + scale * product
+            np.testing.assert_array_equal(merged[key], from_bfloat16(convert(exact, "float64", "bfloat16")))
+            checked += 1
+    assert checked > 0
+
+
+def test_head_is_untied_when_only_one_of_the_two_changes(fixtures, tmp_path):
+    base = tensors(fixtures / "gpt2")
+    embedding = base["transformer.wte.weight"]
+    assert "lm_head.weight" not in base
+    on_head = lora_directory(tmp_path / "h", ["lm_head"], random_lora("lm_head", *embedding.shape))
+    report = merge_checkpoint(fixtures / "gpt2", on_head, tmp_path / "head")
+    assert report.untied == "lm_head.weight" and "no longer tied" in str(report)
+    merged = tensors(tmp_path / "head")
+    np.testing.assert_array_equal(merged["transformer.wte.weight"], embedding)
+    assert np.abs(merged["lm_head.weight"] - embedding).max() > 0.1
+    assert read_config(tmp_path / "head")["tie_word_embeddings"] is False
+    generator = np.random.default_rng(3)
+    vocabulary, width = embedding.shape
+    a = generator.standard_normal((2, vocabulary)).astype(np.float32)
+    b = generator.standard_normal((width, 2)).astype(np.float32)
+    on_embedding = lora_directory(
+        tmp_path / "e",
+        ["wte"],
+        {"transformer.wte.lora_embedding_A": a, "transformer.wte.lora_embedding_B": b},
+    )
+    merge_checkpoint(fixtures / "gpt2", on_embedding, tmp_path / "embedding")
+    merged = tensors(tmp_path / "embedding")
+    np.testing.assert_array_equal(merged["lm_head.weight"], embedding)
+    np.testing.assert_allclose(merged["transformer.wte.weight"], embedding + 2 * (b @ a).T, rtol=1e-5, atol=1e-5)
+
+
+def test_chatglm_cannot_untie(fixtures, tmp_path):
+    shape = tensors(fixtures / "chatglm1")["lm_head.weight"].shape
+    adapter = lora_directory(tmp_path / "h", ["lm_head"], random_lora("lm_head", *shape))
+    with pytest.raises(InputError, match="no place for a head of its own"):
+        merge_checkpoint(fixtures / "chatglm1", adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_published_gpt2_layout_keeps_its_names_and_buffers(fixtures, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    shutil.copy(fixtures / "gpt2" / "config.json", base)
+    shutil.copy(fixtures / "gpt2" / "model.hub_layout.safetensors", base / "model.safetensors")
+    merge_checkpoint(base, fixtures / "gpt2" / "lora", tmp_path / "out", dtype="float16")
+    before, after = tensors(base), tensors(tmp_path / "out")
+    assert after.keys() == before.keys() and "h.0.attn.bias" in after
+    np.testing.assert_array_equal(after["h.0.attn.bias"], before["h.0.attn.bias"])
+    expected = tensors(fixtures / "gpt2" / "lora_merged")["transformer.h.0.attn.c_attn.weight"]
+    np.testing.assert_array_equal(after["h.0.attn.c_attn.weight"], expected.astype(np.float16))
+
+
+# Against PEFT's own merge ---
+
+CASES = {
+    "rslora": ("LoraConfig", {"r": 4, "lora_alpha": 6, "use_rslora": True}),
+    "dora": ("LoraConfig", {"r": 4, "lora_alpha": 8, "use_dora": True}),
+    "patterns": ("LoraConfig", {"r": 4, "rank_pattern": {"0.*": 2}, "alpha_pattern": {r".*\.1\..*": 32}}),
+    "head": ("LoraConfig", {"r": 4, "modules_to_save": ["NORM"]}),
+    "bias": ("LoraConfig", {"r": 4, "bias": "all"}),
+    "tokens": ("LoraConfig", {"r": 4, "trainable_token_indices": [3, 5]}),
+    "ia3": ("IA3Config", {}),
+}
+TARGETS = {
+    "gpt2": (["c_attn", "mlp.c_proj"], ["mlp.c_proj"], "ln_f"),
+    "llama_gqa": (["k_proj", "v_proj", "down_proj"], ["down_proj"], "norm"),
+    "glm": (["k_proj", "v_proj", "down_proj"], ["down_proj"], "norm"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TARGETS)
+def test_equals_peft(name, case, fixtures, tmp_path):
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    peft = pytest.importorskip("peft", reason="the live comparison needs peft")
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained(fixtures / name, dtype=torch.float32)
+    targets, feedforward, norm = TARGETS[name]
+    kind, options = CASES[case]
+    options = {key: [norm] if value == ["NORM"] else value for key, value in options.items()}
+    if kind == "IA3Config":
+        options["feedforward_modules"] = feedforward
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", target_modules=targets, **options)
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            if parameter.requires_grad:  # away from the values that change nothing
+                parameter.add_(0.1 * torch.rand_like(parameter))
+    model.save_pretrained(tmp_path / "adapter")
+    expected = {key: value.numpy() for key, value in model.merge_and_unload().state_dict().items()}
+    merge_checkpoint(fixtures / name, tmp_path / "adapter", tmp_path / "out")
+    merged, before = tensors(tmp_path / "out"), tensors(fixtures / name)
+    assert merged.keys() <= expected.keys()
+    for key in merged:
+        np.testing.assert_allclose(merged[key], expected[key], rtol=0, atol=2e-6, err_msg=key)
+    assert any(not np.array_equal(merged[key], before[key]) for key in before)
+
+
+# What is refused ---
+
+
+def refused(base, adapter, output, *parts, **options):
+    with pytest.raises(InputError) as caught:
+        merge_checkpoint(base, adapter, output, **options)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+    assert not output.exists()
+    assert not [path for path in output.parent.iterdir() if "unfinished" in path.name]
+
+
+@pytest.mark.parametrize("kind", ["prefix", "prefix_proj"])
+def test_prefix_cannot_be_merged(kind, fixtures, tmp_path):
+    parts = "PREFIX_TUNING cannot be merged", "keys and values in front"
+    refused(fixtures / "glm", fixtures / "glm" / kind, tmp_path / "out", *parts)
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "POLY", 3, None])
+def test_other_methods_cannot_be_merged(kind, fixtures, tmp_path):
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 64, 64), peft_type=kind)
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "cannot be merged")
+
+
+def test_another_base_is_refused_unless_told(fixtures, tmp_path):
+    base = fixtures / "llama_mha"
+    with open_checkpoint(base) as checkpoint:
+        right = fingerprint(read_config(base), checkpoint)
+    values = read_file(base.parent / "llama_mha" / "lora" / "adapter_model.safetensors")
+    adapter = tmp_path / "adapter"
+    shutil.copytree(base / "lora", adapter)
+    write_file(adapter / "adapter_model.safetensors", values, {"format": "pt", "base_fingerprint": "0" * 32})
+    refused(base, adapter, tmp_path / "out", "another base", right, "strict=False")
+    merge_checkpoint(base, adapter, tmp_path / "told", strict=False)
+    write_file(adapter / "adapter_model.safetensors", values, {"format": "pt", "base_fingerprint": right})
+    merge_checkpoint(base, adapter, tmp_path / "right")
+    assert raw(tmp_path / "told") == raw(tmp_path / "right")
+
+
+def test_adapter_of_another_model_lists_everything(fixtures, tmp_path):
+    refused(
+        fixtures / "llama_mha",
+        fixtures / "gpt2" / "lora",
+        tmp_path / "out",
+        "2 problems",
+        "the base has no transformer.h.0.attn.c_attn.weight",
+        "the base has no transformer.h.1.attn.c_attn.weight",
+    )
+
+
+def test_wrong_shapes(fixtures, tmp_path):
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 65, 64))
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "lora_B.weight has shape (65, 2), expected (64, 2)")
+    parts = random_lora(LAYER, 64, 64)
+    del parts[f"{LAYER}.lora_B.weight"]
+    adapter = lora_directory(tmp_path / "b", ["q_proj"], parts)
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", f"{LAYER} lacks lora_B")
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        ({"r": -1}, "r is -1"),
+        ({"r": 10**9}, "expected (1000000000, 64)"),
+        ({"r": "8"}, "r is '8'"),
+        ({"r": True}, "r is True"),
+        ({"lora_alpha": "big"}, "lora_alpha is 'big'"),
+        ({"lora_alpha": 1e999}, "lora_alpha is inf"),
+        ({"rank_pattern": {"(": 2}}, "invalid expression '('"),
+        ({"rank_pattern": 3}, "rank_pattern must map"),
+    ],
+)
+def test_absurd_configuration(change, part, fixtures, tmp_path):
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 64, 64), **change)
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", part)
+
+
+def test_directories_that_are_none(fixtures, tmp_path):
+    base, adapter = fixtures / "llama_mha", fixtures / "llama_mha" / "lora"
+    refused(tmp_path / "x", adapter, tmp_path / "out", "no such directory")
+    refused(base, tmp_path / "x", tmp_path / "out", "an adapter directory was expected")
+    refused(base, [], tmp_path / "out", "no adapter directory was given")
+    refused(base, base, tmp_path / "out", "adapter_config.json: not found")
+    for taken in (base, adapter):
+        with pytest.raises(InputError, match="is an input of the merge"):
+            merge_checkpoint(base, adapter, taken)
+
+
+def test_weights_that_make_no_sense(fixtures, tmp_path):
+    base, adapter = fixtures / "llama_mha", fixtures / "llama_mha" / "lora"
+    refused(base, adapter, tmp_path / "out", "2 given for 1 adapters", weights=[1, 2])
+    refused(base, adapter, tmp_path / "out", "nan is not a finite number", weights=[float("nan")])
+
+
+def test_two_adapters_that_replace_the_same_tensor(fixtures, tmp_path):
+    norm = {"model.norm.weight": np.ones(64, np.float32)}
+    first, second = lora_directory(tmp_path / "a", ["x"], norm), lora_directory(tmp_path / "b", ["x"], norm)
+    refused(fixtures / "llama_mha", [first, second], tmp_path / "out", "both replace model.norm.weight")
+    merge_checkpoint(fixtures / "llama_mha", first, tmp_path / "one")
+    assert (tensors(tmp_path / "one")["model.norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("value, dtype", [(np.nan, None), (np.inf, None), (1e30, "float16")])
+def test_safe_merge_refuses_what_is_not_finite(value, dtype, fixtures, tmp_path):
+    parts = random_lora(LAYER, 64, 64)
+    parts[f"{LAYER}.lora_B.weight"][3, 1] = value
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], parts)
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "NaN or Inf", f"{LAYER}.weight", safe=True, dtype=dtype)
+    report = merge_checkpoint(fixtures / "llama_mha", adapter, tmp_path / "out", dtype=dtype)
+    assert report.not_finite == (f"{LAYER}.weight",) and "NaN or Inf in" in str(report)
+
+
+def test_no_room_on_the_disk(fixtures, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    refused(fixtures / "gpt2", fixtures / "gpt2" / "lora", tmp_path / "out", "are free on this disk")
+
+
+def test_pickled_adapter(fixtures, tmp_path):
+    shutil.copytree(fixtures / "gpt2" / "lora", tmp_path / "a")
+    (tmp_path / "a" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
+    refused(fixtures / "gpt2", tmp_path / "a", tmp_path / "out", "adapter_model.bin is pickled")
+
+
+# Memory ---
+
+LARGE = {
+    "model_type": "llama",
+    "num_hidden_layers": 5,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "intermediate_size": 8192,
+    "vocab_size": 32768,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+MEASURE = textwrap.dedent("""
+    import json, sys
+    from pet.export import merge_checkpoint
+    base, adapter, output, dtype = sys.argv[1:]
+    report = merge_checkpoint(base, adapter, output, dtype=dtype or None, max_shard_size="400MB")
+    peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
+    print(json.dumps({"peak": peak, "changed": report.changed, "mindspore": "mindspore" in sys.modules}))
+""")
+
+
+def sparse_checkpoint(directory, config, kept):
+    """A checkpoint of zeros that takes no room on the disk."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = parameter_shapes(config)
+    head, _ = header_bytes({name: (kept, shape) for name, shape in shapes.items()}, {"format": "pt"})
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(head)
+        file.truncate(
+            len(head) + sum(int(np.prod(shape)) for shape in shapes.values()) * (4 if kept == "float32" else 2)
+        )
+    assert (directory / "model.safetensors").stat().st_size >= 10**9
+    return shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kept, dtype, layers, marked",
+    [("float32", "", 3, True), ("bfloat16", "", 8, False), ("float32", "bfloat16", 3, False)],
+)
+def test_peak_memory(kept, dtype, layers, marked, tmp_path):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("peak memory is read from /proc")
+    config = {**LARGE, "num_hidden_layers": layers}
+    shapes = sparse_checkpoint(tmp_path / "base", config, kept)
+    parts = {}
+    for name, shape in shapes.items():
+        if name.endswith(("q_proj.weight", "down_proj.weight")) or name == "lm_head.weight":
+            parts |= random_lora(name.removesuffix(".weight"), *shape, rank=8)
+    metadata = {"format": "pt"}
+    if marked:
+        with open_checkpoint(tmp_path / "base") as checkpoint:
+            metadata["base_fingerprint"] = fingerprint(config, checkpoint)
+    adapter = lora_directory(tmp_path / "adapter", ["some"], {}, r=8)
+    prefixed = {f"base_model.model.{key}": value for key, value in parts.items()}
+    write_file(adapter / "adapter_model.safetensors", prefixed, metadata)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "base"), str(adapter), str(tmp_path / "out"), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["changed"] == len(parts) // 2 and not measured["mindspore"]
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert len(checkpoint.files) > 1
+        exact = 4 / 8 * parts["lm_head.lora_B.weight"][-4:] @ parts["lm_head.lora_A.weight"]
+        np.testing.assert_allclose(checkpoint.read("lm_head.weight", slice(-4, None)), exact, rtol=0.01, atol=0.01)
+    largest = max(np.prod(shape) for shape in shapes.values()) * (4 if kept == "float32" else 2) / 2**20
+    assert measured["peak"] <= 3 * largest + 200, measured
+    shutil.rmtree(tmp_path)  # more than a gigabyte
