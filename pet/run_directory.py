@@ -91,5 +91,8 @@ def open_for(recipe: Recipe) -> Path:
                 path.unlink()
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
-    write_text(directory / RECIPE, dump(recipe))
+    # how this start was asked for is no property of the run: its recipe must not delete it when it is run again
+    lasting = recipe.model_copy(deep=True)
+    lasting.output.force = lasting.train.resume = False
+    write_text(directory / RECIPE, dump(lasting))
     return directory

@@ -35,6 +35,20 @@ class Prepared:
     questions: list = dataclasses.field(default_factory=list)
 
 
+def make_world(recipe):
+    """The processes that the recipe's layout asks for. To be called before any tensor is made."""
+    from pet.train.world import World
+
+    layout = recipe.parallel
+    if layout.processes == 1:
+        return World()
+    from pet.parallel.world import ParallelWorld
+
+    return ParallelWorld(
+        layout.data, layout.tensor, layout.pipeline, layout.micro_batches, shard_optimizer=layout.shard_optimizer
+    )
+
+
 def load_model(recipe):
     """The recipe's base model: published weights, or random ones where it says ``from_scratch``.
 

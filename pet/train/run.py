@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.files import atomic_directory, write_json, write_text
+from pet.files import atomic_directory, write_json
 
 log = logging.getLogger("pet")
 
@@ -57,83 +57,63 @@ def finetune(
         RunFailed: the loss is not finite or explodes.
         Interrupted: a signal came; everything is saved.
     """
-    from pet.train.prepare import prepare
-    from pet.train.world import World
-
     if recipe.model.from_scratch:
         raise InputError("model.from_scratch: random weights are trained by pet train; pet finetune needs a base")
-    world = world or World()
-    directory = run_directory(recipe, resume or recipe.train.resume, force or recipe.output.force)
-    prepared = prepare(recipe, world)
-    return execute(recipe, prepared, directory, resume or recipe.train.resume, show, callbacks, forward_step, world)
+    return start(recipe, resume, force, show, callbacks, forward_step, world)
 
 
-def train(recipe, **options) -> dict[str, Any]:
+def train(
+    recipe,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    show: Callable[[str], None] = print,
+    callbacks: Iterable = (),
+    forward_step: Callable | None = None,
+    world=None,
+) -> dict[str, Any]:
     """Trains every weight: of a base, or from random ones where the recipe says ``model.from_scratch: true``.
 
-    Options, result and errors are those of `finetune`.
+    Arguments, result and errors are those of `finetune`.
 
     Raises:
         InputError: the recipe has an adapter; that is what `finetune` is for.
     """
-    from pet.train.prepare import prepare
-    from pet.train.world import World
-
     if recipe.adapter.method != "none":
         raise InputError(
             f"adapter.method: {recipe.adapter.method}: pet train trains every weight; set adapter.method: none, "
             "or use pet finetune"
         )
-    resume = options.pop("resume", False) or recipe.train.resume
-    force = options.pop("force", False) or recipe.output.force
-    world = options.pop("world", None) or World()
-    show = options.pop("show", print)
-    callbacks, forward_step = options.pop("callbacks", ()), options.pop("forward_step", None)
-    if options:
-        raise TypeError(f"train() has no option {next(iter(options))!r}")
-    directory = run_directory(recipe, resume, force)
+    return start(recipe, resume, force, show, callbacks, forward_step, world)
+
+
+def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, world) -> dict[str, Any]:
+    """Looks at everything that can be wrong, then runs."""
+    from pet import run_directory
+    from pet.train.prepare import make_world, prepare
+
+    recipe = recipe.model_copy(deep=True)
+    recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
+    world = world or make_world(recipe)
+    if world.is_main:
+        run_directory.check(recipe)
     prepared = prepare(recipe, world)
-    return execute(recipe, prepared, directory, resume, show, callbacks, forward_step, world)
+    if world.is_main and recipe.train.resume:
+        for key, old, new in run_directory.changes(recipe, recipe.output.dir):
+            log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", key, old, new)
+    return execute(recipe, prepared, show, callbacks, forward_step, world)
 
 
-def run_directory(recipe, resume: bool, force: bool) -> Path:
-    """The run directory, checked but not yet made.
-
-    Raises:
-        InputError: it holds another run, or is a file.
-    """
-    directory = Path(recipe.output.dir or Path("output") / (recipe.name or "run"))
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"output.dir: {directory} is a file; a directory was expected")
-    if directory.is_dir() and any(directory.iterdir()) and not (resume or force):
-        kind = "holds another run" if (directory / "recipe.yaml").exists() else "is not empty"
-        raise InputError(f"output.dir: {directory} {kind}; --resume goes on with it, --force deletes it")
-    in_the_way = force and not resume and directory.is_dir() and any(directory.iterdir())
-    if in_the_way and not (directory / "recipe.yaml").exists():
-        raise InputError(f"output.dir: {directory} is no run directory (it has no recipe.yaml): it is not deleted")
-    return directory
-
-
-def clear(directory: Path) -> None:
-    """Deletes a run. recipe.yaml goes last: until then it is known as a run's directory."""
-    for entry in sorted(directory.iterdir(), key=lambda path: path.name == "recipe.yaml"):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def execute(recipe, prepared, directory: Path, resume: bool, show, callbacks, forward_step, world) -> dict[str, Any]:
+def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str, Any]:
     """The run itself, once everything that can be wrong with the recipe has been looked at."""
-    from pet.recipe import dump
+    from pet.run_directory import open_for
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.stop import Interrupted
     from pet.train.trainer import Trainer
 
     begin = time.perf_counter()
-    model = prepared.model
-    evaluation = None
+    model, directory, evaluation = prepared.model, Path(recipe.output.dir), None
     if prepared.eval_feed is not None:
         losses = LossEvaluation(model, prepared.eval_feed, forward_step=forward_step, world=world)
         rows = recipe.eval.batch_size or recipe.train.batch_size
@@ -157,14 +137,11 @@ def execute(recipe, prepared, directory: Path, resume: bool, show, callbacks, fo
         title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
     )
     if world.is_main:
-        if not resume and directory.is_dir():
-            clear(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "recipe.yaml", dump(recipe))
+        open_for(recipe)
         show(report.before(facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
-        outcome = trainer.train(resume=resume)
+        outcome = trainer.train(resume=recipe.train.resume)
     except Interrupted:
         if world.is_main:
             show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
@@ -328,11 +305,10 @@ def evaluate(
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.metrics import check_available
-    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, load_model, make_feeds
-    from pet.train.world import World
+    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, load_model, make_feeds, make_world
 
     check_available(recipe.eval.metrics)
-    world = world or World()
+    world = world or make_world(recipe)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
         held_out = load_dataset(recipe.data.test, tokenizer, settings=held_out_settings(recipe))
@@ -342,10 +318,7 @@ def evaluate(
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
     loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
     if adapter is not None:
-        from adapters.apply import set_adapter
-
-        load_adapter(loaded, adapter, name=recipe.adapter.name if recipe.adapter.method != "none" else "default")
-        set_adapter(loaded, recipe.adapter.name if recipe.adapter.method != "none" else "default")
+        load_adapter(loaded, adapter)
     prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
     make_feeds(recipe, prepared, world)
     prepared.questions = load_asked(recipe, prepared)

@@ -152,7 +152,7 @@ class TrainStep:
     ):
         self.optimizer, self.loss = optimizer, loss
         self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
-        self.world = world or World()
+        self.world, self.custom_forward = world or World(), forward_step is not None
         groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
         spans = tuple(itertools.pairwise(borders))

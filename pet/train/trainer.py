@@ -191,7 +191,8 @@ class Trainer:
                 if stopping and self.stop_reason is None:
                     self.stop_reason = "another process stopped"
                 every = self.settings.save_every
-                if self.directory and (last or stopping or (every and position.step % every == 0)):
+                best = self.best.step == position.step
+                if self.directory and (last or stopping or best or (every and position.step % every == 0)):
                     self.save()
                 if last or stopping:
                     return
@@ -334,8 +335,6 @@ class Trainer:
         sign = -1.0 if settings.direction() == "min" else 1.0
         if self.best.value is None or sign * (value - self.best.value) > settings.min_delta:
             self.best = Best(self.position.step, value, 0)
-            if self.directory is not None and self.position.step < self.total_steps:
-                self.save()
             return
         self.best.since += 1
         if settings.patience is not None and self.best.since >= settings.patience:

@@ -116,7 +116,7 @@ def test_an_exploding_loss_stops_the_run(toy, batch):
     good, bad = batch(4, seed=1), batch(4, seed=2)
     good["input_ids"][0, 0], bad["input_ids"][0, 0] = 5, 30
     data = [good] * 10 + [bad]
-    with pytest.raises(RunFailed, match="step 11: the loss is .* over 10 times its recent median; .*sample 2.0"):
+    with pytest.raises(RunFailed, match=r"step 11: the loss is .* over 10 times its recent median; .*sample 2\.0"):
         make(toy(), data, forward_step=jumps, steps=12).train()
     make(toy(), data, forward_step=jumps, steps=12, max_loss_ratio=None).train()
 
@@ -131,7 +131,7 @@ def test_near_zero_a_hard_batch_is_no_explosion():
 
 def test_an_overflow_lowers_the_scale_and_the_run_goes_on(toy, batch):
     trainer = make(toy(), [batch(4)], steps=5)
-    trainer.loss_scale.enabled, trainer.loss_scale.scale, trainer.loss_scale.factor = True, 1e39, 1e6
+    trainer.loss_scale.enabled, trainer.loss_scale.scale, trainer.loss_scale.factor = True, 1e39, 1e30
     outcome = trainer.train()
     assert [line["skipped"] for line in trainer.history] == [True, False, False, False, False]
     assert outcome["steps"] == 5 and outcome["updates"] == 4
@@ -195,7 +195,7 @@ def test_callbacks_see_the_moments_in_order_and_may_stop(toy, batch, tmp_path):
         directory=tmp_path,
         callbacks=[recorder],
     ).train()
-    assert recorder.moments == ["start", 1, ("evaluation", 2, 1.0), "step-000002", 2, "step-000002", ("end", 2, None)]
+    assert recorder.moments == ["start", 1, ("evaluation", 2, 1.0), 2, "step-000002", ("end", 2, None)]
 
 
 def test_callbacks_by_name(tmp_path, monkeypatch):
