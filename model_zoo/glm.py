@@ -158,7 +158,7 @@ class GLMTransformer(nn.Cell):
         self.rotary_table = RotaryTable(frequencies, "half")
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = input_ids.shape
+        batch, length = start.shape
         x = self.word_embeddings(input_ids).reshape(batch * length, -1)
         tables = self.rotary_table(position_ids[:, 0]) + self.rotary_table(position_ids[:, 1])
         for layer in self.layers:

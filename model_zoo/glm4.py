@@ -250,7 +250,7 @@ class ChatGLM2Model(nn.Cell):
         self.rotary_table = RotaryTable(frequencies, "interleaved")
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = input_ids.shape
+        batch, length = start.shape
         x = self.embedding(input_ids).reshape(batch * length, -1)
         cosine, sine = self.rotary_table(position_ids)
         return self.encoder(x, cosine, sine, start, end, keep)
@@ -318,7 +318,7 @@ class GlmModel(nn.Cell):
         self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), "interleaved")
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = input_ids.shape
+        batch, length = start.shape
         x = self.embed_tokens(input_ids).reshape(batch * length, -1)
         cosine, sine = self.rotary_table(position_ids)
         for layer in self.layers:

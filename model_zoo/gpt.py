@@ -107,8 +107,8 @@ class GPT2Model(nn.Cell):
         self.ln_f = LayerNorm(dims.hidden, config.layer_norm_epsilon, dtype)
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = input_ids.shape
-        positions = ops.zeros_like(input_ids) + position_ids
+        batch, length = start.shape
+        positions = ops.zeros_like(start) + position_ids
         x = (self.wte(input_ids) + self.wpe(positions)).reshape(batch * length, -1)
         for layer in self.h:
             x = layer(x, start, end, keep)

@@ -140,7 +140,7 @@ class LlamaModel(nn.Cell):
         self.rotary_table = RotaryTable(rotary_frequencies(dims.head_dim, rope["rope_theta"], rope), "half")
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = input_ids.shape
+        batch, length = start.shape
         x = self.embed_tokens(input_ids).reshape(batch * length, -1)
         cosine, sine = self.rotary_table(position_ids)
         for layer in self.layers:

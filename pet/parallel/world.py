@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -13,8 +14,12 @@ from model_zoo.errors import InputError
 from pet.parallel import collectives
 from pet.parallel.context import join
 from pet.parallel.heartbeat import Pace
+from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
+from pet.parallel.pipeline import Pipeline, PipelineMeasure
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
+from pet.parallel.stages import TIED, cut_stage
+from pet.parallel.tensor import shard
 from pet.parallel.zero import ShardedOptimizer
 from pet.train.world import World
 
@@ -33,23 +38,56 @@ class ParallelWorld(World):
         InputError: the layout does not fit the job.
     """
 
-    def __init__(self, data: int = 1, tensor: int = 1, pipeline: int = 1, shard_optimizer: bool = False):
+    def __init__(
+        self,
+        data: int = 1,
+        tensor: int = 1,
+        pipeline: int = 1,
+        micro_batches: int = 1,
+        shard_optimizer: bool = False,
+    ):
+        if pipeline > 1 and micro_batches < pipeline:
+            raise InputError(
+                f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
+            )
         job = join()
         Mesh(data, tensor, pipeline).check_world(job.size)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
         self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
         self.data_rank, self.data_size = mesh.replica, data
-        self.shard_optimizer = shard_optimizer and data > 1
+        self.shard_optimizer, self.micro_batches = shard_optimizer and data > 1, micro_batches
         self.everybody = collectives.world()
         self.data_group, self.tensor_group, self.pipeline_group = (
             collectives.make_group(axis, mesh.ranks(axis)) for axis in ("data", "tensor", "pipeline")
         )
+        # the first and the last stage share a tied embedding
+        self.ends_group = None
+        if pipeline > 1 and (mesh.is_first or mesh.is_last):
+            ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
+            self.ends_group = collectives.make_group("tied", ends)
         self.pace = Pace()
         self.parameters: dict[str, object] = {}
         self.known_names: set[str] = set()
 
+    def prepare(self, model: nn.Cell, directory: str | Path | None = None) -> nn.Cell:
+        """Leaves in a model what is this process's share, with its adapters, and returns it.
+
+        Args:
+            model: whole, adapters applied. Built but not loaded, it takes no memory yet.
+            directory: a checkpoint, of which this process then reads its slices; None where the weights are there.
+
+        Raises:
+            InputError: heads, widths or layers that cannot be divided; tensors that do not fit.
+        """
+        shard(model, self.tensor_group, loaded=directory is None)
+        self.stages = cut_stage(model, self.mesh)
+        if directory is not None:
+            load_parts(model, directory, self.mesh.shard)
+        self.adopt(model)
+        return model
+
     def adopt(self, model: nn.Cell) -> None:
-        """Learns the names and divisions of a model's parameters, after it was sharded."""
+        """Learns the names and divisions of a model's parameters, after it was divided."""
         self.parameters = {parameter.name: parameter for parameter in model.get_parameters()}
         everywhere = collectives.all_gather_object(sorted(self.parameters), self.everybody)
         self.known_names = {name for names in everywhere for name in names}
@@ -64,6 +102,9 @@ class ParallelWorld(World):
         vectors = list(vectors)
         partial = [index for index, segment in enumerate(segments) if role_of_segment(segment) == PARTIAL]
         self._sum_together(vectors, partial, self.tensor_group)
+        if self.ends_group is not None:
+            tied = [index for index, segment in enumerate(segments) if role_of_segment(segment) == TIED]
+            self._sum_together(vectors, tied, self.ends_group)
         self._sum_together(vectors, list(range(len(vectors))), self.data_group)
         return vectors
 
@@ -82,9 +123,13 @@ class ParallelWorld(World):
 
     def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
         """Divided parameters are summed over the shards, whole ones counted once, and all over the stages."""
-        divided = [role_of_segment(segment) == SPLIT for segment in segments]
-        own = sum(square for square, flag in zip(squares, divided, strict=True) if flag)
-        whole = sum(square for square, flag in zip(squares, divided, strict=True) if not flag)
+        own = whole = 0.0
+        for square, segment in zip(squares, segments, strict=True):
+            role = role_of_segment(segment)
+            if role == SPLIT:
+                own += square
+            elif role != TIED or self.mesh.is_first:
+                whole += square
         total = collectives.sum_numbers([own], self.tensor_group)[0] + whole
         return collectives.sum_numbers([total], self.pipeline_group)[0]
 
@@ -167,6 +212,24 @@ class ParallelWorld(World):
                 "possible are adamw, adam, sgd and momentum, or parallel.tensor = 1"
             )
         return ShardedOptimizer(make, segments, self.data_group) if self.shard_optimizer else make(segments)
+
+    def wrap_step(self, step, model):
+        """With several stages the gradients come from the pipeline.
+
+        Raises:
+            InputError: a forward of the user's own, which nobody can cut into stages.
+        """
+        if self.mesh.pipeline > 1:
+            if step.custom_forward:
+                raise InputError("parallel.pipeline: a forward_step of your own cannot be cut into stages")
+            pipeline = Pipeline(step, model, self.mesh, self.pipeline_group, self.micro_batches, self.stages)
+            step.accumulate, step.gradient = pipeline.accumulate, pipeline
+        return step
+
+    def wrap_measure(self, measure, model):
+        if self.mesh.pipeline == 1:
+            return measure
+        return PipelineMeasure(measure, model, self.mesh, self.pipeline_group)
 
 
 def role_of_segment(segment) -> str:

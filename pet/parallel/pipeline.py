@@ -1,0 +1,269 @@
+"""Pipeline parallelism: each stage works on another micro-batch at the same time (1F1B; Narayanan et al. 2019).
+
+Two stages, four micro-batches (F forward, B backward)::
+
+    stage 0   F0  F1      B0  F2  B1  F3  B2      B3
+    stage 1       F0 B0   F1 B1   F2 B2   F3 B3
+
+A stage runs as many forwards ahead as there are stages behind it, then one backward for each forward, so that it holds
+no more inputs than that. It keeps the input of a forward alone; the backward computes the forward again. Only
+activations ``(B·S, H)`` and their gradients cross a boundary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor
+
+from model_zoo.errors import InputError
+from pet.parallel import collectives
+from pet.parallel.mesh import Mesh
+from pet.train.compiled import Compiled
+from pet.train.segments import flatten
+from pet.train.step import BATCH_KEYS, TrainStep, make_forward, mix, tensors
+
+log = logging.getLogger("pet")
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """The share of a step in which a stage waits for others, if all stages take equally long."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def pieces_of(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """A batch as micro-batches of equally many rows.
+
+    Raises:
+        InputError: the rows cannot be divided evenly.
+    """
+    rows = len(batch["input_ids"])
+    if rows % count:
+        raise InputError(f"parallel.micro_batches: {rows} rows cannot be divided over {count} micro-batches")
+    size = rows // count
+    return [
+        {**batch, **{key: np.asarray(batch[key])[first : first + size] for key in BATCH_KEYS}}
+        for first in range(0, rows, size)
+    ]
+
+
+class Neighbours:
+    """The stages before and behind this one.
+
+    Args:
+        mesh: this process's place.
+        width: of an activation.
+        dtype: of an activation.
+    """
+
+    def __init__(self, mesh: Mesh, width: int, dtype):
+        self.before = None if mesh.is_first else mesh.rank_at(stage=mesh.stage - 1)
+        self.behind = None if mesh.is_last else mesh.rank_at(stage=mesh.stage + 1)
+        self.width, self.dtype = width, dtype
+        self.under_way: list[tuple] = []
+
+    def receive(self, rank: int, batch: dict[str, Any]) -> Tensor:
+        """The activations, or their gradient, of a micro-batch."""
+        return collectives.receive((int(np.size(batch["labels"])), self.width), self.dtype, rank)
+
+    def send(self, rank: int, x: Tensor) -> None:
+        """Starts sending; the tensor is kept until `finish`."""
+        self.under_way.append((collectives.send(x, rank), x))
+
+    def finish(self) -> None:
+        """Returns when everything sent has left."""
+        for handle, _ in self.under_way:
+            handle.wait()
+        self.under_way = []
+
+
+class Pipeline:
+    """A stage's part in one step: gradients of all micro-batches in 1F1B order.
+
+    Args:
+        step: the training step that this serves; its `accumulate` is replaced.
+        model: the stage's cells (`pet.parallel.stages.cut_stage`).
+        mesh: the layout.
+        group: the stages.
+        micro_batches: pieces that each batch is cut into.
+        stages: the layers of each stage, for the report.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        model,
+        mesh: Mesh,
+        group: collectives.Group,
+        micro_batches: int,
+        stages: Sequence[range],
+    ):
+        self.step, self.mesh, self.group, self.micro_batches = step, mesh, group, micro_batches
+        self.stages, self.reported = stages, False
+        self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
+        spans, offset = [], 0
+        for segment in step.optimizer.segments:
+            spans.append((offset, offset + len(segment.parameters)))
+            offset += len(segment.parameters)
+        weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
+        compiled = step.gradient.graph is not None
+        self.forward = Compiled(hidden_function(model), compiled)
+        if mesh.is_last:
+            backward = last_gradient(make_forward(model, step.loss, None), weights, tuple(spans))
+        else:
+            backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
+        self.backward = Compiled(backward, compiled)
+
+    @property
+    def seconds(self) -> float:
+        """Time of first calls so far."""
+        return self.forward.seconds + self.backward.seconds
+
+    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
+        """As `TrainStep.accumulate`."""
+        pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches)]
+        keys = [mix(self.step.seed, step, index, self.step.world.data_rank) for index in range(len(pieces))]
+        self._report(len(pieces))
+        ahead = min(self.mesh.pipeline - 1 - self.mesh.stage, len(pieces))
+        inputs: dict[int, list[Tensor]] = {}
+        total, vectors = 0.0, None
+        for turn in range(len(pieces) + ahead):
+            if turn < len(pieces):
+                inputs[turn] = self._run_forward(pieces[turn], keys[turn])
+            done = turn - ahead
+            if done >= 0:
+                summed, fresh = self._run_backward(pieces[done], keys[done], inputs.pop(done), weight)
+                total += summed
+                vectors = fresh if vectors is None else self.step.add(*vectors, *fresh)
+        self.neighbours.finish()
+        return collectives.sum_numbers([total], self.group)[0], vectors
+
+    def _report(self, pieces: int) -> None:
+        """Says once how the layers lie, and how long each stage waits."""
+        if self.mesh.rank == 0 and not self.reported:
+            layers = ", ".join(f"{part.start}-{part.stop - 1}" for part in self.stages)
+            share = 100 * bubble(self.mesh.pipeline, pieces)
+            log.info("pipeline: layers %s; %d micro-batches a step, bubble %.0f %%", layers, pieces, share)
+        self.reported = True
+
+    def _set_key(self, key: int) -> None:
+        if self.step.set_key is not None:
+            self.step.set_key(key)
+
+    def _run_forward(self, piece: dict[str, Any], key: int) -> list[Tensor]:
+        """The stage's inputs, after their activations are on their way to the next stage."""
+        arguments = tensors(piece)
+        if not self.mesh.is_first:
+            arguments[0] = self.neighbours.receive(self.neighbours.before, piece)
+        if not self.mesh.is_last:
+            self._set_key(key)
+            ids, _, *layout = arguments
+            self.neighbours.send(self.neighbours.behind, self.forward(ids, *layout))
+        return arguments
+
+    def _run_backward(self, piece, key: int, arguments: list[Tensor], weight: Tensor) -> tuple[float, Sequence[Tensor]]:
+        """The summed loss (0 but in the last stage) and the gradients; the input's goes to the stage before."""
+        total = 0.0
+        if self.mesh.is_last:
+            self._set_key(key)
+            summed, slope, *vectors = self.backward(*arguments, weight)
+            total = float(summed.asnumpy())
+        else:
+            received = self.neighbours.receive(self.neighbours.behind, piece)
+            self._set_key(key)
+            ids, _, *layout = arguments
+            slope, *vectors = self.backward(ids, *layout, received)
+        if not self.mesh.is_first:
+            self.neighbours.send(self.neighbours.before, slope)
+        return total, vectors
+
+
+class PipelineMeasure:
+    """An evaluation's forward through all stages; every process gets the result.
+
+    Args:
+        measure: ``(input_ids or activations, labels, position_ids, start, end) → (summed loss, labels ranked first)``.
+        model, mesh, group: as for `Pipeline`.
+    """
+
+    def __init__(self, measure: Compiled, model, mesh: Mesh, group: collectives.Group):
+        self.measure, self.mesh, self.group = measure, mesh, group
+        self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
+        self.forward = Compiled(hidden_function(model), measure.graph is not None)
+
+    def __call__(self, input_ids, labels, *layout) -> list[Tensor]:
+        x = input_ids
+        if not self.mesh.is_first:
+            x = self.neighbours.receive(self.neighbours.before, {"labels": labels})
+        numbers = [0.0, 0.0]
+        if self.mesh.is_last:
+            numbers = [float(value.asnumpy()) for value in self.measure(x, labels, *layout)]
+        else:
+            self.neighbours.send(self.neighbours.behind, self.forward(x, *layout))
+            self.neighbours.finish()
+        return [Tensor(value, ms.float64) for value in collectives.sum_numbers(numbers, self.group)]
+
+
+def activation_dtype(model):
+    """The type of what crosses stages: that of the model's weights."""
+    return next(p.dtype for p in model.get_parameters() if getattr(p, "adapter", None) is None)
+
+
+def hidden_function(model) -> Callable:
+    """The stage's forward as a graph function."""
+
+    def forward(x, position_ids, start, end):
+        return model.hidden_states(x, position_ids, start, end, None)
+
+    return forward
+
+
+def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callable:
+    """``(x, layout …, dy) → (dx, gradient vectors …)`` of a stage that is not the last; the first gives a zero for dx.
+
+    The derivative of ``sum(y · dy)`` is the derivative of y applied to dy.
+    """
+
+    def against(x, position_ids, start, end, slope):
+        y = forward(x, position_ids, start, end)
+        return (y.astype(ms.float32) * slope.astype(ms.float32)).sum()
+
+    differentiate = ms.value_and_grad(against, None if is_first else 0, weights)
+
+    def first(x, position_ids, start, end, slope):
+        total, gradients = differentiate(x, position_ids, start, end, slope)
+        return (total * 0.0, *vectors_of(gradients, spans))
+
+    def middle(x, position_ids, start, end, slope):
+        _, (dx, gradients) = differentiate(x, position_ids, start, end, slope)
+        return (dx, *vectors_of(gradients, spans))
+
+    return first if is_first else middle
+
+
+def last_gradient(loss: Callable, weights, spans) -> Callable:
+    """``(x, labels, layout …, weight) → (summed loss, dx, gradient vectors …)`` of the last stage."""
+
+    def scaled(x, labels, position_ids, start, end, weight):
+        total = loss(x, labels, position_ids, start, end)
+        return total * weight, total
+
+    differentiate = ms.value_and_grad(scaled, 0, weights, has_aux=True)
+
+    def last(x, labels, position_ids, start, end, weight):
+        (_, total), (dx, gradients) = differentiate(x, labels, position_ids, start, end, weight)
+        return (total, dx, *vectors_of(gradients, spans))
+
+    return last
+
+
+def vectors_of(gradients, spans):
+    """Gradients as one vector per segment, within a graph."""
+    vectors = []
+    for first, last in spans:
+        vectors.append(flatten(gradients[first:last]))
+    return tuple(vectors)
