@@ -46,10 +46,8 @@ def load(
     """
     file = names.find_recipe(path)
     source = read(file, _display(file))
-    origins = apply_overrides(
-        source, list(overrides) if isinstance(overrides, (list, tuple)) else overrides, text_keys()
-    )
-    return check(source, origins, file.resolve().parent, file.stem, needs=needs, check_files=check_files)
+    apply_overrides(source, overrides, text_keys())
+    return check(source, file.resolve().parent, file.stem, needs=needs, check_files=check_files)
 
 
 def from_dict(
@@ -62,8 +60,8 @@ def from_dict(
 ) -> Recipe:
     """The same for a recipe that is a dict, as built by a program; its paths are relative to the current directory."""
     source = Source(name, value=_plain(values))
-    origins = apply_overrides(source, overrides, text_keys())
-    return check(source, origins, Path.cwd(), name, needs=needs, check_files=check_files)
+    apply_overrides(source, overrides, text_keys())
+    return check(source, Path.cwd(), name, needs=needs, check_files=check_files)
 
 
 def _plain(value: Any) -> Any:
@@ -82,7 +80,6 @@ def _display(path: Path) -> str:
 
 def check(
     source: Source,
-    origins: dict[KeyPath, str],
     directory: Path,
     stem: str,
     *,
@@ -90,7 +87,7 @@ def check(
     check_files: bool = True,
 ) -> Recipe:
     """Validate what was read; see :func:`load`. ``directory`` is what relative paths are relative to."""
-    report = Report(source, origins)
+    report = Report(source)
     if source.problems and not isinstance(source.value, dict):
         raise InputError.collect(report.lines())
     if source.value is None:
@@ -170,7 +167,7 @@ def _expand_paths(tree: dict[str, Any], directory: Path, report: Report) -> None
         value = _value_at(tree, path)
         if not value:
             continue
-        from_command_line = any(path[:size] in report.origins for size in range(1, len(path) + 1))
+        from_command_line = report.source.overriding(path) is not None
         base = Path.cwd() if kind == "here" or from_command_line else directory
         holder = _value_at(tree, path[:-1])
         if isinstance(value, str):

@@ -44,29 +44,28 @@ def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyP
 
 def apply_overrides(
     source: Source, overrides: Iterable[str] | Mapping[str, Any] | None, text_keys: Collection[KeyPath] = ()
-) -> dict[KeyPath, str]:
+) -> None:
     """Put overrides into ``source.value``; what is wrong with them goes to ``source.problems``.
+
+    ``source.overrides`` keeps for each key path the text that set it, for error messages.
 
     Args:
         source: the recipe's file.
         overrides: texts ``key.sub=value``, or a mapping of dotted keys to values.
         text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
             ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.
-
-    Returns:
-        For each key path that was set, the text that set it, for error messages.
     """
     if overrides is None:
-        return {}
+        return
     if isinstance(overrides, Mapping):
         entries = [(tuple(str(key).split(".")), value, [], f"{key}={value}") for key, value in overrides.items()]
     else:
         entries = [(*parse_override(str(text), text_keys), str(text)) for text in overrides]
-    origins: dict[KeyPath, str] = {}
+    origins = source.overrides
     if source.value is None:
         source.value = {}
     if not isinstance(source.value, dict):
-        return origins
+        return
     for path, value, problems, text in entries:
         if problems:
             source.problems.extend(f"command line: {problem}" for problem in problems)
@@ -80,7 +79,6 @@ def apply_overrides(
             for rival in RIVALS.get(path, ()):
                 if rival not in origins:
                     _remove(source.value, rival)
-    return origins
 
 
 def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:

@@ -57,33 +57,18 @@ def show_value(value: Any) -> str:
 class Report:
     """Collects problems, each with the place of the key that it is about."""
 
-    def __init__(self, source: Source, origins: dict[KeyPath, str]):
+    def __init__(self, source: Source):
         self.source = source
-        self.origins = origins
         self.problems: list[tuple[int, str]] = []
         self.bad: set[KeyPath] = set()
         for problem in source.problems:
             self.problems.append((0, problem))
 
-    def where(self, path: KeyPath) -> str:
-        """The override or the line that set ``path``."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return f"command line: {self.origins[path[:length]]}"
-            if path[:length] in self.source.lines:
-                break
-        for set_path, text in self.origins.items():
-            if set_path[: len(path)] == path and path not in self.source.lines:
-                return f"command line: {text}"  # a section that the override itself brought
-        return self.source.where(path)
-
     def add(self, path: KeyPath, message: str) -> None:
         """Note that the value at ``path`` is wrong."""
         self.bad.add(path)
-        where = self.where(path)
-        on_command_line = where.startswith("command line:")
-        order = 1 << 30 if on_command_line else (self.source.line(path) or 0)
-        self.problems.append((order, f"{where}: {dotted(path)}: {message}"))
+        order = 1 << 30 if self.source.overriding(path) else (self.source.line(path) or 0)
+        self.problems.append((order, f"{self.source.where(path)}: {dotted(path)}: {message}"))
 
     def lines(self) -> list[str]:
         """The problems in the order of the file, those of the command line last, each once."""

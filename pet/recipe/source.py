@@ -67,12 +67,14 @@ class Source:
         value: the content, made of dict, list, str, int, float, bool and None.
         lines: the line (from 1) of each key and list entry, by its path.
         problems: what is wrong with the text itself.
+        overrides: for each key path that the command line set, the text that set it.
     """
 
     name: str
     value: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    overrides: dict[KeyPath, str] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int | None:
         """The line of ``path``, or of the nearest thing around it."""
@@ -81,8 +83,21 @@ class Source:
                 return self.lines[path[:length]]
         return None
 
+    def overriding(self, path: KeyPath) -> str | None:
+        """The text on the command line that set ``path``, or something around it; or that brought its section."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.overrides:
+                return self.overrides[path[:length]]
+            if path[:length] in self.lines:
+                return None
+        inside = (text for other, text in self.overrides.items() if other[: len(path)] == path)
+        return next(inside, None)
+
     def where(self, path: KeyPath) -> str:
-        """``file:line`` of ``path``."""
+        """``file:line`` of ``path``, or the override that set it."""
+        text = self.overriding(path)
+        if text is not None:
+            return f"command line: {text}"
         line = self.line(path)
         return f"{self.name}:{line}" if line else self.name
 

@@ -1,0 +1,177 @@
+"""The commands of a run, on a model of a few thousand weights: what they print, write and refuse."""
+
+import io
+import json
+import shutil
+
+import pytest
+
+from pet.cli.main import main
+from pet.names import bundled_directory
+
+QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}}' for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A directory with a tiny random GPT-2, data, a recipe, and a run of it."""
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+
+    home = tmp_path_factory.mktemp("home")
+    source = bundled_directory() / "bases" / "gpt_tiny"
+    config = json.loads((source / "config.json").read_text())
+    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    save_pretrained(AutoModel.from_config(config, seed=1), home / "base")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(source / name, home / "base" / name)
+    (home / "data.jsonl").write_text("\n".join(QUESTIONS) + "\n")
+    (home / "job.yaml").write_text(
+        "model: {path: base}\ndata: {train: data.jsonl, eval: data.jsonl, max_length: 32}\n"
+        "train: {steps: 3, batch_size: 4, learning_rate: 1e-2, warmup: 0}\n"
+        "eval: {metrics: [loss, perplexity, accuracy], shown_samples: 1}\ngeneration: {max_new_tokens: 4}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert main(["finetune", "job.yaml"]) == 0
+    return home
+
+
+@pytest.fixture
+def here(home, monkeypatch):
+    monkeypatch.chdir(home)
+    return home
+
+
+def _lines(capsys) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_run_directory(here):
+    run = here / "output" / "job"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["after"]["loss"] < summary["before"]["loss"]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {entry.name for entry in (run / "adapter").iterdir()}
+
+
+def test_another_run_there_is_refused(here, capsys):
+    before = (here / "output" / "job" / "summary.json").read_bytes()
+    assert main(["finetune", "job.yaml", "train.steps=9"]) == 2
+    error = capsys.readouterr().err
+    assert "holds another run" in error
+    assert "--resume" in error
+    assert (here / "output" / "job" / "summary.json").read_bytes() == before
+
+
+def test_evaluate_gives_the_runs_own_numbers(here, capsys):
+    assert main(["evaluate", "output/job", "--output", "numbers.json"]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    summary = json.loads((here / "output" / "job" / "summary.json").read_text())
+    assert json.loads((here / "numbers.json").read_text()) == summary["after"]
+    assert main(["evaluate", "job.yaml", "--base", "--output", "numbers.json"]) == 0
+    assert json.loads((here / "numbers.json").read_text()) == summary["before"]
+
+
+def test_merged_and_adapter_answer_alike(here, capsys):
+    shutil.rmtree(here / "merged", ignore_errors=True)
+    assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 0
+    assert "tensors merged" in capsys.readouterr().out
+    answers = []
+    for words in (
+        ["--model", "merged"],
+        ["--model", "base", "--adapter", "output/job/adapter"],
+        ["--run", "output/job"],
+    ):
+        assert main(["predict", *words, "--input", "What is 3?", "--max-new-tokens", "6"]) == 0
+        answers.append(_lines(capsys))
+    assert answers[0] == answers[1] == answers[2]
+    assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 2
+    assert "--force" in capsys.readouterr().err
+
+
+def test_predict_a_file(here, capsys):
+    assert main(["predict", "--run", "output/job", "--file", "data.jsonl", "--output", "answers.jsonl"]) == 0
+    rows = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [f"What is {number}?" for number in range(12)]
+    assert rows[3]["reference"] == "It is 3."
+    assert rows[3]["where"].endswith("data.jsonl:4")
+    capsys.readouterr()
+    (here / "questions.txt").write_text("What is 5?\n\nWhat is 6?\n")
+    assert main(["predict", "--run", "output/job", "--file", "questions.txt", "--json"]) == 0
+    printed = [json.loads(line) for line in _lines(capsys)]
+    assert [row["where"] for row in printed] == ["questions.txt:1", "questions.txt:3"]
+    assert printed[0]["answer"] == rows[5]["answer"], "in a batch or not, the answer is the same"
+
+
+def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
+    script = ["What is 1?", "/base", "/adapter", "/adapter nowhere", "/adapter output/job/adapter", "/bse", "/reset"]
+    script += ["/base", "/quit", "never asked"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(script)))
+    assert main(["chat", "--run", "output/job"]) == 0
+    captured = capsys.readouterr()
+    assert "default (speaking)" in captured.out
+    assert "(adapter is speaking)" in captured.out
+    assert "(nowhere: neither an adapter's name nor a directory" in captured.err
+    assert "did you mean '/base'" in captured.err
+    assert "(there is no question yet)" in captured.err
+
+
+def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("word " * 20 + "\n" + "word " * 20 + "\n" + "long " * 80 + "\n"))
+    assert main(["chat", "--model", "base", "--max-new-tokens", "4"]) == 0
+    captured = capsys.readouterr()
+    assert "the oldest turn is forgotten" in captured.out
+    assert "and there is room for 60" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["finetune", "job.yaml", "data.train=null"], "this command needs it"),
+        (["finetune", "job.yaml", "output.dir=new", "adapter.targets=[q_prj]"], "q_prj"),
+        (["finetune", "job.yaml", "output.dir=new", "model.from_scratch=true"], "random weights"),
+        (["finetune", "job.yaml", "output.dir=data.jsonl"], "is a file"),
+        (["train", "job.yaml", "output.dir=new"], "pet train trains every weight"),
+        (["finetune", "job.yaml", "output.dir=new", "callbacks=[cvs]"], "did you mean 'csv'"),
+        (["finetune", "job.yaml", "output.dir=new", "data.train=broken.jsonl"], "broken.jsonl"),
+        (["evaluate", "job.yaml"], "what is to be measured?"),
+        (["evaluate", "output"], "no run directory"),
+        (["predict", "--model", "base"], "nothing is asked"),
+        (["predict", "--input", "x"], "no model"),
+        (["predict", "--model", "base", "--input", "x", "--top-p", "2"], "--top-p 2.0"),
+        (["predict", "--model", "base", "--input", "x", "--file", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["predict", "--model", "base", "--adapter", "base", "--input", "x"], "adapter_config.json"),
+        (["predict", "--run", "base", "--input", "x"], "no run directory"),
+        (["predict", "--model", "base", "--input", "x", "--template", "nothing"], "prompt"),
+        (["merge", "base", "--base", "base", "--output", "m2"], "adapter_config.json"),
+        (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--weights", "a"], "numbers with commas"),
+        (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--dtype", "int8"], "int8"),
+        (["info", "output"], "is no model"),
+        (["data", "job.yaml", "--split", "tset"], "did you mean 'test'"),
+        (["data", "job.yaml", "--split", "test"], "this command needs it"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(here, capsys, arguments, words):
+    (here / "broken.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": \n')
+    before = sorted(str(path) for path in here.rglob("*"))
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert sorted(str(path) for path in here.rglob("*")) == before
+
+
+def test_info_and_data(here, capsys):
+    assert main(["info", "output/job/adapter", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["kind"], facts["method"], facts["r"]) == ("adapter", "LORA", 8)
+    assert main(["info", "output/job", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+    assert main(["info", "base", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layers"] == 2
+    assert main(["data", "job.yaml", "--samples", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "12 samples from 12 rows" in text
+    assert "[[" in text, "what is learnt is marked"
