@@ -91,8 +91,13 @@ def site_of(path: str, cell: nn.Cell, layer: int | None) -> Site | None:
     return Site(path, cell, kind, into, out, transposed, layer)
 
 
-def sites(model: nn.Cell) -> list[Site]:
-    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last."""
+def sites(model) -> list[Site]:
+    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last.
+
+    A model of shapes alone gives its sites itself, by ``adapter_sites()``.
+    """
+    if hasattr(model, "adapter_sites"):
+        return model.adapter_sites()
     layers = getattr(getattr(model, "family", None), "layers", None)
     found = []
     for path, cell in model.cells_and_names():
@@ -151,12 +156,30 @@ def _adapted_cell(cls: type) -> type:
                 if module.changes_input:
                     changed = module.before(inner)
                     inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-            y = super().construct(inner)
+            base = super().construct(inner)
+            y = base
             for module in self.active:
-                changed = module(x, y)
+                if module.needs_base:
+                    changed = module.on_base(x, y, base, self.base_weight(), self.base_bias())
+                else:
+                    changed = module(x, y)
                 y = changed if module.rows is None else select_rows(module.rows, changed, y)
             return y
 
+    def table(self):
+        return self.embedding_table
+
+    def weight(self):
+        return self.weight
+
+    def bias(self):
+        return self.bias
+
+    def none(self):
+        return None
+
+    Adapted.base_weight = table if issubclass(cls, nn.Embedding) else weight
+    Adapted.base_bias = none if issubclass(cls, (Embedding, nn.Embedding)) else bias
     return Adapted
 
 

@@ -1,0 +1,216 @@
+"""What tuning a model would take: parameters, and memory for weights, gradients, optimizer and activations.
+
+Everything comes from shapes; no weight is allocated. Weights, gradients and optimizer state are exact. Activations are
+an estimate from what each layer keeps for the backward pass (`activation_bytes`); a framework's buffers come on top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from model_zoo.checkpoint import read_config
+from model_zoo.counting import layout_of, parameter_shapes, sizes
+from model_zoo.errors import InputError, nearest
+from model_zoo.floats import STORAGE, float_name
+from model_zoo.presets import PRESETS, preset
+
+# float32 values that an optimizer keeps for each trained parameter
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
+GATED = ("llama", "glm4", "chatglm2")  # layouts whose feed-forward has two projections in
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A model's size, what an adapter would train of it, and the memory of a training step; prints as a table.
+
+    Attributes:
+        name: what was asked for.
+        config: config.json's dictionary.
+        parameters: of the base; a tied head counts once.
+        adapter: the method's name, or None when every weight is trained.
+        cells: how many cells the adapter sits on.
+        trainable: parameters that are trained.
+        batch, length: of the step.
+        dtype: the base's type in memory.
+        memory: bytes by what they are for.
+    """
+
+    name: str
+    config: dict[str, Any]
+    parameters: int
+    adapter: str | None
+    cells: int
+    trainable: int
+    batch: int
+    length: int
+    dtype: str
+    memory: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        """Trained parameters over all, the adapter's included, as PEFT counts it."""
+        added = self.trainable if self.adapter is not None else 0
+        return self.trainable / (self.parameters + added)
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything together."""
+        return sum(self.memory.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for a program to read."""
+        return {
+            "model": self.name,
+            "model_type": self.config.get("model_type"),
+            **sizes(self.config)._asdict(),
+            "parameters": self.parameters,
+            "adapter": self.adapter,
+            "cells": self.cells,
+            "trainable": self.trainable,
+            "trainable_share": self.share,
+            "batch": self.batch,
+            "length": self.length,
+            "dtype": self.dtype,
+            "memory_bytes": {**self.memory, "total": self.total},
+        }
+
+    def __str__(self) -> str:
+        size = sizes(self.config)
+        shared = f" sharing {size.kv_heads} key-value heads" if size.kv_heads != size.heads else ""
+        what = "every weight" if self.adapter is None else f"{self.adapter} on {self.cells} cells"
+        rows = [
+            ("model", f"{self.name} ({self.config.get('model_type')})"),
+            ("layers", f"{size.layers} × hidden {size.hidden}, ffn {size.ffn}"),
+            ("attention", f"{size.heads} heads of {size.head_dim}{shared}"),
+            ("vocabulary", f"{size.vocab:,} tokens, context {size.context:,}"),
+            ("parameters", f"{self.parameters:,}"),
+            ("trained", f"{what}: {self.trainable:,} ({self.share:.4%})"),
+            ("", ""),
+            ("memory of a training step", f"batch {self.batch} × {self.length} tokens, base in {self.dtype}"),
+            *((f"  {key}", f"{value / MIB:>12,.1f} MiB") for key, value in self.memory.items()),
+            ("  total", f"{self.total / MIB:>12,.1f} MiB"),
+        ]
+        width = max(len(key) for key, _ in rows)
+        return "\n".join(f"{key:<{width}}  {value}".rstrip() for key, value in rows)
+
+
+def describe(
+    model: str | Path | Mapping[str, Any],
+    adapter: object | None = None,
+    batch: int = 1,
+    length: int | None = None,
+    dtype: object = None,
+    optimizer: str = "adamw",
+    recompute: bool = False,
+) -> Description:
+    """What training a model would take, without loading it.
+
+    Args:
+        model: a preset (``llama_7b``), a checkpoint directory, or config.json's dictionary.
+        adapter: a method's configuration (``LoRAConfig(rank=8)``), or a dictionary such as
+            ``{"method": "lora", "rank": 8}``; ``None`` trains every weight.
+        batch: rows in a forward pass.
+        length: tokens in a row; ``None`` is 512, or the model's context where that is shorter.
+        dtype: type that the base is held in; ``None`` is the one its configuration names. What is trained is held in
+            float32, with its gradients and optimizer state.
+        optimizer: adamw, adam, lamb (two states each), momentum (one), sgd, adafactor (next to none).
+        recompute: keep only each layer's input, and compute the rest again in the backward pass.
+
+    Raises:
+        InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
+    """
+    name, config = _named(model)
+    size = sizes(config)
+    length = min(512, size.context) if length is None else length
+    for key, value in (("batch", batch), ("length", length)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{key} is {value!r}; a whole number of at least 1 was expected")
+    if length > size.context:
+        raise InputError(f"length is {length}, but the context of {name} holds {size.context} tokens")
+    if optimizer not in OPTIMIZER_STATES:
+        raise InputError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, OPTIMIZER_STATES)}")
+    held = float_name(dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
+    parameters = sum(prod(shape) for shape in parameter_shapes(config).values())
+    method, cells, trainable = (None, 0, parameters) if adapter is None else count_adapter(config, adapter)
+    width = STORAGE[held].itemsize
+    memory = {"weights": parameters * (width if method else 4)}
+    if method:
+        memory["adapter"] = trainable * 4
+    memory["gradients"] = trainable * 4
+    memory["optimizer"] = trainable * 4 * OPTIMIZER_STATES[optimizer]
+    memory["activations"] = activation_bytes(config, batch, length, width if method else 4, recompute)
+    return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory)
+
+
+def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if isinstance(model, Mapping):
+        return str(model.get("_name_or_path") or model.get("model_type")), dict(model)
+    if str(model) in PRESETS:
+        return str(model), preset(str(model))
+    from pet.names import find_model
+
+    return str(model), read_config(find_model(model))
+
+
+def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int, int]:
+    """(method, number of cells, trained parameters) of an adapter on a model of this configuration."""
+    from adapters.matching import named, plan
+    from adapters.method import MethodConfig
+    from adapters.methods import METHODS
+    from pet.outline import Outline
+
+    if isinstance(adapter, Mapping):
+        settings = dict(adapter)
+        kind = settings.pop("method", None)
+        if kind not in METHODS:
+            raise InputError(f"adapter: method {kind!r} is unknown{nearest(kind, METHODS)}")
+        fields = {field.name for field in dataclasses.fields(METHODS[kind])}
+        unknown = [f"adapter: {kind} has no setting {key!r}{nearest(key, fields)}" for key in settings.keys() - fields]
+        if unknown:
+            raise InputError.collect(sorted(unknown))
+        adapter = METHODS[kind](**settings)
+    if not isinstance(adapter, MethodConfig):
+        raise InputError(f"adapter is {adapter!r}; a method's configuration or a dictionary was expected")
+    outline = Outline(config)
+    planned = plan(outline, adapter)
+    whole: set[str] = set()  # names of parameters that are trained in full besides
+    for entry in adapter.modules_to_save or []:
+        found = {key for key in outline.shapes if named(key.rpartition(".")[0], entry)}
+        if not found:
+            modules = {key.rpartition(".")[0].rpartition(".")[2] for key in outline.shapes}
+            raise InputError(f"modules_to_save: {entry!r} matches no cell with parameters{nearest(entry, modules)}")
+        whole |= found
+    bias = getattr(adapter, "bias", "none")
+    adapted = {f"{entry.site.path}.bias" for entry in planned.entries}
+    whole |= {
+        key
+        for key in outline.shapes
+        if key.endswith(".bias") and (bias == "all" or (bias == "lora_only" and key in adapted))
+    }
+    chosen = [entry.site for entry in planned.entries]
+    for path, _, attribute in getattr(adapter, "replaces", lambda *_: ())(outline, chosen):
+        whole.add(f"{path}.{attribute}")
+    return adapter.method, len(planned), planned.parameters + sum(prod(outline.shapes[key]) for key in whole)
+
+
+def activation_bytes(config: Mapping[str, Any], batch: int, length: int, width: int, recompute: bool = False) -> int:
+    """About what the backward pass needs to be kept, in bytes.
+
+    A layer keeps, for each token: its input, the two norms' outputs and the stream between them (4·hidden), q and the
+    attention's output (2·heads·head_dim), k and v, the feed-forward's projections in and its inner product (3·ffn when
+    gated, 2·ffn when not), and the attention's probabilities (heads·length, in float32). The head keeps the logits
+    and their log-softmax in float32. With `recompute` every layer keeps its input only, and one layer at a time the
+    rest.
+    """
+    size = sizes(config)
+    tokens = batch * length
+    inner = 3 if layout_of(config) in GATED else 2
+    rest = 3 * size.hidden + 2 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim + inner * size.ffn
+    layer = tokens * (rest * width + size.heads * length * 4)
+    kept = size.layers * tokens * size.hidden * width + layer * (1 if recompute else size.layers)
+    return kept + tokens * (size.hidden * width + 2 * size.vocab * 4)

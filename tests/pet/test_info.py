@@ -1,0 +1,159 @@
+"""Counts and memory from shapes, against published numbers and against real models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapters.apply import apply, trainable_parameters
+from adapters.lora import LoRAConfig
+from adapters.matching import plan
+from adapters.methods import METHODS
+from adapters.sites import sites
+from model_zoo.auto import AutoModel
+from model_zoo.checkpoint import read_config
+from model_zoo.errors import InputError
+from pet.info import activation_bytes, describe
+from pet.outline import Outline
+
+FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
+
+
+@pytest.mark.parametrize(
+    "model, trainable, cells",
+    [("llama_7b", 4_194_304, 64), ("glm_6b", 3_670_016, 28), ("gpt2", 294_912, 12), ("glm2_6b", 1_949_696, 28)],
+)
+def test_published_lora_counts(model, trainable, cells):
+    found = describe(model, {"method": "lora", "rank": 8})
+    assert (found.trainable, found.cells) == (trainable, cells)
+
+
+def place(site):
+    return site.path, site.kind, site.in_features, site.out_features, site.transposed, site.layer, tuple(site.shape)
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_outline_has_the_sites_of_the_real_model(name, fixtures):
+    model = AutoModel.from_pretrained(fixtures / name)
+    outline = Outline(read_config(fixtures / name))
+    assert sorted(map(place, sites(outline))) == sorted(map(place, sites(model)))
+
+
+CONFIGS = {
+    "default": {},
+    "all": {"targets": "all-linear", "rank": 3},
+    "dora": {"use_dora": True},
+    "layers": {"targets": "attention", "layers": "1", "rank_pattern": {".*": 5}},
+    "head": {"modules_to_save": ["HEAD"]},
+    "norms": {"modules_to_save": ["NORM"]},
+    "bias": {"bias": "all"},
+    "bias_of_cells": {"bias": "lora_only", "targets": "all-linear"},
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("name", FIXTURES)
+def test_lora_counts_equal_the_real_adapter(name, case, fixtures):
+    model = AutoModel.from_pretrained(fixtures / name)
+    norm = {"gpt2": "ln_f", "chatglm1": "final_layernorm", "chatglm2": "final_layernorm"}.get(name, "norm")
+    settings = dict(CONFIGS[case])
+    if "modules_to_save" in settings:
+        settings["modules_to_save"] = [norm if settings["modules_to_save"] == ["NORM"] else model.family.embedding]
+    expected = describe(fixtures / name, LoRAConfig(**settings))
+    assert len(plan(model, LoRAConfig(**settings))) == expected.cells
+    apply(model, LoRAConfig(**settings))
+    assert sum(parameter.size for parameter in trainable_parameters(model)) == expected.trainable > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FIXTURES)
+def test_every_methods_count_equals_the_real_adapter(name, method, fixtures):
+    model = AutoModel.from_pretrained(fixtures / name)
+    expected = describe(fixtures / name, {"method": method})
+    apply(model, METHODS[method]())
+    assert sum(parameter.size for parameter in trainable_parameters(model)) == expected.trainable > 0
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_weights_are_the_real_models_bytes(name, fixtures):
+    model = AutoModel.from_pretrained(fixtures / name)
+    real = sum(parameter.asnumpy().nbytes for parameter in model.get_parameters())
+    found = describe(fixtures / name, {"method": "lora"}, dtype="float32")
+    assert found.memory["weights"] == real
+    assert describe(fixtures / name, {"method": "lora"}, dtype="bf16").memory["weights"] == real // 2
+    assert found.parameters == sum(parameter.size for parameter in model.get_parameters())
+
+
+def test_memory_of_full_and_of_adapter_training():
+    lora = describe("llama_7b", {"method": "lora"}, batch=2, length=256)
+    assert lora.dtype == "float16"
+    assert lora.memory["weights"] == 2 * 6_738_415_616
+    assert lora.memory["adapter"] == lora.memory["gradients"] == 4 * 4_194_304
+    assert lora.memory["optimizer"] == 8 * 4_194_304
+    full = describe("llama_7b", batch=2, length=256)
+    assert full.adapter is None and full.trainable == full.parameters and full.share == 1
+    assert full.memory["weights"] == full.memory["gradients"] == 4 * full.parameters
+    assert describe("llama_7b", optimizer="sgd").memory["optimizer"] == 0
+    assert lora.total == sum(lora.memory.values()) < full.total
+    assert abs(lora.share - 4_194_304 / (6_738_415_616 + 4_194_304)) < 1e-12
+
+
+def test_activations_grow_as_they_should():
+    config = read_config_of("llama_7b")
+    one = activation_bytes(config, 1, 128, 2)
+    assert activation_bytes(config, 3, 128, 2) == 3 * one
+    assert activation_bytes(config, 1, 256, 2) > 2 * one  # attention is quadratic in the length
+    assert activation_bytes(config, 1, 128, 2, recompute=True) < one / 4
+    # by hand for one token: everything once, 4 bytes each
+    tiny = {**config, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tiny |= {"intermediate_size": 16, "vocab_size": 32}
+    assert activation_bytes(tiny, 1, 1, 4) == 4 * (4 * 8 + 2 * 8 + 2 * 4 + 3 * 16 + 2 * 1 + 8 + 2 * 32)
+
+
+def read_config_of(name):
+    return describe(name).config
+
+
+def test_prints_a_table():
+    text = str(describe("llama3_8b", {"method": "lora", "rank": 16}, batch=4, length=1024))
+    for part in (
+        "llama3_8b (llama)",
+        "32 × hidden 4096, ffn 14336",
+        "32 heads of 128 sharing 8 key-value heads",
+        "8,030,261,248",
+        "lora on 64 cells",
+        "batch 4 × 1024 tokens, base in bfloat16",
+        "activations",
+        "total",
+    ):
+        assert part in text, text
+    assert len({line.index("MiB") for line in text.splitlines() if "MiB" in line}) == 1
+
+
+def test_dictionary_for_programs():
+    values = describe("gpt2", {"method": "lora"}).to_dict()
+    assert values["trainable"] == 294_912 and values["memory_bytes"]["total"] == sum(
+        value for key, value in values["memory_bytes"].items() if key != "total"
+    )
+    assert values["layers"] == 12 and np.isclose(values["trainable_share"], 294_912 / (124_439_808 + 294_912))
+
+
+@pytest.mark.parametrize(
+    "model, options, message",
+    [
+        ("lama_7b", {}, "llama_7b"),
+        ("llama_7b", {"adapter": {"method": "lorra"}}, "'lorra' is unknown.*lora"),
+        ("llama_7b", {"adapter": {"method": "lora", "rnak": 8}}, "no setting 'rnak'.*rank"),
+        ("llama_7b", {"adapter": {"method": "lora", "targets": ["q_prj"]}}, "q_prj.*q_proj"),
+        ("llama_7b", {"adapter": {"method": "lora", "modules_to_save": ["lm_haed"]}}, "lm_haed.*lm_head"),
+        ("llama_7b", {"adapter": 3}, "adapter is 3"),
+        ("llama_7b", {"length": 4096}, "context of llama_7b holds 2048"),
+        ("llama_7b", {"batch": 0}, "batch is 0"),
+        ("llama_7b", {"dtype": "int4"}, "'int4' is not a supported"),
+        ("llama_7b", {"optimizer": "adm"}, "'adm' is unknown.*adam"),
+        ({"model_type": "bert"}, {}, "'bert' is not supported"),
+    ],
+)
+def test_what_is_refused(model, options, message):
+    with pytest.raises(InputError, match=message):
+        describe(model, **options)
