@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
 from model_zoo.errors import InputError
@@ -266,6 +266,18 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):
         return self.transformer(input_ids, position_ids, start, end, keep)
+
+    def layout(self, input_ids, attention_mask=None, position_ids=None):
+        """As everywhere, but that a padding token on the left sees every column: the published code has it so, and a
+        loss over the first real token is read off such a row."""
+        position_ids, start, end, keep = super().layout(input_ids, attention_mask, position_ids)
+        if attention_mask is not None:
+            leading = ops.cumsum(attention_mask.astype(ms.float32), 1) == 0  # (B, S)
+            first = leading.astype(ms.float32).sum(1, keepdims=True).astype(ms.int32)
+            start = ops.select(leading, start, start + first)
+            end = ops.select(leading, ops.zeros_like(end) + input_ids.shape[1], end)
+            keep = ops.logical_or(attention_mask != 0, leading).astype(ms.int32)
+        return position_ids, start, end, keep
 
     def head(self, hidden):
         return self.transformer.output_layer(hidden).astype(ms.float32)

@@ -1,0 +1,234 @@
+"""Every family against the logits, losses and layouts of an independent implementation."""
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from model_zoo.auto import AutoConfig, AutoModel, classes_for
+from model_zoo.errors import InputError
+
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
+TOLERANCE = 1e-4
+
+
+def cross_entropy(logits, labels):
+    """Mean over labels of the next token's negative log-probability, in float64."""
+    logits = logits[:, :-1].astype(np.float64)
+    labels = labels[:, 1:]
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    known = labels != -100
+    return -np.take_along_axis(log_probabilities, np.maximum(labels, 0)[..., None], -1)[..., 0][known].mean()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, fixtures):
+    directory = fixtures / request.param
+    return request.param, AutoModel.from_pretrained(directory), dict(np.load(directory / "ref.npz"))
+
+
+def padding_mask(name, reference):
+    if name == "chatglm1":
+        return (reference["pad_input_ids"] != 3).astype(np.int64)
+    return reference["pad_attention_mask"]
+
+
+def test_logits_and_loss(case):
+    _, model, reference = case
+    logits = model(reference["input_ids"]).asnumpy()
+    assert logits.dtype == np.float32
+    assert np.abs(logits - reference["logits"]).max() < TOLERANCE
+    assert abs(cross_entropy(logits, reference["labels"]) - reference["loss"]) < TOLERANCE
+
+
+def test_left_padding(case):
+    name, model, reference = case
+    mask = padding_mask(name, reference)
+    assert not mask.all()
+    logits = model(reference["pad_input_ids"], mask).asnumpy()
+    real = mask.astype(bool)
+    assert np.abs(logits - reference["pad_logits"])[real].max() < TOLERANCE
+    assert abs(cross_entropy(logits, reference["pad_labels"]) - reference["pad_loss"]) < TOLERANCE
+
+
+def test_given_positions(case):
+    name, model, reference = case
+    mask = padding_mask(name, reference)
+    logits = model(reference["pad_input_ids"], mask, reference["pad_position_ids"]).asnumpy()
+    assert np.abs(logits - reference["pad_logits"])[mask.astype(bool)].max() < TOLERANCE
+
+
+def test_document_layout_is_the_layout_of_one_row(case):
+    _, model, reference = case
+    for row in reference["input_ids"]:
+        positions, end = model.family.document_layout(model.config, row)
+        in_graph = model.layout(ms.Tensor(row[None].astype(np.int32)))
+        assert np.array_equal(in_graph[0].asnumpy()[0], positions)
+        assert np.array_equal(in_graph[2].asnumpy()[0], end)
+
+
+def test_lists_arrays_and_tensors_are_alike(case):
+    _, model, reference = case
+    ids = reference["input_ids"]
+    first = model(ids.tolist()).asnumpy()
+    assert np.array_equal(first, model(ms.Tensor(ids)).asnumpy())
+    assert np.array_equal(first, model(ids.astype(np.int16)).asnumpy())
+
+
+def test_wrong_input_is_refused(case):
+    _, model, reference = case
+    ids = reference["input_ids"].copy()
+    vocabulary = model.config.dims.vocab
+    ids[0, 0] = vocabulary
+    with pytest.raises(InputError, match=rf"holds {vocabulary}, .* 0 … {vocabulary - 1}"):
+        model(ids)
+    ids[0, 0] = -1
+    with pytest.raises(InputError, match="holds -1"):
+        model(ids)
+    with pytest.raises(InputError, match="context holds"):
+        model(np.full((1, model.config.dims.context + 1), int(reference["input_ids"][0, -1])))
+    with pytest.raises(InputError, match="different lengths|equal lengths"):
+        model([[1, 2, 3], [1, 2]])
+    with pytest.raises(InputError, match="integers expected"):
+        model(np.ones((1, 4), np.float32))
+    with pytest.raises(InputError, match="empty"):
+        model(np.zeros((1, 0), np.int32))
+    with pytest.raises(InputError, match="attention_mask has shape"):
+        model(reference["input_ids"], np.ones((1, 2), int))
+
+
+def test_both_config_forms_give_the_same_logits(fixtures):
+    for name in ("gpt2", "llama_gqa", "glm", "glm4_0414"):
+        directory = fixtures / name
+        current = json.loads((directory / "config.json").read_text())
+        published = json.loads((directory / "config.hub.json").read_text())
+        one, other = (classes_for(values)[0].from_dict(values) for values in (current, published))
+        assert one.dims == other.dims
+        if name != "gpt2":
+            from model_zoo.rope_config import rope_settings
+
+            keys = ("rope_type", "rope_theta", "partial_rotary_factor")
+            assert [rope_settings(one)[key] for key in keys] == [rope_settings(other)[key] for key in keys]
+
+
+def test_chatglm_mask_token_instead_of_gmask(fixtures):
+    reference = np.load(fixtures / "chatglm1" / "ref.npz")
+    model = AutoModel.from_pretrained(fixtures / "chatglm1")
+    ids = reference["mask_input_ids"]
+    assert np.abs(model(ids).asnumpy() - reference["mask_logits"]).max() < TOLERANCE
+    positions = model.layout(ms.Tensor(ids.astype(np.int32)))[0].asnumpy()
+    assert np.array_equal(positions, reference["mask_position_ids"])
+
+
+def test_chatglm_without_sop_is_refused(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "chatglm1")
+    with pytest.raises(InputError, match="row 1 holds no <sop>"):
+        model([[5, 121, 124, 7], [5, 6, 7, 8]])
+
+
+def test_attention_mask_with_a_hole(fixtures):
+    """A hidden token in the middle changes nothing but its own row, whatever it is."""
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    ids = np.array([[3, 9, 27, 81, 5], [3, 9, 99, 81, 5]])
+    mask = np.array([[1, 1, 0, 1, 1]] * 2)
+    logits = model(ids, mask).asnumpy()
+    assert np.abs(logits[0, [0, 1, 3, 4]] - logits[1, [0, 1, 3, 4]]).max() < 1e-6
+    assert np.abs(model(ids).asnumpy()[0, 4] - model(ids).asnumpy()[1, 4]).max() > 1e-2
+
+
+LLAMA_TINY = {
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+VARIANTS = {
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama3": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "head_dim": {"head_dim": 24},
+    "tied": {"tie_word_embeddings": True},
+    "large_eps": {"rms_norm_eps": 0.1},
+    "qwen2": {"model_type": "qwen2"},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "glm_tied_bias": {"model_type": "glm", "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
+    "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.25, "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_against_transformers(variant, tmp_path):
+    """Rotary scalings, biases, head widths, ties and siblings: saved here, opened there, equal logits."""
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    from model_zoo.saving import save_pretrained
+
+    model = AutoModel.from_config({**LLAMA_TINY, **VARIANTS[variant]}, seed=3)
+    generator = np.random.default_rng(1)
+    for parameter in model.get_parameters():  # norms and biases too
+        if len(parameter.shape) == 1:
+            noise = generator.normal(1.0 if "norm" in parameter.name else 0.0, 0.3, parameter.shape)
+            parameter.set_data(ms.Tensor(noise.astype(np.float32)))
+    save_pretrained(model, tmp_path)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ids = generator.integers(3, 61, (2, 40))
+    with torch.no_grad():
+        expected = peer(torch.tensor(ids)).logits.float().numpy()
+    assert np.abs(model(ids).asnumpy() - expected).max() < TOLERANCE
+    again = AutoModel.from_pretrained(tmp_path)
+    assert np.array_equal(again(ids).asnumpy(), model(ids).asnumpy())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"model_type": None}, "model_type is None; supported: gpt2"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+    ],
+)
+def test_unsupported_configurations_are_named(changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_TINY, **changes}))
+    with pytest.raises(InputError, match=message):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_mistral_window_bounds_the_context():
+    config = classes_for({**LLAMA_TINY, "model_type": "mistral", "sliding_window": 16})[0]
+    assert config.from_dict({**LLAMA_TINY, "model_type": "mistral", "sliding_window": 16}).dims.context == 16
+
+
+def test_a_preset_has_no_weights():
+    with pytest.raises(InputError, match="holds dimensions, no weights"):
+        AutoModel.from_pretrained("llama_7b")
+    with pytest.raises(InputError, match="did you mean"):
+        AutoConfig.from_pretrained("llama_7")
+
+
+def test_random_weights_depend_on_seed_and_name_alone():
+    one, same = (AutoModel.from_config(LLAMA_TINY, seed=5) for _ in range(2))
+    other = AutoModel.from_config(LLAMA_TINY, seed=6)
+    for name, parameter in one.parameters_dict().items():
+        assert np.array_equal(parameter.asnumpy(), same.parameters_dict()[name].asnumpy())
+        if len(parameter.shape) > 1:
+            assert not np.array_equal(parameter.asnumpy(), other.parameters_dict()[name].asnumpy())
