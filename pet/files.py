@@ -8,16 +8,17 @@ one directory is atomic on POSIX file systems.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-# What a write in progress is called. Whatever carries this mark after a crash is rubbish and may be deleted.
-UNFINISHED = ".unfinished-"
+from model_zoo import files
+from model_zoo.files import UNFINISHED
+
+__all__ = ["UNFINISHED", "atomic_directory", "atomic_file", "recover", "sweep", "write_json", "write_text"]
 
 
 def _sync_directory(directory: Path) -> None:
@@ -37,51 +38,16 @@ def _default_mode(base: int) -> int:
     return base & ~mask
 
 
-@contextlib.contextmanager
-def atomic_open(path: str | os.PathLike, mode: str = "wb", encoding: str | None = None) -> Iterator[IO[Any]]:
-    """Open ``path`` for writing; it appears, whole, when the block ends without an exception.
-
-    Args:
-        path: the destination. Parent directories are created.
-        mode: ``"wb"`` or ``"w"``.
-        encoding: for text; UTF-8 when left out.
-
-    On an exception the destination is as it was before, and nothing is left beside it.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if "b" not in mode:
-        encoding = encoding or "utf-8"
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent)
-    try:
-        with os.fdopen(handle, mode, encoding=encoding) as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, _default_mode(0o666))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_directory(path.parent)
-
-
-def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Put ``content`` into the file ``path``, all of it or nothing."""
-    with atomic_open(path, "wb") as stream:
-        stream.write(content)
-
-
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Put ``text`` into the file ``path`` as UTF-8, all of it or nothing."""
-    with atomic_open(path, "w") as stream:
-        stream.write(text)
+    """Put ``text`` into the file ``path`` as UTF-8, all of it or nothing. Parent directories are created."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, text)
 
 
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
-    """Put ``value`` into the file ``path`` as JSON, all of it or nothing; floats keep their full precision."""
-    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    """Put ``value`` into the file ``path`` as JSON, all of it or nothing; keys keep their order."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, value, indent=indent, sort_keys=False)
 
 
 def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:

@@ -15,46 +15,61 @@ from pet import names
 from pet.cli.parser import Parser
 
 EXAMPLES = [
-    ("pet info glm_tiny", "a bundled tiny base; a checkpoint directory works alike"),
-    ("pet info llama2_70b", "a published size, without its weights"),
+    ("pet info glm_tiny", "a bundled tiny base, and what LoRA on it would take; a checkpoint directory works alike"),
+    ("pet info llama2_70b rank=16 targets=all-linear --batch 4 --length 2048", "a published size, without its weights"),
+    ("pet info glm_6b --method none --dtype float16 --recompute", "tuning every weight"),
     ("pet info output/glm_lora/adapter", "an adapter: its method, where it sits, how large it is"),
-    ("pet info output/glm_lora", "a run: what it came to"),
-    ("pet info glm_tiny --json", "the same for a program to read"),
+    ("pet info output/glm_lora --json", "a run: what it came to, for a program to read"),
 ]
 Facts = dict[str, Any]
 
 
-def model_facts(config: dict[str, Any], directory: Path | None) -> Facts:
-    """Architecture and size of a model, from its config.json and the headers of its weight files."""
-    from model_zoo.counting import count_parameters, layout_of, sizes
+def stored_facts(directory: Path) -> Facts:
+    """Size and types of the weight files of a checkpoint, from their headers."""
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.index.json")):
+        return {"stored": "no weights in this directory"}
+    from model_zoo.checkpoint import open_checkpoint
 
-    size, count = sizes(config), count_parameters(config)
-    facts: Facts = {
-        "kind": "model",
-        "model_type": config.get("model_type"),
-        "layout": layout_of(config),
-        "parameters": count,
-        "layers": size.layers,
-        "hidden": size.hidden,
-        "heads": size.heads,
-        "kv_heads": size.kv_heads,
-        "head_dim": size.head_dim,
-        "ffn": size.ffn,
-        "vocabulary": size.vocab,
-        "context": size.context,
-        "memory_mb": {"float32": count * 4 / 1e6, "16 bit": count * 2 / 1e6},
-    }
-    if directory is not None and (any(directory.glob("*.safetensors")) or any(directory.glob("*.index.json"))):
-        from model_zoo.checkpoint import open_checkpoint
+    with open_checkpoint(directory) as checkpoint:
+        infos = [checkpoint.info(name) for name in checkpoint.names]
+        return {
+            "tensors": len(infos),
+            "stored_mb": sum(info.end - info.start for info in infos) / 1e6,
+            "stored_types": dict(Counter(info.dtype for info in infos)),
+        }
 
-        with open_checkpoint(directory) as checkpoint:
-            infos = [checkpoint.info(name) for name in checkpoint.names]
-            facts["tensors"] = len(infos)
-            facts["stored_mb"] = sum(info.end - info.start for info in infos) / 1e6
-            facts["stored_types"] = dict(Counter(info.dtype for info in infos))
-    elif directory is not None:
-        facts["weights"] = "none in this directory"
-    return facts
+
+def describe_model(name: str, options: Any) -> tuple[Facts, str]:
+    """(facts, text) of a model and of what tuning it would take."""
+    from pet.info import describe
+
+    adapter = None if options.method == "none" else {"method": options.method, **settings_of(options.settings)}
+    if adapter is None and options.settings:
+        raise InputError(f"{options.settings[0]}: has no effect with --method none")
+    description = describe(
+        name, adapter, options.batch, options.length, options.dtype, options.optimizer, options.recompute
+    )
+    facts, text = {"kind": "model", **description.to_dict()}, str(description)
+    if name not in names.preset_names() or Path(name).is_dir():
+        stored = stored_facts(names.find_model(name))
+        facts.update(stored)
+        text += "\n\n" + "\n".join(_lines(stored))
+    return facts, text
+
+
+def settings_of(words: Sequence[str]) -> Facts:
+    """``rank=16`` and the like, with YAML values."""
+    from pet.recipe.overrides import parse_override
+
+    values: Facts = {}
+    for word in words:
+        path, value, problems = parse_override(word)
+        if problems or len(path) != 1:
+            raise InputError(
+                problems[0] if problems else f"{word!r}: expected a setting of the method, such as rank=16"
+            )
+        values[path[0]] = value
+    return values
 
 
 def adapter_facts(directory: Path) -> Facts:
@@ -87,26 +102,17 @@ def run_facts(directory: Path) -> Facts:
     return {"kind": "run", **read_json(directory / "summary.json", "the summary of a run")}
 
 
-def facts_of(name: str) -> Facts:
-    """What ``name`` is: a run, an adapter, a model, or a preset."""
-    path = Path(name).expanduser()
-    if (path / "adapter_config.json").is_file():
-        return adapter_facts(path)
-    if (path / "summary.json").is_file():
-        return run_facts(path)
-    if not path.is_dir() and name in names.preset_names():
-        from model_zoo.presets import PRESETS
-
-        return model_facts(PRESETS[name], None)
-    try:
-        directory = names.find_model(name)
-    except InputError as error:
-        if path.is_dir():
-            raise InputError(
-                f"{name}: is no model (config.json), adapter (adapter_config.json) or finished run (summary.json)"
-            ) from None
-        raise error
-    return model_facts(read_json(directory / "config.json", "a model's configuration"), directory)
+def look_at(options: Any) -> tuple[Facts, str]:
+    """(facts, text) of whatever the name is: a run, an adapter, a model or a preset."""
+    path = Path(options.name).expanduser()
+    if (path / "adapter_config.json").is_file() or (path / "summary.json").is_file():
+        facts = adapter_facts(path) if (path / "adapter_config.json").is_file() else run_facts(path)
+        return facts, "\n".join(_lines(facts))
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise InputError(
+            f"{options.name}: is no model (config.json), adapter (adapter_config.json) or finished run (summary.json)"
+        )
+    return describe_model(options.name, options)
 
 
 def _lines(facts: Facts, indent: int = 0) -> Iterator[str]:
@@ -126,9 +132,16 @@ def _lines(facts: Facts, indent: int = 0) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     """Print what is known."""
     parser = Parser("pet info", "What a model, adapter or run directory holds, without loading it.", EXAMPLES)
-    parser.add_argument("name", metavar="MODEL", help="a directory, a bundled tiny base, or a published size's name")
+    parser.add_argument("name", metavar="MODEL", help="a directory, a bundled tiny base, or a published size")
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
+    parser.add_argument("--method", default="lora", help="of tuning (default lora); none: every weight")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows in a step (default 1)")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
+    parser.add_argument("--dtype", help="of the base in memory; left out: as its configuration says")
+    parser.add_argument("--optimizer", default="adamw", help="default adamw")
+    parser.add_argument("--recompute", action="store_true", help="with activations computed again backwards")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
-    facts = facts_of(options.name)
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else "\n".join(_lines(facts)))
+    facts, text = look_at(options)
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else text)
     return 0

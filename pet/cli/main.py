@@ -74,6 +74,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
+    code = answer(arguments)
+    job = sys.modules.get("pet.parallel.context")
+    if job is not None:
+        job.leave(code)  # waits for the other processes, or does not come back where this one has failed
+    return code
+
+
+def answer(arguments: Sequence[str] | None) -> int:
+    """Runs a command line and turns errors into messages; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
@@ -100,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return FAILED
         return error.code or 0
     except Exception as error:
-        if debug:
+        if debug or "pet.parallel.context" in sys.modules:  # nobody sees the terminal of one worker among many
             traceback.print_exc()
             return FAILED
         print(f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", file=sys.stderr)

@@ -17,9 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.txt"
     files.write_text(path, "old")
-    with pytest.raises(RuntimeError), files.atomic_open(path, "w") as stream:
-        stream.write("new")
+
+    def writer(name):
+        Path(name).write_text("new")
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        files.atomic_file(path, writer)
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 
@@ -27,7 +31,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_permissions_are_the_usual_ones(tmp_path):
     before = os.umask(0o027)
     try:
-        files.write_bytes(tmp_path / "file", b"x")
+        files.write_text(tmp_path / "file", "x")
         with files.atomic_directory(tmp_path / "directory"):
             pass
     finally:

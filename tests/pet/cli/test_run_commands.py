@@ -91,6 +91,27 @@ def test_merged_and_adapter_answer_alike(here, capsys):
     assert "--force" in capsys.readouterr().err
 
 
+def test_export(here, capsys):
+    for name in ("given", "best", "plain", "merged"):
+        shutil.rmtree(here / name, ignore_errors=True)
+    assert main(["export", "output/job", "--output", "given"]) == 0
+    config = json.loads((here / "given" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(here / "base")
+    weights = (here / "given" / "adapter_model.safetensors").read_bytes()
+    assert weights == (here / "output" / "job" / "adapter" / "adapter_model.safetensors").read_bytes()
+    assert main(["export", "output/job", "--output", "best", "--best"]) == 0
+    assert (here / "best" / "adapter_model.safetensors").read_bytes() == weights, "the last step was the best"
+    assert main(["export", "output/job", "--output", "plain", "--merged"]) == 0
+    assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 0
+    assert (here / "plain" / "model.safetensors").read_bytes() == (here / "merged" / "model.safetensors").read_bytes()
+    assert main(["predict", "--adapter", "given", "--input", "What is 3?", "--max-new-tokens", "2"]) == 0
+    capsys.readouterr()
+    assert main(["export", "output/job", "--output", "given"]) == 2
+    assert main(["export", "output/job", "--output", "other", "--step", "2"]) == 2
+    assert "(checkpoints: step-000003)" in capsys.readouterr().err
+    assert not (here / "other").exists()
+
+
 def test_predict_a_file(here, capsys):
     assert main(["predict", "--run", "output/job", "--file", "data.jsonl", "--output", "answers.jsonl"]) == 0
     rows = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
@@ -149,6 +170,8 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--weights", "a"], "numbers with commas"),
         (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--dtype", "int8"], "int8"),
         (["info", "output"], "is no model"),
+        (["export", "base", "--output", "m2"], "no run directory"),
+        (["export", "output/job", "--output", "m2", "--dtype", "float16"], "no effect without --merged"),
         (["data", "job.yaml", "--split", "tset"], "did you mean 'test'"),
         (["data", "job.yaml", "--split", "test"], "this command needs it"),
     ],

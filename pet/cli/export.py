@@ -1,0 +1,82 @@
+"""``pet export``: the result of a run, or of one of its checkpoints, in a directory to give away."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from model_zoo.files import read_json
+from pet.cli.parser import Parser
+
+EXAMPLES = [
+    ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
+    ("pet export output/glm_lora --output my_adapter --best", "the adapter of the best evaluation"),
+    ("pet export output/glm_lora --output my_model --merged --dtype bfloat16", "a plain checkpoint with it merged in"),
+    ("pet export output/glm_lora --output early --step 40", "that of a checkpoint which is still there"),
+]
+
+
+def find_result(run: Path, best: bool, step: int | None) -> Path:
+    """The adapter or model directory of a run: at its end, at its best evaluation, or at a step."""
+    if best:
+        found = read_json(run / "summary.json", "the summary of a finished run").get("best") or {}
+        step = found.get("step")
+        if step is None:
+            raise InputError(f"{run}: nothing was evaluated along the way, so there is no best step")
+    holder = run if step is None else run / "checkpoints" / f"step-{step:06d}"
+    for name in ("adapter", "model"):
+        if (holder / name).is_dir():
+            return holder / name
+    if best and read_json(run / "summary.json").get("steps") == step:
+        return find_result(run, False, None)  # the best is the last one
+    there = sorted(path.name for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    raise InputError(f"{holder}: holds neither adapter/ nor model/ (checkpoints: {', '.join(there) or 'none'})")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Copy or merge."""
+    parser = Parser("pet export", "Put the result of a run into a directory to give away.", EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where it goes; must be empty or not there")
+    parser.add_argument("--best", action="store_true", help="of the best evaluation instead of the last step")
+    parser.add_argument("--step", type=int, metavar="N", help="of the checkpoint at this step")
+    parser.add_argument("--merged", action="store_true", help="the base with the adapter merged in")
+    parser.add_argument("--dtype", help="of a merged model: float32, float16 or bfloat16; left out: as stored")
+    options = parser.read(arguments)
+    run, output = Path(options.run), Path(options.output)
+    if options.best and options.step is not None:
+        raise InputError("--best and --step: give one of them")
+    if options.dtype and not options.merged:
+        raise InputError("--dtype: has no effect without --merged")
+    if not (run / "recipe.yaml").is_file():
+        raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output}: is there already; give another directory")
+    from pet.recipe.loading import load
+
+    recipe = load(run / "recipe.yaml", check_files=False)
+    result = find_result(run, options.best, options.step)
+    if options.merged:
+        if result.name != "adapter":
+            raise InputError(f"{run}: every weight was trained, so there is no adapter to merge; leave out --merged")
+        from pet.export import merge_checkpoint
+        from pet.names import find_model
+
+        print(merge_checkpoint(find_model(recipe.model.path), result, output, dtype=options.dtype))
+        return 0
+    from pet.files import atomic_directory
+
+    with atomic_directory(output) as stage:
+        shutil.copytree(result, stage, dirs_exist_ok=True)
+        config = stage / "adapter_config.json"
+        if config.is_file():
+            values = read_json(config)
+            # so that whoever gets the adapter knows what it belongs on
+            values["base_model_name_or_path"] = values.get("base_model_name_or_path") or recipe.model.path
+            config.write_text(json.dumps(values, indent=2, sort_keys=True))
+    print(f"{output}: {result.name} of {recipe.name}, from {result}")
+    return 0
