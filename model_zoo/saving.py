@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model_zoo.checkpoint import INDEX, SINGLE, base_parameters
+from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
 from model_zoo.files import staged, write_json
 from model_zoo.floats import float_name
@@ -72,6 +73,12 @@ def save_pretrained(
     generation files of the directory that the model was loaded from are copied along.
     """
     parameters = dict(base_parameters(model))
+    absent = [name for name in parameter_shapes(model.config.to_dict()) if name not in parameters]
+    if absent:
+        raise InputError(
+            f"{directory}: the model lacks {', '.join(absent[:3])}, of {len(absent)} parameters; an adapter that "
+            "replaces them is active (disable or merge it first), or this is one part of a divided model"
+        )
     for saved in model.family.saved_tied:
         if saved not in parameters:
             parameters[saved] = parameters[model.family.tied[saved]]

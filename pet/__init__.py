@@ -32,6 +32,9 @@ _NAMES = {
     ),
     "adapters.files": ("load_adapter", "save_adapter"),
     "adapters.merge": ("merge", "unmerge"),
+    "model_zoo.saving": ("save_pretrained",),
+    "pet.export": ("merge_checkpoint",),
+    "pet.info": ("describe",),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_WHERE)
