@@ -89,18 +89,22 @@ class Watch:
 
         self.beat_file, self.idle_limit, self.use_idle = beat_file, idle_limit, use_idle
         self.process = psutil.Process(pid)
-        self.sample_time = time.monotonic()
+        self.sample_time = self.active = time.monotonic()
         self.sample = self._work()
-        self.active = self.sample_time
 
     def _work(self) -> tuple[float, int]:
-        """Processor seconds and bytes moved so far, by the worker and its children."""
+        """Processor seconds and bytes moved so far, by the worker and its children.
+
+        One that is ready to run counts as running, though a busy machine may not have let it.
+        """
         import psutil
 
         seconds, moved = 0.0, 0
         with contextlib.suppress(psutil.Error):
             for process in [self.process, *self.process.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error, AttributeError):
+                    if process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP):
+                        self.active = time.monotonic()
                     times = process.cpu_times()
                     seconds += times.user + times.system
                     counters = process.io_counters()

@@ -31,7 +31,9 @@ LOG_DIRECTORY = "output/log"
 IDLE_LIMIT = 12.0
 """Seconds without any sign of life after which a worker counts as hanging: the whole job must end within 20 s."""
 GRACE = 3.0
-"""Seconds that workers have between SIGTERM and SIGKILL."""
+"""Seconds that the others have between SIGTERM and SIGKILL when one worker has failed: they wait for it in vain."""
+NOTICE = 60.0
+"""Seconds that all have when the launcher is told to end: time to finish a step and save. A second Ctrl-C cuts it."""
 
 # Reads one group id per line; when the launcher is gone, however it went, the pipe ends and the groups are killed.
 GUARD = """
@@ -166,6 +168,7 @@ class _Workers:
     def __init__(self, command, count, control, devices, log_directory: Path, idle_limit: float):
         self.control, self.count, self.log_directory = control, count, log_directory
         self.failure: tuple[int, str, int] | None = None  # exit code, message, rank
+        self.grace = GRACE
         self.processes: list[subprocess.Popen] = []
         self.watches: list[Watch] = []
         self.copier = None
@@ -246,7 +249,7 @@ class _Workers:
             if self.failure is not None:
                 self.control.fail(*self.failure[:2])
         finally:
-            self._end(0.0 if self.failure is None else GRACE)
+            self._end(0.0 if self.failure is None else self.grace)
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self.failure is None:
@@ -260,7 +263,9 @@ class _Workers:
 
     def _interrupted(self, number, frame) -> None:
         if self.failure is None:
-            self.failure = (128 + number, f"ended by {signal.Signals(number).name}", -1)
+            self.failure, self.grace = (128 + number, f"ended by {signal.Signals(number).name}", -1), NOTICE
+        else:
+            self.grace = 0.0
 
     def _poll(self) -> None:
         ended: set[int] = set()
@@ -292,7 +297,7 @@ class _Workers:
     def _dump_stacks(self) -> None:
         """Has every worker print where it is: SIGABRT, to which Python's fault handler answers."""
         for process in self.processes:
-            for number in (signal.SIGCONT, signal.SIGABRT):
+            for number in (signal.SIGABRT, signal.SIGCONT):  # a stopped one answers as soon as it goes on
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, number)
         time.sleep(0.5)
@@ -301,9 +306,10 @@ class _Workers:
         """Ends every process group, first kindly, and the guard."""
         if grace:
             self._signal_all(signal.SIGTERM)
-            limit = time.monotonic() + grace
-            while time.monotonic() < limit and any(_exit_code(each) is None for each in self.processes):
+            begin, running = time.monotonic(), True
+            while running and time.monotonic() - begin < min(grace, self.grace):
                 time.sleep(0.05)
+                running = any(_exit_code(each) is None for each in self.processes)
         # also where all went well: a worker may have left children behind
         self._signal_all(signal.SIGKILL)
         for process in self.processes:
