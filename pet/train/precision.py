@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from model_zoo.errors import InputError
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
 
-def set_precision(model: nn.Cell, precision: str) -> None:
-    """Lets every projection compute in a narrow type, on weights that stay as they are.
+class NarrowProduct(nn.Cell):
+    """A matrix product in a narrow type, whose factors and result are as wide as they were.
 
-    Norms, softmax, loss and the update stay in float32, as the cells themselves see to.
+    Args:
+        product: the primitive that it takes the place of.
+        dtype: of the product.
+    """
+
+    def __init__(self, product, dtype):
+        super().__init__()
+        self.product, self.dtype = product, dtype
+
+    def construct(self, left, right):
+        wide = self.product(left.astype(self.dtype), right.astype(self.dtype))
+        return wide.astype(left.dtype)
+
+
+def set_precision(model: nn.Cell, precision: str) -> None:
+    """Lets every matrix product of a model and its adapters compute in a narrow type, on weights that stay as they are.
+
+    Norms, softmax, loss, the sums of the residual stream and the update stay in float32. ``fp32`` undoes it.
 
     Raises:
         InputError: the device has no such products.
     """
-    if precision == "fp32":
-        return
     if precision == "bf16" and ms.get_context("device_target") == "CPU":
         raise InputError("train.precision: bf16 has no matrix product on a CPU; use fp32 or fp16")
-    from adapters.sites import kind_of
-
-    for _, cell in model.cells_and_names():
-        if kind_of(cell) == "linear":
-            cell.to_float(NARROW[precision])
+    for cell in [cell for _, cell in model.cells_and_names() if not isinstance(cell, NarrowProduct)]:
+        for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
+            if isinstance(product, NarrowProduct):
+                product = product.product
+            elif not isinstance(product, (ops.MatMul, ops.BatchMatMul)):
+                continue
+            delattr(cell, name)
+            setattr(cell, name, product if precision == "fp32" else NarrowProduct(product, NARROW[precision]))
 
 
 def set_recompute(model: nn.Cell) -> None:
-    """Lets every decoder layer forget its activations and compute them again in the backward pass."""
+    """Lets every decoder layer forget its activations and compute them again in the backward pass.
+
+    Raises:
+        InputError: the model does not say which cells are its layers.
+    """
     family = getattr(model, "family", None)
     if family is None:
         raise InputError(f"train.recompute: {type(model).__name__} does not say which cells are its layers")

@@ -171,7 +171,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     dims = prepared.model.config.dims
     method = recipe.adapter.method
     settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
-    told = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
+    told = ", ".join(f"{key} {plain(value)}" for key, value in settings.items() if value is not None)
     rows = train.batch_size * train.accumulation
     tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
     epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
@@ -194,6 +194,11 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
         lines["samples"] += f" ({dropped})"
     return lines
+
+
+def plain(value) -> str:
+    """A setting as a word: lists without brackets."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def save_result(recipe, prepared, directory: Path) -> None:

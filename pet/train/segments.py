@@ -103,7 +103,7 @@ def make_segments(
                 )
     sorted_in: dict[tuple[float, float, str], list[Parameter]] = {}
     for parameter in parameters:
-        ratio = 1.0
+        ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
         if lora_plus_ratio is not None and is_lora_b(parameter.name):
             ratio = lora_plus_ratio

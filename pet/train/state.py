@@ -25,6 +25,7 @@ class Position:
         updates: those of them that changed the weights; an overflow skips the update.
         epoch, step_in_epoch: the next step's place in the data.
         useful_tokens, tokens: processed so far, without and with padding.
+        timed_useful_tokens, timed_tokens, timed_seconds: the same, and their time, of the steps that compiled nothing.
         seconds: training time so far, without compilation and evaluation.
         compile_seconds: time of first calls.
     """
@@ -35,6 +36,9 @@ class Position:
     step_in_epoch: int = 0
     useful_tokens: int = 0
     tokens: int = 0
+    timed_useful_tokens: int = 0
+    timed_tokens: int = 0
+    timed_seconds: float = 0.0
     seconds: float = 0.0
     compile_seconds: float = 0.0
 

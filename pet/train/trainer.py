@@ -209,7 +209,7 @@ class Trainer:
         self.world.step_begins()
         result = self.train_step(batches, position.step, rate, scale, updates=position.updates, limit=self.watch.limit)
         self.world.step_ends()
-        seconds = max(time.perf_counter() - begin - result.compile_seconds, 1e-9)
+        seconds = time.perf_counter() - begin
         self.check(result, batches)
         if result.applied:
             position.updates += 1
@@ -218,8 +218,12 @@ class Trainer:
         position.step_in_epoch += 1
         position.useful_tokens += result.useful_tokens
         position.tokens += result.tokens
-        position.seconds += seconds
         position.compile_seconds += result.compile_seconds
+        if result.compile_seconds == 0:  # how fast it runs is told by the steps that only ran
+            position.timed_useful_tokens += result.useful_tokens
+            position.timed_tokens += result.tokens
+            position.timed_seconds += seconds
+        position.seconds += max(0.0, seconds - result.compile_seconds)
         record = {
             "step": position.step,
             "epoch": self.epochs_done(),
@@ -351,8 +355,8 @@ class Trainer:
             "epochs": self.epochs_done(),
             "train_seconds": position.seconds,
             "compile_seconds": position.compile_seconds,
-            "useful_tokens_per_second": position.useful_tokens / max(position.seconds, 1e-9),
-            "tokens_per_second": position.tokens / max(position.seconds, 1e-9),
+            "useful_tokens_per_second": position.timed_useful_tokens / max(position.timed_seconds, 1e-9),
+            "tokens_per_second": position.timed_tokens / max(position.timed_seconds, 1e-9),
             "padding": 1.0 - position.useful_tokens / max(position.tokens, 1),
             "stopped": self.stop_reason,
             "best": {"step": self.best.step, self.eval_settings.best_metric: self.best.value},

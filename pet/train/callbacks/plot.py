@@ -16,13 +16,19 @@ INK, FAINT, GRID = "#1f2933", "#9aa5b1", "#e4e7eb"
 TRAIN, EVALUATION, RATE = "#2563eb", "#d9480f", "#0f766e"
 
 
-def smoothed(values: Sequence[float], memory: float) -> list[float]:
+def _decaying(values: Sequence[float], memory: float) -> list[float]:
     """An exponential average that starts at the first value, not at zero."""
     out, total, weight = [], 0.0, 0.0
     for value in values:
         total, weight = memory * total + value, memory * weight + 1.0
         out.append(total / weight)
     return out
+
+
+def smoothed(values: Sequence[float], memory: float) -> list[float]:
+    """An exponential average over both sides, so that the curve does not lag behind what it smooths."""
+    before, after = _decaying(values, memory), _decaying(values[::-1], memory)[::-1]
+    return [(left + right) / 2 for left, right in zip(before, after, strict=True)]
 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | None = None) -> None:
@@ -44,7 +50,7 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     few = len(steps) < 20
     upper.plot(steps, losses, color=TRAIN, alpha=0.9 if few else 0.25, linewidth=1.8 if few else 0.9)
-    average = smoothed(losses, 0.0 if few else 1.0 - 1.0 / max(4.0, len(steps) / 20))
+    average = smoothed(losses, 0.0 if few else 1.0 - 1.0 / max(3.0, len(steps) / 50))
     upper.plot(steps, average, color=TRAIN, linewidth=2.2, label="train" if few else "train, smoothed")
     measured = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     if before is not None:
@@ -65,9 +71,11 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
                 fontweight="bold",
             )
     upper.set_ylabel("loss per label token", color=INK)
-    top = max([*average, *(value for _, value in measured)])
-    upper.set_ylim(0, top * 1.08 if top > 0 else 1.0)
-    upper.legend(frameon=False, labelcolor=INK, loc="upper right")
+    shown = [*average, *(value for _, value in measured)]
+    top, bottom = max(shown), min(shown)
+    # from zero, unless that would leave most of the picture empty
+    upper.set_ylim(0 if bottom < 0.6 * top else bottom - 0.4 * (top - bottom), top + 0.08 * abs(top) or 1.0)
+    upper.legend(frameon=False, labelcolor=INK, loc="best")
     upper.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
     rates = [line["learning_rate"] for line in lines]
     lower.plot(steps, rates, color=RATE, linewidth=1.6)
@@ -76,7 +84,7 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
     lower.set_ylim(0, max(rates) * 1.15 or 1.0)
     lower.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     lower.set_xlabel("step", color=INK)
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     for axis in (upper, lower):
         axis.grid(color=GRID, linewidth=0.8)
         axis.set_axisbelow(True)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pet.train import report
+from pet.train.evaluate import Answer
+
+
+def test_comparison_is_aligned_and_names_the_measures():
+    text = report.comparison({"loss": 4.0, "perplexity": 54.6, "rouge_l": 0.1}, {"loss": 1.5, "rouge_l": 0.95})
+    lines = text.splitlines()
+    assert lines[0].split() == ["before", "after"]
+    assert lines[2].split() == ["held-out", "loss", "4.0000", "1.5000"]
+    assert lines[3].split() == ["perplexity", "54.6000", "–"]
+    assert len({report.width(line) for line in lines[1:]}) == 1
+    assert report.comparison(None, None) == ""
+
+
+def test_answers_stand_side_by_side():
+    first = [Answer("今天？", "不知道", "晴天", "f:1")]
+    last = [Answer("今天？", "晴天", "晴天", "f:1"), Answer("new", "", "", "f:2")]
+    lines = report.samples(first, last, 60).splitlines()
+    assert "  ? 今天？" in lines and "  = 晴天" in lines
+    row = next(line for line in lines if line.startswith("不知道"))
+    assert row.split("│")[1].strip() == "晴天"
+    assert any(line.startswith("–") and "(nothing)" in line for line in lines)
+
+
+@given(st.text(max_size=200), st.integers(4, 60))
+def test_wrapped_lines_fit_and_lose_nothing_but_spaces(text, columns):
+    lines = report.wrapped(text, columns)
+    assert all(report.width(line) <= columns for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_durations():
+    assert [report.duration(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1 min 15 s", "1 h 2 min"]
