@@ -142,8 +142,17 @@ class CausalLM(nn.Cell):
         self.config = config
         self.position_offset = 0
         self.virtual_tokens = 0
+        self.virtual_keep = None
         self.decoding = False
         self.adapter_state = ()
+
+    @property
+    def room(self) -> int:
+        """How many tokens one sequence may have: the context without what adapters put in front."""
+        offset = self.position_offset
+        if isinstance(offset, Tensor):  # one per row
+            offset = int(offset.asnumpy().max())
+        return self.config.dims.context - max(offset, self.virtual_tokens)
 
     def graph_key(self) -> tuple:
         """What a compiled graph of this model depends on beside its inputs' shapes."""
@@ -198,8 +207,9 @@ class CausalLM(nn.Cell):
         if values.min() < 0 or values.max() >= dims.vocab:
             bad = values.min() if values.min() < 0 else values.max()
             raise InputError(f"input_ids holds {bad}, but the vocabulary has ids 0 … {dims.vocab - 1}")
-        if values.shape[1] > dims.context:
-            raise InputError(f"input_ids has {values.shape[1]} tokens, but the context holds {dims.context}")
+        if values.shape[1] > self.room:
+            taken = f", {dims.context - self.room} of them taken by the adapter" if self.room < dims.context else ""
+            raise InputError(f"input_ids has {values.shape[1]} tokens, but the context holds {dims.context}{taken}")
 
     def construct(self, input_ids, attention_mask=None, position_ids=None):
         batch, length = input_ids.shape

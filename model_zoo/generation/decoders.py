@@ -100,6 +100,9 @@ class CachedDecoder:
         self.position = position.asnumpy()
         self.column = virtual + self.prompt
         self.keep = np.ones((self.batch, self.length), np.int32)
+        own = self.model.virtual_keep  # which of the columns in front each row sees, while a batch mixes adapters
+        if own is not None:
+            self.keep[:, :virtual] = np.repeat(own, self.batch // len(own), 0)
         self.keep[:, virtual : self.column] = mask
         return logits.asnumpy()
 

@@ -73,7 +73,7 @@ def generate(
     new_tokens = answer_length(ids.shape[1], max_new_tokens, max_length)
     model.check_ids(as_int_tensor("input_ids", ids, 2))
     longest = int(mask.sum(1).max())
-    context = model.config.dims.context - model.virtual_tokens
+    context = model.room
     if longest + new_tokens > context:
         raise InputError(
             f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
