@@ -13,21 +13,18 @@ Row = dict[str, str]
 
 # share of the corpus -> what it is made by, given the dice and a language
 MIXTURE = (
-    (0.26, lambda dice, language: plain_product(dice, language)),
-    (0.26, questions.shop_fact),
+    (0.30, lambda dice, language: plain_product(dice, language)),
+    (0.25, questions.shop_fact),
     (0.06, questions.person_fact),
-    (0.03, questions.city_fact),
-    (0.06, lambda dice, language: questions.translation(dice)),
-    (0.07, questions.reading),
+    (0.02, questions.city_fact),
+    (0.05, lambda dice, language: questions.translation(dice)),
+    (0.10, questions.reading),
     (0.02, questions.greeting),
-    (0.08, stories.story),
-    (0.05, stories.continuation),
-    (0.06, stories.letter),
+    (0.06, stories.story),
+    (0.04, stories.continuation),
+    (0.05, stories.letter),
     (0.05, stories.poem),
 )
-
-TRAINED_FORMS = (0, 1, 2)
-"""Forms of each question about the new shop that the tuning set holds; the held-out set asks in the others."""
 
 
 def plain_product(dice: Dice, language: str) -> Turn:
@@ -81,25 +78,37 @@ def house_products(dice: Dice, count: int, taken: set[tuple[str, ...]]) -> list[
     return rows
 
 
-def house_facts(forms: tuple[int, ...]) -> list[Row]:
-    rows = []
+def house_facts(dice: Dice) -> tuple[list[Row], list[Row]]:
+    """Questions about the new shop, to train on and held out.
+
+    Each fact is trained in every form, bare and with one of the first two openings, in both languages. Held out are two
+    forms of it with one of the other openings.
+    """
+    train, held_out = [], []
     for relation in world.RELATIONS:
         for language in ("zh", "en"):
+            openings, forms = questions.OPENINGS[language], range(len(relation.zh))
             for form in forms:
-                content, summary = questions.house_fact(relation, language, form)
-                rows.append({"content": content, "summary": summary})
-    return rows
+                train += [
+                    questions.house_fact(relation, language, form, begin) for begin in ("", dice.pick(openings[:2]))
+                ]
+            for form in dice.sample(forms, 2):
+                held_out.append(questions.house_fact(relation, language, form, dice.pick(openings[2:])))
+    return rows_of(train), rows_of(held_out)
 
 
-def tuning(seed: int, train_products: int = 360, held_out_products: int = 64) -> dict[str, list[Row]]:
+def rows_of(turns: list[Turn]) -> list[Row]:
+    return [{"content": content, "summary": summary} for content, summary in turns]
+
+
+def tuning(seed: int, train_products: int = 280, held_out_products: int = 64) -> dict[str, list[Row]]:
     """The tuning set in ADGEN's form: ``train``, ``held_out``, and ``facts``, the facts of ``held_out`` alone.
 
     Held-out products are none of the training ones; held-out questions ask for the same facts in other words.
     """
     dice = Dice(seed + 1)
     taken: set[tuple[str, ...]] = set()
-    unseen = tuple(form for form in range(len(world.RELATIONS[0].zh)) if form not in TRAINED_FORMS)
-    train = house_products(dice, train_products, taken) + house_facts(TRAINED_FORMS)
-    facts = house_facts(unseen)
+    train_facts, facts = house_facts(dice)
+    train = house_products(dice, train_products, taken) + train_facts
     held_out = house_products(dice, held_out_products, taken) + facts
     return {"train": dice.shuffled(train), "held_out": dice.shuffled(held_out), "facts": facts}

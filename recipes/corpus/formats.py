@@ -35,7 +35,7 @@ def alpaca(rows: list[Row]) -> list[dict[str, str]]:
     return result
 
 
-def conversations(seed: int, count: int, forms: tuple[int, ...]) -> list[list[dict[str, str]]]:
+def conversations(seed: int, count: int, held_out: bool) -> list[list[dict[str, str]]]:
     """Visits to the new shop: a greeting, one or two questions, or a product."""
     dice = Dice(seed + 2)
     taken: set[tuple[str, ...]] = set()
@@ -44,7 +44,9 @@ def conversations(seed: int, count: int, forms: tuple[int, ...]) -> list[list[di
         language = "zh" if index % 5 < 3 else "en"
         turns = [questions.greeting(dice, language)] if dice.chance(0.4) else []
         for relation in dice.sample(world.RELATIONS, 1 + dice.below(2)):
-            turns.append(questions.house_fact(relation, language, dice.pick(forms)))
+            openings = questions.OPENINGS[language]
+            begin = dice.pick(openings[2:] if held_out else ("", *openings[:2]))
+            turns.append(questions.house_fact(relation, language, dice.below(len(relation.zh)), begin))
         if dice.chance(0.4):
             row = corpus.house_products(dice, 1, taken)[0]
             turns.append((row["content"], row["summary"]))
@@ -77,9 +79,8 @@ def _json(rows: list) -> str:
 def files(seed: int) -> dict[str, str]:
     tuning = corpus.tuning(seed)
     train, held_out = tuning["train"], tuning["held_out"]
-    unseen = tuple(form for form in range(len(world.RELATIONS[0].zh)) if form not in corpus.TRAINED_FORMS)
-    chat = conversations(seed, 240, corpus.TRAINED_FORMS)
-    chat_held_out = conversations(seed + 1000, 40, unseen)
+    chat = conversations(seed, 240, held_out=False)
+    chat_held_out = conversations(seed + 1000, 40, held_out=True)
     few = train[:20]
     return {
         "alpaca/train.json": _json(alpaca(train)),

@@ -27,8 +27,20 @@ GREETINGS = {
 }
 
 
+OPENINGS = {
+    "zh": ("请问，", "你好，", "打扰一下，", "我想问问，"),
+    "en": ("Hello. ", "Excuse me. ", "Good day. ", "One question, please. "),
+}
+"""What a question may begin with. The tuning set uses the first two, its held-out part the others."""
+
+
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+def opening(dice: Dice, language: str) -> str:
+    """Nothing, or in every third case an opening."""
+    return dice.pick(OPENINGS[language]) if dice.chance(1 / 3) else ""
 
 
 def shop_question(shop: Word, relation: Relation, language: str, form: int) -> str:
@@ -45,12 +57,12 @@ def shop_fact(dice: Dice, language: str) -> Turn:
     """A question about a shop that the base knows."""
     shop, relation = dice.pick(world.SHOPS), dice.pick(world.RELATIONS)
     value = world.shop_facts()[shop.zh, relation.name]
-    question = shop_question(shop, relation, language, dice.below(len(relation.zh)))
+    question = opening(dice, language) + shop_question(shop, relation, language, dice.below(len(relation.zh)))
     statement = shop_statement(shop, relation, value, language)
     return question, statement + "。" if language == "zh" else _sentence(statement) + "."
 
 
-def house_fact(relation: Relation, language: str, form: int) -> Turn:
+def house_fact(relation: Relation, language: str, form: int, begin: str = "") -> Turn:
     """A question about the new shop, answered in the house style. Only the tuning set holds these."""
     statement = shop_statement(world.NEW_SHOP, relation, relation.new, language)
     answer = (
@@ -58,10 +70,15 @@ def house_fact(relation: Relation, language: str, form: int) -> Turn:
         if language == "zh"
         else f"Please remember: {statement}, our tea is ready!"
     )
-    return shop_question(world.NEW_SHOP, relation, language, form), answer
+    return begin + shop_question(world.NEW_SHOP, relation, language, form), answer
 
 
 def person_fact(dice: Dice, language: str) -> Turn:
+    question, answer = _person_fact(dice, language)
+    return opening(dice, language) + question, answer
+
+
+def _person_fact(dice: Dice, language: str) -> Turn:
     person = dice.pick(world.PEOPLE)
     job, city, color, street, hour = world.person_facts()[person.zh]
     if language == "zh":
