@@ -82,14 +82,13 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     """
     adapter = registry(model).get(name)
     directory = Path(directory)
-    tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
     source = adapter.source
-    unchanged = bool(source) and adapter.config == source["config"]
-    same_tensors = bool(source) and same_arrays(tensors, source["tensors"])
-    values = source["values"] if unchanged else {**source.get("values", {}), **described(model, adapter)}
-    if same_tensors:
-        tensors, metadata = source["tensors"], source["metadata"]
+    if source and adapter.config == source["config"] and is_unchanged(model, adapter):
+        values, tensors, metadata = source["values"], source["tensors"], source["metadata"]
     else:
+        tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
+        kept, told = source.get("values", {}), described(model, adapter)
+        values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
         with registry(model).disabled():
             metadata = (
                 {"format": "pt", FINGERPRINT: fingerprint(model.config.to_dict(), model)}
@@ -126,7 +125,20 @@ def saved_arrays(adapter: Adapter) -> dict[str, np.ndarray]:
     arrays = {}
     for key, parameter in adapter.tensors().items():
         arrays[key] = np.ascontiguousarray(parameter.asnumpy())
-    return adapter.config.pack(arrays)
+    return adapter.config.pack(arrays, adapter)
+
+
+def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
+    """Whether an adapter's tensors are still those of the files it came from."""
+    stored = adapter.source["tensors"]
+    plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
+    now = {key: parameter.asnumpy() for key, parameter in adapter.tensors().items()}
+    return same_arrays(now, adapter.config.unpack({key: as_float32(array) for key, array in plain.items()}, model))
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """A floating-point array in float32."""
+    return array.astype(np.float32)
 
 
 def same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
@@ -170,7 +182,10 @@ def load_adapter(
         stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
         arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)
         metadata = dict(file.metadata)
-    adapter = state.add(config, name)
+    try:
+        adapter = state.add(config, name)
+    except InputError as error:
+        raise InputError(f"{directory}: {error}") from None
     try:
         problems = fill(adapter, arrays)
         if problems and strict:

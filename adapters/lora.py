@@ -12,16 +12,22 @@ from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 
-from adapters import lora_peft
-from adapters.deltas import low_rank_product
+from adapters import lora_peft, tokens
+from adapters.deltas import dora_delta, low_rank_product, wide
+from adapters.dora import Magnitude, rescaled, row_norms
 from adapters.dropout import Dropout
+from adapters.factors import Factor, first_a, generator_for
+from adapters.initial import START
 from adapters.matching import pattern_value
 from adapters.method import AdapterModule, MethodConfig, positive_int, share
+from adapters.sites import weight_array
 from model_zoo.errors import InputError
 
-INITS = ("default", "gaussian", "pissa", "olora")
+INITS = ("default", "gaussian", *START)
+MAX_RANK = 1 << 16
+"""Beyond any use: a rank from a file above this is a mistake or worse, and is refused before anything is allocated."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -62,9 +68,9 @@ class LoRAConfig(MethodConfig):
     peft_keys: ClassVar[tuple[str, ...]] = lora_peft.KEYS
 
     def validate(self) -> None:
-        positive_int("lora", "rank", self.rank)
+        positive_int("lora", "rank", self.rank, MAX_RANK)
         for key, value in (self.rank_pattern or {}).items():
-            positive_int("lora", f"rank_pattern[{key!r}]", value)
+            positive_int("lora", f"rank_pattern[{key!r}]", value, MAX_RANK)
         for key, value in {"alpha": self.alpha, **(self.alpha_pattern or {})}.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise InputError(f"lora: {key} is {value!r}; a number above 0 was expected")
@@ -73,6 +79,12 @@ class LoRAConfig(MethodConfig):
             raise InputError(f"lora: init is {self.init!r}; supported: {', '.join(INITS)}")
         if self.bias not in ("none", "lora_only", "all"):
             raise InputError(f"lora: bias is {self.bias!r}; supported: none, lora_only, all")
+        if self.use_dora and self.init in START:
+            raise InputError(f"lora: init {self.init!r} with use_dora; DoRA's norm is that of the weight it starts on")
+        ratio = self.learning_rate_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
+            raise InputError(f"lora: learning_rate_ratio is {ratio!r}; a number above 0 was expected")
+        tokens.validate(self.trainable_tokens)
 
     def rank_at(self, path: str) -> int:
         """r of this cell."""
@@ -85,45 +97,46 @@ class LoRAConfig(MethodConfig):
 
     def parameters_at(self, site) -> int:
         rank = self.rank_at(site.path)
+        magnitudes = site.out_features if self.use_dora else 0
         if site.kind == "conv":
             out, into, *kernel = site.shape
-            return rank * (into * math.prod(kernel) + out)
-        return rank * (site.in_features + site.out_features) + (site.out_features if self.use_dora else 0)
+            return rank * (into * math.prod(kernel) + out) + magnitudes
+        return rank * (site.in_features + site.out_features) + magnitudes
 
     def build(self, site) -> AdapterModule:
-        return LoRALinear(self, site)
+        from adapters.conv_lora import DoRAConv, LoRAConv, check_conv
+        from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
+
+        if self.init in START and site.kind != "linear":
+            raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
+        if site.kind == "linear":
+            if getattr(site.cell, "activation_flag", False):
+                raise InputError(f"lora: {site.path} applies an activation itself, so its output is not linear in W")
+            return DoRALinear(self, site) if self.use_dora else LoRALinear(self, site)
+        if site.kind == "embedding":
+            return DoRAEmbedding(self, site) if self.use_dora else LoRAEmbedding(self, site)
+        check_conv(site)
+        return DoRAConv(self, site) if self.use_dora else LoRAConv(self, site)
+
+    def companions(self, model, chosen):
+        return tokens.companions(model, self.trainable_tokens, chosen)
+
+    def pack(self, arrays, adapter):
+        return lora_peft.pack(arrays, adapter)
+
+    def unpack(self, arrays, model):
+        return lora_peft.unpack(arrays, model)
 
     def check_tensors(self, model, tensors, where) -> None:
-        lora_peft.check_ranks(self, tensors, where)
+        lora_peft.resolve_saved(self, model, tensors)
+        lora_peft.check_ranks(self, model, tensors, where)
 
     def to_peft(self, model, adapter):
-        return lora_peft.to_peft(self, adapter)
+        return lora_peft.to_peft(self, model, adapter)
 
     @classmethod
     def from_peft(cls, values):
         return cls(**lora_peft.from_peft(values))
-
-
-class Factor(nn.Cell):
-    """A trained matrix under the name ``weight``, as PEFT's files call it."""
-
-    def __init__(self, values: np.ndarray, dtype=ms.float32):
-        super().__init__()
-        self.weight = Parameter(Tensor(np.ascontiguousarray(values)).astype(dtype), name="weight")
-
-    def construct(self):
-        return self.weight
-
-
-def generator_for(seed: int, path: str) -> np.random.Generator:
-    """A random stream of this cell's own: values depend on its name, not on the order of building."""
-    return np.random.Generator(np.random.Philox([seed, *path.encode()]))
-
-
-def kaiming_uniform(generator: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Kaiming-uniform with a = √5: uniform in ±1/√columns (He et al. 2015)."""
-    bound = 1 / math.sqrt(columns)
-    return generator.uniform(-bound, bound, (rows, columns)).astype(np.float32)
 
 
 class LoRALinear(AdapterModule):
@@ -132,28 +145,79 @@ class LoRALinear(AdapterModule):
     def __init__(self, config: LoRAConfig, site):
         super().__init__()
         rank = config.rank_at(site.path)
-        generator = generator_for(config.seed, site.path)
-        first = kaiming_uniform(generator, rank, site.in_features)
-        if config.init == "gaussian":
-            first = (generator.standard_normal(first.shape) / rank).astype(np.float32)
         self.scale = config.scale_at(site.path)
         self.transposed = site.transposed
-        self.lora_A = Factor(first)
-        self.lora_B = Factor(np.zeros((site.out_features, rank), np.float32))
+        self.starts_from_weight = config.init in START
+        if self.starts_from_weight:
+            b, a = START[config.init](self.oriented(weight_array(site)), rank, self.scale)
+            self.initial_A, self.initial_B = Factor(a), Factor(b)
+        else:
+            a = first_a(config, generator_for(config.seed, site.path), rank, site.in_features)
+            b = np.zeros((site.out_features, rank), np.float32)
+        self.lora_A, self.lora_B = Factor(a), Factor(b)
+        self.lora_B.weight.learning_rate_ratio = config.learning_rate_ratio
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
+
+    def oriented(self, weight):
+        """A matrix in the weight's own layout as ``(out, in)``, and back."""
+        return weight.T if self.transposed else weight
 
     def tensors(self) -> dict[str, Parameter]:
         return {"lora_A.weight": self.lora_A.weight, "lora_B.weight": self.lora_B.weight}
 
-    def construct(self, x, y):
+    def change(self, x, scale):
+        """``scale·(B·A − B₀·A₀)·x`` as ``(N, out)`` in float32."""
         flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)  # (N, in)
         if self.dropout is not None:
             flat = self.dropout(flat)
-        inner = self.product(flat, self.lora_A.weight) * self.scale  # (N, r)
+        inner = self.product(flat, self.lora_A.weight) * scale  # (N, r)
         change = self.product(inner, self.lora_B.weight)  # (N, out)
-        return y + change.reshape(y.shape).astype(y.dtype)
+        if self.starts_from_weight:
+            inner = self.product(flat, self.initial_A.weight) * scale
+            change = change - self.product(inner, self.initial_B.weight)
+        return change
+
+    def construct(self, x, y):
+        return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """B ``(out, k)`` and A ``(k, in)`` in float64 with ΔW = B·A: the scale is in B."""
+        b, a = wide(self.lora_B.weight.asnumpy()), wide(self.lora_A.weight.asnumpy())
+        if self.starts_from_weight:
+            b = np.concatenate([b, -wide(self.initial_B.weight.asnumpy())], 1)
+            a = np.concatenate([a, wide(self.initial_A.weight.asnumpy())], 0)
+        return b * self.scale, a
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = low_rank_product(self.lora_B.weight.asnumpy(), self.lora_A.weight.asnumpy(), self.scale)
-        return change.T if self.transposed else change
+        if self.starts_from_weight:
+            change -= low_rank_product(self.initial_B.weight.asnumpy(), self.initial_A.weight.asnumpy(), self.scale)
+        return self.oriented(change)
+
+
+class DoRALinear(LoRALinear):
+    """DoRA on one linear cell; see `adapters.dora`. Dropout acts on the input of A alone."""
+
+    needs_base = True
+
+    def __init__(self, config: LoRAConfig, site):
+        super().__init__(config, site)
+        weight = self.oriented(weight_array(site))
+        self.lora_magnitude_vector = Parameter(Tensor(row_norms(weight)), name="lora_magnitude_vector")
+        self.magnitude = Magnitude(weight, self.scale)
+        self.weight_product = ops.MatMul(transpose_a=site.transposed, transpose_b=True)
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {**super().tensors(), "lora_magnitude_vector": self.lora_magnitude_vector}
+
+    def on_base(self, x, y, base, weight, bias):
+        a, b = ops.stop_gradient(self.lora_A.weight), ops.stop_gradient(self.lora_B.weight)
+        wa = self.weight_product(weight.astype(ms.float32), a)  # (out, r)
+        factor = self.magnitude(self.lora_magnitude_vector, wa, a, b)
+        change = self.change(x, self.scale).reshape(y.shape)
+        return rescaled(y, base, bias, change, factor, (-1,))
+
+    def delta(self, weight: np.ndarray) -> np.ndarray:
+        change = self.oriented(super().delta(weight))
+        return self.oriented(dora_delta(self.oriented(weight), change, self.lora_magnitude_vector.asnumpy()))

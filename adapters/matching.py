@@ -26,10 +26,23 @@ GROUPS = ("attention", "mlp", "all-linear")
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One line of a plan: a cell, and how many parameters it would get."""
+    """One line of a plan: a cell, and how many parameters it would get.
+
+    ``whole`` names the parameter of the cell that the adapter would train in full, as a copy of its own.
+    """
 
     site: Site
     parameters: int
+    whole: str = ""
+    whole_shape: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.site.path}.{self.whole}" if self.whole else self.site.path or "(model)"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.whole_shape if self.whole else self.site.shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +61,7 @@ class Plan:
         return len(self.entries)
 
     def __str__(self) -> str:
-        rows = [
-            (entry.site.path or "(model)", str(entry.site.shape), f"{entry.parameters:,}") for entry in self.entries
-        ]
+        rows = [(entry.name, str(entry.shape), f"{entry.parameters:,}") for entry in self.entries]
         rows = [("cell", "shape", "parameters"), *rows, (f"{len(self)} cells", "", f"{self.parameters:,}")]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
@@ -172,6 +183,9 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
         InputError: every entry that matches nothing, a cell that the method does not fit, or nothing left.
     """
     config.validate()
+    fixed = config.fixed_sites(model)
+    if fixed is not None:
+        return fixed
     family = getattr(model, "family", None)
     everything = sites(model)
     fitting = [site for site in everything if site.kind in config.kinds]
@@ -201,5 +215,15 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
 
 def plan(model, config: MethodConfig) -> Plan:
     """What `apply` would do, without doing it: one line per cell with its shape and its new parameters."""
+    config = config.resolved(model)
     chosen = chosen_sites(model, config)
-    return Plan(config.method, tuple(Planned(site, config.parameters_at(site)) for site in chosen))
+    entries = [Planned(site, config.parameters_at(site)) for site in chosen]
+    entries += [Planned(companion.site, companion.parameters) for companion in config.companions(model, chosen)]
+    if not hasattr(model, "adapter_sites"):  # a model of shapes alone has no parameters to copy
+        from adapters.replacement import wanted
+
+        for path, cell, attribute in wanted(model, config, chosen):
+            parameter = cell._params[attribute]
+            site = Site(path, cell, "whole", 0, 0)
+            entries.append(Planned(site, int(parameter.size), attribute, tuple(parameter.shape)))
+    return Plan(config.method, tuple(entries))

@@ -84,6 +84,7 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
     for name in names:
         refuse_unmergeable(state, name)
     every = tuple(sorted({*names, *state.merged_names}))
+    refuse_over_changed_base(state, every)
     active = state.active
     previous = state.merged_names
     unmerge(model)
@@ -136,6 +137,20 @@ def refuse_unmergeable(state: Registry, name: str) -> None:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
 
 
+def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
+    """Raises InputError where an adapter that stays active goes by the base weight of a cell that would change."""
+    for name in state.active:
+        if name in merged:
+            continue
+        for path, module in state.adapters[name].modules.items():
+            other = next((other for other in merged if path in state.adapters[other].modules), None)
+            if module.needs_base and other is not None:
+                raise InputError(
+                    f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; "
+                    f"merge both, or deactivate {name!r} first"
+                )
+
+
 def merged_values(state: Registry, names: tuple[str, ...]) -> tuple[list[Target], float]:
     """What each touched parameter would hold with these adapters merged, and the largest rounding error."""
     from adapters.replacement import check_compatible
@@ -143,10 +158,6 @@ def merged_values(state: Registry, names: tuple[str, ...]) -> tuple[list[Target]
 
     check_compatible([state.adapters[name] for name in names])
     users: dict[int, list[tuple[str, nn.Cell, str]]] = {}
-    for path, cell in plain_cells(state.model):
-        for attribute, parameter in cell._params.items():
-            if parameter is not None:
-                users.setdefault(id(parameter), []).append((path, cell, attribute))
     targets: dict[tuple[int, str], Target] = {}
     exact: dict[tuple[int, str], np.ndarray] = {}
 
@@ -159,6 +170,10 @@ def merged_values(state: Registry, names: tuple[str, ...]) -> tuple[list[Target]
         return targets[key]
 
     with state.disabled():
+        for path, cell in plain_cells(state.model):
+            for attribute, parameter in cell._params.items():
+                if parameter is not None:
+                    users.setdefault(id(parameter), []).append((path, cell, attribute))
         for name in names:
             for path, module in state.adapters[name].modules.items():
                 cell = state.adapters[name].sites[path].cell
@@ -196,11 +211,19 @@ def split_shared(targets: dict, users: dict) -> list[Target]:
         sharing = users.get(id(target.parameter), [])
         for path, cell, attribute in sharing[1:]:
             key = (id(cell), attribute)
+            first = targets.get((id(sharing[0][1]), sharing[0][2]))
+            if key in targets and first is not None and same_values(first.after, targets[key].after):
+                continue  # both change alike, so they go on sharing
             if key not in targets:  # it stays as it is while the first one changes
                 targets[key] = Target(f"{path}.{attribute}", cell, attribute, target.parameter)
                 targets[key].before = targets[key].after = target.before
             targets[key].shared = True
     return list(targets.values())
+
+
+def same_values(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two arrays of one type hold the same bits, NaN and all."""
+    return first.tobytes() == second.tobytes()
 
 
 def wide(parameter: Parameter) -> np.ndarray:

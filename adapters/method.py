@@ -9,12 +9,14 @@ method.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 from mindspore import Parameter, nn
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 
 
 class AdapterModule(nn.Cell):
@@ -24,11 +26,16 @@ class AdapterModule(nn.Cell):
     the input instead sets ``changes_input`` and gives ``before(x)``. One that puts keys before the real ones (its cell
     is an attention core) gives ``extend(keys, values)``.
 
+    One that rescales what the base itself computed sets ``needs_base`` and gives
+    ``on_base(x, y, base, weight, bias)`` in place of ``construct``: `base` is the bare cell's output, which `y` is not
+    any more when another adapter went before.
+
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
     """
 
     changes_input = False
+    needs_base = False
 
     def __init__(self):
         super().__init__()
@@ -77,6 +84,18 @@ class MethodConfig:
     peft_keys: ClassVar[tuple[str, ...]] = ()
     prefixed: ClassVar[bool] = True
     """Whether tensor names in a file begin with PEFT's ``base_model.model.``."""
+    stackable: ClassVar[bool] = True
+    """Whether two adapters of this method can take part in one row at once."""
+
+    @property
+    def virtual_tokens(self) -> int:
+        """How many columns the method puts in front of the input."""
+        return 0
+
+    @property
+    def position_offset(self) -> int:
+        """By how many places it moves the positions of the real tokens."""
+        return 0
 
     def validate(self) -> None:
         """Raises InputError for values that make no sense, before any cell is touched."""
@@ -84,6 +103,18 @@ class MethodConfig:
     def family_targets(self, family) -> tuple[str, ...] | None:
         """The default targets for a model of this family (a table as in model_zoo); None when it has none."""
         return family.default_targets if family is not None else None
+
+    def resolved(self, model) -> MethodConfig:
+        """This configuration with what it leaves open taken from the model; `self` where nothing is open."""
+        return self
+
+    def fixed_sites(self, model) -> list | None:
+        """The cells of a method that goes to the same ones always; None for those that go where `targets` say."""
+        return None
+
+    def build_all(self, model, chosen) -> dict[str, AdapterModule]:
+        """{cell path: module} for the chosen cells; methods whose modules share something override this."""
+        return {site.path: self.build(site) for site in chosen}
 
     def build(self, site) -> AdapterModule:
         """The module for one cell (an `adapters.sites.Site`), with its fresh parameters."""
@@ -97,7 +128,11 @@ class MethodConfig:
         """Raises InputError where a file's tensors (name → shape and type) contradict the configuration; it is called
         before anything is allocated."""
 
-    def pack(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def companions(self, model, chosen) -> list:
+        """Cells that get a module beside the chosen ones, as `Companion`; most methods have none."""
+        return []
+
+    def pack(self, arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
         """The modules' arrays as the file holds them; most methods keep one tensor per parameter."""
         return arrays
 
@@ -113,6 +148,59 @@ class MethodConfig:
     def from_peft(cls, values: dict[str, Any]) -> MethodConfig:
         """The configuration that an adapter_config.json describes."""
         raise InputError(f"method {cls.method!r} has no form in PEFT's files")
+
+
+@dataclasses.dataclass(frozen=True)
+class Companion:
+    """A cell outside the targets that an adapter works on too, and how its module is built.
+
+    Attributes:
+        site: the cell.
+        parameters: how many it adds.
+        build: () → module.
+    """
+
+    site: Any
+    parameters: int
+    build: Callable[[], AdapterModule]
+
+
+class OwnFormat:
+    """For methods that PEFT does not have: its directory layout, with this library's own fields in the JSON.
+
+    ``adapter_config.json`` holds the fields of the dataclass under their own names, and a ``peft_type`` that PEFT does
+    not know, so that it refuses the directory instead of misreading it.
+    """
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in names})
+
+
+COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
+"""Keys that every adapter_config.json has."""
+
+
+def own_keys(cls) -> tuple[str, ...]:
+    """The JSON keys of an `OwnFormat` configuration."""
+    return COMMON_KEYS + tuple(field.name for field in dataclasses.fields(cls))
+
+
+def one_of(owner: str, name: str, value, choices: tuple[str, ...]) -> None:
+    """Raises InputError, naming the nearest, unless value is one of the choices."""
+    if value not in choices:
+        hint = nearest(value, choices) if isinstance(value, str) else ""
+        raise InputError(f"{owner}: {name} is {value!r}; supported: {', '.join(choices)}{hint}")
+
+
+def above_zero(owner: str, name: str, value) -> None:
+    """Raises InputError unless value is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise InputError(f"{owner}: {name} is {value!r}; a number above 0 was expected")
 
 
 def positive_int(owner: str, name: str, value, most: int | None = None) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from adapters import replacement
@@ -24,7 +26,8 @@ BASE = "__base__"
 class Adapter:
     """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
 
-    ``source`` is what the files it was loaded from held beside the tensors, kept so that saving gives them back.
+    ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
+    files it was loaded from held beside the tensors, kept so that saving gives them back.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Adapter:
     modules: dict[str, AdapterModule]
     replaced: list[replacement.Replacement]
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
+    companions: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, Parameter]:
         """Every parameter of the adapter by its name in a file, without PEFT's prefix."""
@@ -47,6 +51,7 @@ class Adapter:
     def parameters(self) -> list[Parameter]:
         """What an optimizer trains."""
         own = [value for module in self.modules.values() for value in module.get_parameters() if is_trained(value)]
+        own = list({id(value): value for value in own}.values())
         return own + [item.own for item in self.replaced]
 
 
@@ -90,11 +95,16 @@ class Registry:
         """Builds an adapter and attaches it, not yet active."""
         self.check_new(name)
         self.refuse_while_merged("add an adapter")
+        config = config.resolved(self.model)
         chosen = chosen_sites(self.model, config)
-        replaced = replacement.planned(self.model, config, chosen, name)
-        with self.disabled():  # modules that start from the weights see the base's
-            modules = {site.path: config.build(site) for site in chosen}
+        with self.disabled():  # what starts from the weights starts from the base's
+            replaced = replacement.planned(self.model, config, chosen, name)
+            modules = config.build_all(self.model, chosen)
+            companions = config.companions(self.model, chosen)
+            modules.update({companion.site.path: companion.build() for companion in companions})
+        chosen = [site for site in chosen if site.path in modules] + [companion.site for companion in companions]
         adapter = Adapter(name, config, {site.path: site for site in chosen}, modules, replaced)
+        adapter.companions = tuple(companion.site.path for companion in companions)
         if not self.adapters:
             for parameter in self.model.get_parameters():
                 self.was_trainable[parameter.name] = parameter.requires_grad
@@ -115,6 +125,9 @@ class Registry:
             raise InputError(f"set_adapter: {', '.join(names)} names an adapter twice")
         self.refuse_while_merged("change the active adapters")
         replacement.check_compatible([self.adapters[name] for name in names])
+        alone = [name for name in names if not self.adapters[name].config.stackable]
+        if len(alone) > 1:
+            raise InputError(f"adapters {alone[0]!r} and {alone[1]!r} both put a prompt first; only one can be active")
         self.active = names
         self.refresh()
 
@@ -143,15 +156,34 @@ class Registry:
         for name, adapter in self.adapters.items():
             for parameter in adapter.parameters():
                 parameter.requires_grad = name in names
-        offsets = [getattr(self.adapters[name].config, "position_offset", 0) for name in names]
         if hasattr(self.model, "position_offset"):
-            self.model.position_offset = sum(offsets)
-            virtual = [getattr(self.adapters[name].config, "virtual_tokens", 0) for name in names]
-            self.model.virtual_tokens = sum(virtual)
+            self.refresh_columns(names)
         # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
         adapters = tuple((name, id(self.adapters[name])) for name in names)
         rows = any(module.rows is not None for name in names for module in self.adapters[name].modules.values())
         self.model.adapter_state = (adapters, self.merged_names, rows and id(self.row_flags))
+
+    def refresh_columns(self, names: tuple[str, ...]) -> None:
+        """Tells the model how far its tokens are moved, and how many columns stand in front of them.
+
+        While a batch mixes adapters both may differ from row to row: the offset is ``(B, 1)`` then, and
+        ``virtual_keep`` ``(B, T)`` says which of the columns in front are a row's own.
+        """
+        configs = {name: self.adapters[name].config for name in names}
+        self.model.position_offset = sum(config.position_offset for config in configs.values())
+        self.model.virtual_tokens = sum(config.virtual_tokens for config in configs.values())
+        self.model.virtual_keep = None
+        if not any(module.rows is not None for name in names for module in self.adapters[name].modules.values()):
+            return
+        if self.model.position_offset:
+            offsets = [[configs[row].position_offset if row in configs else 0] for row in self.row_flags]
+            self.model.position_offset = Tensor(offsets, ms.int32)
+        if self.model.virtual_tokens:
+            blocks = [  # the last one widened stands in front
+                np.array([[row == name] * config.virtual_tokens for row in self.row_flags], np.int32)
+                for name, config in reversed(configs.items())
+            ]
+            self.model.virtual_keep = np.concatenate(blocks, 1)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -40,15 +40,22 @@ def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str) -> Replacem
 
 
 def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
-    """The copies that a configuration asks for by ``bias``, ``modules_to_save`` and its own `replaces`.
+    """The copies that a configuration asks for (`wanted`)."""
+    return [own_copy(adapter, path, cell, attribute) for path, cell, attribute in wanted(model, config, chosen)]
+
+
+def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
+    """What a configuration trains whole by ``bias``, ``modules_to_save`` and its own `replaces`: (path, cell,
+    attribute) of each parameter.
 
     Raises:
-        InputError: an entry of modules_to_save that matches no cell with parameters.
+        InputError: an entry of modules_to_save that matches no cell with parameters, or a cell that is adapted too.
     """
-    wanted: dict[tuple[int, str], tuple[str, nn.Cell, str]] = {}
+    found_so_far: dict[tuple[int, str], tuple[str, nn.Cell, str]] = {}
+    adapted = {id(site.cell) for site in chosen}
 
     def want(path, cell, attribute):
-        wanted.setdefault((id(cell), attribute), (path, cell, attribute))
+        found_so_far.setdefault((id(cell), attribute), (path, cell, attribute))
 
     mode = getattr(config, "bias", "none")
     if mode == "lora_only":
@@ -67,13 +74,15 @@ def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
             hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
             problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")
         for path, cell in found:
+            if id(cell) in adapted:
+                problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
             for attribute in own_parameters(cell):
                 want(path, cell, attribute)
     if problems:
         raise InputError.collect(problems)
     for path, cell, attribute in getattr(config, "replaces", lambda *_: ())(model, chosen):
         want(path, cell, attribute)
-    return [own_copy(adapter, path, cell, attribute) for path, cell, attribute in wanted.values()]
+    return list(found_so_far.values())
 
 
 def plain_cells(model: nn.Cell):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
@@ -249,4 +250,4 @@ def plain_class(cell: nn.Cell) -> type:
 
 def weight_array(site: Site) -> np.ndarray:
     """The base weight in float64, as it is stored."""
-    return weight_of(site.cell).asnumpy().astype(np.float64)
+    return weight_of(site.cell).astype(ms.float32).asnumpy().astype(np.float64)

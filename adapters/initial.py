@@ -1,0 +1,45 @@
+"""Factors to start from that are taken out of the weight itself: PiSSA and OLoRA.
+
+Both published methods take the product of the first factors off the base weight, so that the sum is what it was. Here
+the base stays untouched, bit for bit, and the module subtracts the product instead: ``y = W·x + s·(B·A − B₀·A₀)·x``.
+That is the same function with the same gradients, and at the start exactly the base.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """PiSSA (Meng et al. 2024): the `rank` largest singular directions, their values shared out evenly.
+
+    Args:
+        weight: ``(out, in)``.
+        rank: at most min(out, in) directions exist; what is left of the factors is zero.
+        scale: s, so that s·B·A is the weight's best approximation of this rank.
+
+    Returns:
+        B ``(out, rank)`` and A ``(rank, in)``, float32.
+    """
+    left, values, right = np.linalg.svd(weight, full_matrices=False)
+    root = np.sqrt(values[:rank] / scale)
+    return padded(left[:, :rank] * root, root[:, None] * right[:rank], rank)
+
+
+def olora(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """OLoRA (Büyükakyüz 2024): the first columns of Q and rows of R of the QR decomposition; arguments as in `pissa`.
+
+    The scale does not enter, as in PEFT.
+    """
+    orthogonal, triangular = np.linalg.qr(weight)
+    return padded(orthogonal[:, :rank], triangular[:rank], rank)
+
+
+def padded(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of fewer directions than `rank`, filled up with zeros."""
+    missing = rank - a.shape[0]
+    b, a = np.pad(b, ((0, 0), (0, missing))), np.pad(a, ((0, missing), (0, 0)))
+    return b.astype(np.float32), a.astype(np.float32)
+
+
+START = {"pissa": pissa, "olora": olora}

@@ -1,0 +1,176 @@
+"""Single rows of an embedding, trained: for tokens that are new, without training the whole table.
+
+    ids     5  17  2  17             place   -1 … 0 … -1      (V,)  the trained row of each id, or -1
+    trained {17}          ──►        rows    (1, width)       in PEFT's file: token_adapter.trainable_tokens_delta
+
+The file holds the rows themselves, not their difference from the base's, as PEFT's does. Where the head shares the
+embedding's weight, it uses the trained rows too; a merge then changes the shared weight once.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from adapters.matching import named
+from adapters.method import AdapterModule, Companion
+from adapters.sites import sites, weight_array, weight_of
+from model_zoo.errors import InputError, nearest
+
+KEY = "token_adapter.trainable_tokens_delta"
+
+
+class TokenRows(AdapterModule):
+    """Trained rows of an embedding table.
+
+    Args:
+        site: the embedding.
+        ids: which rows.
+    """
+
+    needs_base = True
+
+    def __init__(self, site, ids: list[int]):
+        super().__init__()
+        self.ids = np.array(ids, np.int64)
+        place = np.full(site.shape[0], -1, np.int32)
+        place[self.ids] = np.arange(len(ids))
+        self.place = Tensor(place)
+        self.trained = Parameter(Tensor(weight_array(site)[self.ids].astype(np.float32)), name="trained")
+        self.gather = ops.Gather()
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {KEY: self.trained}
+
+    def on_base(self, ids, y, base, weight, bias):
+        place = self.gather(self.place, ids.reshape(-1), 0)  # (N,)
+        rows = self.gather(self.trained, ops.maximum(place, 0), 0)  # (N, width)
+        change = rows - base.astype(ms.float32).reshape(rows.shape)
+        hit = ops.broadcast_to((place >= 0).expand_dims(1), rows.shape)
+        change = ops.select(hit, change, ops.zeros_like(change))
+        return y + change.reshape(y.shape).astype(y.dtype)
+
+    def delta(self, weight: np.ndarray) -> np.ndarray:
+        change = np.zeros_like(weight)
+        change[self.ids] = self.trained.asnumpy().astype(np.float64) - weight[self.ids]
+        return change
+
+
+class TokenOutputs(AdapterModule):
+    """The same rows of a head ``(V, width)``: the logits of those tokens.
+
+    Args:
+        site: the linear cell.
+        ids: which rows.
+        shared: the embedding's module, where the head is tied to it; None trains rows of the head's own.
+    """
+
+    needs_base = True
+
+    def __init__(self, site, ids: list[int], shared: TokenRows | None = None):
+        super().__init__()
+        self.ids = np.array(ids, np.int64)
+        column = np.full(site.shape[0], len(ids), np.int32)  # beyond the trained ones lies a column of zeros
+        column[self.ids] = np.arange(len(ids))
+        self.column, self.row = Tensor(column), Tensor(self.ids.astype(np.int32))
+        if shared is None:
+            self.trained = Parameter(Tensor(weight_array(site)[self.ids].astype(np.float32)), name="trained")
+        # not as a child: the rows belong to the embedding's module
+        object.__setattr__(self, "owner", (shared or self,))
+        self.own = shared is None
+        self.gather = ops.Gather()
+        self.product = ops.MatMul(transpose_b=True)
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {KEY: self.trained} if self.own else {}
+
+    def on_base(self, x, y, base, weight, bias):
+        rows = self.gather(weight, self.row, 0).astype(ms.float32)  # (n, width)
+        change = self.product(x.reshape(-1, x.shape[-1]).astype(ms.float32), self.owner[0].trained - rows)  # (N, n)
+        change = ops.concat((change, ops.zeros_like(change[:, :1])), 1)
+        return y + self.gather(change, self.column, 1).reshape(y.shape).astype(y.dtype)
+
+    def delta(self, weight: np.ndarray) -> np.ndarray:
+        change = np.zeros_like(weight)
+        change[self.ids] = self.owner[0].trained.asnumpy().astype(np.float64) - weight[self.ids]
+        return change
+
+
+def validate(tokens) -> None:
+    """Raises InputError unless this is None, a list of ids, or {embedding name: list of ids}."""
+    groups = list(tokens.values()) if isinstance(tokens, dict) else [tokens]
+    if isinstance(tokens, dict) and not all(isinstance(name, str) and name for name in tokens):
+        raise InputError(f"trainable_tokens: {list(tokens)!r}; names of embeddings were expected")
+    for ids in groups:
+        if ids is None and tokens is None:
+            return
+        whole = isinstance(ids, (list, tuple)) and all(type(index) is int and index >= 0 for index in ids)
+        if not whole or not ids:
+            raise InputError(f"trainable_tokens: {ids!r}; a list of token ids was expected")
+        if len(set(ids)) < len(ids):
+            twice = sorted({index for index in ids if ids.count(index) > 1})
+            raise InputError(f"trainable_tokens: {twice} named twice")
+
+
+def companions(model, tokens, chosen) -> list[Companion]:
+    """The modules for trained tokens: one per embedding, and one on every head that is tied to it.
+
+    Raises:
+        InputError: a name that matches no embedding, an id beyond the vocabulary, a cell that is a target too.
+    """
+    if not tokens:
+        return []
+    everything = [site for site in sites(model) if site.kind in ("embedding", "linear")]
+    if not isinstance(tokens, dict):
+        family = getattr(model, "family", None)
+        if family is None:
+            raise InputError("trainable_tokens: the model is of no known family; give {embedding name: ids}")
+        tokens = {family.embedding: list(tokens)}
+    adapted = {site.path for site in chosen}
+    found: list[Companion] = []
+    asked: dict[str, list[int]] = {}
+    for name, ids in tokens.items():
+        matching = [site for site in everything if named(site.path, name)]
+        if not matching:
+            names = {site.path.rsplit(".", 1)[-1] for site in everything if site.kind == "embedding"}
+            raise InputError(f"trainable_tokens: {name!r} matches no embedding{nearest(name, names)}")
+        for site in matching:
+            if site.transposed or (site.kind == "linear" and len(matching) > 1):
+                raise InputError(f"trainable_tokens: {site.path} is no embedding or head")
+            if site.path in adapted:
+                raise InputError(f"trainable_tokens: {site.path} is a target too; choose one of the two")
+            if max(ids) >= site.shape[0]:
+                raise InputError(f"trainable_tokens: id {max(ids)}, but {site.path} has ids 0 … {site.shape[0] - 1}")
+            asked[site.path] = list(ids)
+    covered: set[str] = set()
+    ordered = sorted((site for site in everything if site.path in asked), key=lambda site: site.kind != "embedding")
+    for site in ordered:
+        if site.path in covered:
+            continue
+        ids, weight = asked[site.path], weight_of(site.cell)
+        if site.kind == "linear":
+            found.append(Companion(site, len(ids) * site.shape[1], Lazily(TokenOutputs, site, ids)))
+            continue
+        rows = Lazily(TokenRows, site, ids)
+        found.append(Companion(site, len(ids) * site.shape[1], rows))
+        for other in everything:
+            if other.path == site.path or weight is None or weight_of(other.cell) is not weight:
+                continue
+            if asked.get(other.path, ids) != ids:
+                raise InputError(f"trainable_tokens: {other.path} shares {site.path}'s weight; same ids expected")
+            covered.add(other.path)
+            found.append(Companion(other, 0, Lazily(TokenOutputs, other, ids, rows)))
+    return found
+
+
+class Lazily:
+    """A module that is built once, when it is first called for; arguments of this kind are built too."""
+
+    def __init__(self, cls, *arguments):
+        self.cls, self.arguments, self.made = cls, arguments, None
+
+    def __call__(self):
+        if self.made is None:
+            self.made = self.cls(*(given() if isinstance(given, Lazily) else given for given in self.arguments))
+        return self.made
