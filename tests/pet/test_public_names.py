@@ -1,0 +1,43 @@
+"""What a program imports from ``pet``."""
+
+import subprocess
+import sys
+
+import pytest
+
+import pet
+
+
+@pytest.mark.parametrize("name", pet.__all__)
+def test_every_name_is_there_and_documented(name):
+    value = getattr(pet, name)
+    assert value.__doc__
+    assert value.__doc__.strip()
+
+
+def test_importing_pet_imports_no_framework():
+    code = "import sys, pet; dir(pet); print([m for m in ('mindspore', 'numpy', 'pydantic') if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=_environment(), timeout=60
+    )
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def _environment():
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'pet' has no attribute 'aply_lora'"):
+        _ = pet.aply_lora
+    assert not hasattr(pet, "no_such_name")
+
+
+def test_the_package_front_defines_nothing():
+    """Apart from what makes the names lazy; and no submodule hides behind a public name."""
+    from importlib.util import find_spec
+
+    for name in pet.__all__:
+        assert find_spec(f"pet.{name}") is None, f"importing the module pet.{name} would hide the public name"
