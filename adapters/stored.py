@@ -111,6 +111,7 @@ class StoredAdapter:
             shapes[head[0]] = shapes[head[1]]
         grouped: dict[tuple[str, str], dict[str, str]] = {}
         problems = []
+        tables = {key[: -len(".lora_embedding_A")] for key in self.file.tensors if key.endswith(".lora_embedding_A")}
         for key in self.file.tensors:
             name = key.removeprefix(PREFIX).replace(".base_layer.", ".")
             match = PARTS.fullmatch(name)
@@ -119,6 +120,8 @@ class StoredAdapter:
             else:
                 part = match["part"].removesuffix(".weight")
                 kind = {"lora_embedding_A": "embedding", "lora_embedding_B": "embedding", "ia3_l": "ia3"}.get(part)
+                if part == "lora_magnitude_vector" and key.partition(".lora_magnitude_vector")[0] in tables:
+                    kind = "embedding"
                 kind = kind or ("rows" if part.startswith("token_adapter") else "lora")
                 grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
         found = []
@@ -170,6 +173,8 @@ class StoredAdapter:
         if kind == "embedding":
             expect("lora_embedding_A", (rank, shape[0]))
             expect("lora_embedding_B", (shape[1], rank))
+            if "lora_magnitude_vector" in sizes or self.config.get("use_dora"):
+                expect("lora_magnitude_vector", (width,), (width, 1), (1, width))
         else:
             expect("lora_A", (rank, width))
             expect("lora_B", (out, rank))
@@ -220,16 +225,26 @@ class StoredAdapter:
 
 
 class Delta:
-    """One `Change` applied to blocks of outputs, one after another, so that no product is ever held as a whole."""
+    """One `Change` applied to blocks of outputs, one after another, so that no product is ever held as a whole.
+
+    Args:
+        adapter: that it belongs to.
+        change: what it does.
+        transposed: whether the outputs are the weight's columns: for GPT-2's Conv1D, and for an embedding table under
+            DoRA, which takes its norms over the vocabulary.
+        weight: factor of the ΔW.
+    """
 
     def __init__(self, adapter: StoredAdapter, change: Change, transposed: bool, weight: float = 1.0):
         self.kind, self.scale, self.weight = change.kind, change.scale, weight
         arrays = {part: adapter.tensor(key) for part, key in change.tensors.items()}
-        if change.kind == "embedding":  # the table's rows are the outputs
-            self.b, self.a = wide(arrays["lora_embedding_A"].T), wide(arrays["lora_embedding_B"].T)
+        self.magnitude, self.transposed = arrays.get("lora_magnitude_vector"), transposed
+        if change.kind == "embedding":
+            self.b, self.a = arrays["lora_embedding_B"], arrays["lora_embedding_A"]
+            if not transposed:  # the table's rows are the outputs
+                self.b, self.a = wide(self.a.T), wide(self.b.T)
         elif change.kind == "lora":
             self.b, self.a = arrays["lora_B"], arrays["lora_A"]
-            self.magnitude = arrays.get("lora_magnitude_vector")
         elif change.kind == "ia3":
             self.factor = arrays["ia3_l"]
         elif change.kind == "rows":
@@ -252,11 +267,14 @@ class Delta:
             return self.values[rows] - weight
         if self.kind == "rows":
             change = np.zeros_like(weight)
+            if self.transposed:
+                change[:, self.ids] = self.values.T[rows] - weight[:, self.ids]
+                return change
             for place, index in enumerate(self.ids):
                 if rows.start <= index < rows.stop:
                     change[index - rows.start] = self.values[place] - weight[index - rows.start]
             return change
         change = low_rank_product(self.b[rows], self.a, self.scale)
-        if self.kind == "lora" and self.magnitude is not None:
+        if self.magnitude is not None:
             return dora_delta(weight, change, self.magnitude.reshape(-1)[rows])
         return change

@@ -19,6 +19,7 @@ import numpy as np
 
 from model_zoo.checkpoint import Checkpoint, assignment, base_parameters
 from model_zoo.counting import parameter_shapes, sizes
+from model_zoo.errors import InputError
 from model_zoo.floats import STORAGE, as_storage, convert
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
             attached; a base that was trained or merged into is another one.
 
     Raises:
-        InputError: the checkpoint lacks a tensor that the configuration asks for.
+        InputError: the checkpoint or the model lacks a tensor that the configuration asks for.
     """
     shapes = parameter_shapes(config)
     if isinstance(source, Checkpoint):
@@ -46,6 +47,9 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
             config, {name: (source.dtype(stored[name]), shapes[name]) for name in shapes}, _file(source, stored)
         )
     parameters = base_parameters(source)
+    absent = [name for name in shapes if name not in parameters]
+    if absent:
+        raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
     arrays = {name: parameters[name] for name in shapes}
     described = {name: (as_storage(value.asnumpy())[1], tuple(value.shape)) for name, value in arrays.items()}
     return digest(config, described, lambda name: _pieces(as_storage(arrays[name].asnumpy())[0]))

@@ -238,7 +238,11 @@ class _Merge:
         array = self.checkpoint.raw(stored)
         same = storage(held) == storage(dtype)
         result = array if same else np.empty(array.shape, storage(dtype))
-        transposed = self.transposed(name)
+        normed = any(
+            change.kind == "embedding" and "lora_magnitude_vector" in change.tensors
+            for _, change, _ in self.changes[name]
+        )
+        transposed = normed or self.transposed(name)
         deltas = [Delta(adapter, change, transposed, factor) for adapter, change, factor in self.changes[name]]
         base, merged = (array.T, result.T) if transposed else (array, result)
         finite = True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from model_zoo.checkpoint import open_checkpoint, read_config
-from model_zoo.counting import parameter_shapes
+from model_zoo.counting import parameter_shapes, stored_transposed
 from model_zoo.errors import InputError
 from model_zoo.fingerprint import fingerprint
 from model_zoo.floats import convert, from_bfloat16
@@ -90,6 +90,73 @@ def lora_directory(path, entries, tensors, **config):
     (path / "adapter_config.json").write_text(json.dumps(values))
     write_file(path / "adapter_model.safetensors", {f"base_model.model.{key}": value for key, value in tensors.items()})
     return path
+
+
+MEMORY = {
+    "two": (
+        "llama_mha",
+        [("a", {"r": 2}, ["model.layers.0.mlp.up_proj"]), ("b", {"r": 3}, ["model.layers.0.mlp.up_proj"])],
+    ),
+    "tied_head": ("gpt2", [("a", {"r": 2}, ["lm_head"])]),
+    "rslora": (
+        "gpt2",
+        [("a", {"r": 3, "use_rslora": True}, ["transformer.h.0.mlp.c_fc", "transformer.h.1.attn.c_attn"])],
+    ),
+    "dora": ("gpt2", [("a", {"r": 3, "use_dora": True}, ["transformer.h.0.mlp.c_fc", "transformer.h.1.attn.c_attn"])]),
+    "dora_dense": ("chatglm1", [("a", {"r": 3, "use_dora": True}, ["transformer.layers.0.attention.dense"])]),
+    "whole": ("glm", [("a", {"r": 2, "modules_to_save": ["norm"]}, ["model.layers.0.self_attn.q_proj"])]),
+    "embedding": ("llama_mha", [("a", {"r": 2}, ["model.embed_tokens"])]),
+    "dora_embedding": ("llama_mha", [("a", {"r": 2, "use_dora": True}, ["model.embed_tokens"])]),
+    "tied_embedding": ("gpt2", [("a", {"r": 2}, ["transformer.wte"])]),
+}
+
+
+def random_adapter(path, base, config, modules, seed):
+    """A LoRA directory for these modules, with what its configuration asks for besides."""
+    generator = np.random.default_rng(seed)
+    shapes = parameter_shapes(read_config(base))
+    found = {}
+    for module in modules:
+        rows, columns = shapes.get(f"{module}.weight", shapes.get("transformer.wte.weight"))
+        if module.endswith(("embed_tokens", "wte")):
+            found[f"{module}.lora_embedding_A"] = generator.standard_normal((config["r"], rows)).astype(np.float32)
+            found[f"{module}.lora_embedding_B"] = generator.standard_normal((columns, config["r"])).astype(np.float32)
+            if config.get("use_dora"):
+                found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, columns).astype(np.float32)
+            continue
+        out, into = (columns, rows) if stored_transposed(read_config(base), f"{module}.weight") else (rows, columns)
+        found |= random_lora(module, out, into, config["r"], seed)
+        if config.get("use_dora"):
+            found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, out).astype(np.float32)
+    for module in config.get("modules_to_save", []):
+        full = f"model.{module}.weight"
+        found[full] = generator.standard_normal(shapes[full]).astype(np.float32)
+    config = {**config, "fan_in_fan_out": "gpt2" in str(base)}
+    return lora_directory(path, modules, found, **config)
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_every_kind_is_bit_equal_to_merging_in_memory(case, fixtures, tmp_path):
+    from adapters.files import load_adapter
+    from adapters.merge import merge
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+
+    name, adapters = MEMORY[case]
+    model = AutoModel.from_pretrained(fixtures / name)
+    directories = []
+    for seed, (label, config, modules) in enumerate(adapters):
+        directories.append(random_adapter(tmp_path / label, fixtures / name, config, modules, seed))
+        load_adapter(model, directories[-1], label)
+    merge(model, [label for label, _, _ in adapters])
+    save_pretrained(model, tmp_path / "memory")
+    report = merge_checkpoint(fixtures / name, directories, tmp_path / "disk")
+    assert report.changed >= 1
+    before, memory, disk = tensors(fixtures / name), tensors(tmp_path / "memory"), tensors(tmp_path / "disk")
+    assert {key for key in disk if not key.endswith("inv_freq")} == set(memory)
+    assert any(not np.array_equal(before[key], disk[key]) for key in before) or report.untied
+    for key in memory:
+        np.testing.assert_array_equal(disk[key], memory[key], err_msg=key)
 
 
 def random_lora(module, out, into, rank=2, seed=0):
@@ -200,6 +267,8 @@ CASES = {
     "head": ("LoraConfig", {"r": 4, "modules_to_save": ["NORM"]}),
     "bias": ("LoraConfig", {"r": 4, "bias": "all"}),
     "tokens": ("LoraConfig", {"r": 4, "trainable_token_indices": [3, 5]}),
+    "embedding": ("LoraConfig", {"r": 4, "target_modules": ["embed_tokens"]}),
+    "dora_embedding": ("LoraConfig", {"r": 4, "use_dora": True, "target_modules": ["embed_tokens"]}),
     "ia3": ("IA3Config", {}),
 }
 TARGETS = {
@@ -222,7 +291,10 @@ def test_equals_peft(name, case, fixtures, tmp_path):
     options = {key: [norm] if value == ["NORM"] else value for key, value in options.items()}
     if kind == "IA3Config":
         options["feedforward_modules"] = feedforward
-    config = getattr(peft, kind)(task_type="CAUSAL_LM", target_modules=targets, **options)
+    if name == "gpt2" and case.endswith("embedding"):
+        pytest.skip("PEFT's merge of a tied embedding changes the head, which its adapter did not")
+    options = {"target_modules": targets, **options}
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", **options)
     model = peft.get_peft_model(base, config)
     with torch.no_grad():
         for _, parameter in model.named_parameters():

@@ -1,0 +1,75 @@
+"""Checkpoints and adapters together: a base loads before or after wrapping, and is saved without what was added."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adapters.apply import apply, disable_adapters
+from adapters.files import load_adapter
+from adapters.lora import LoRAConfig
+from adapters.merge import merge, unmerge
+from model_zoo.auto import AutoModel
+from model_zoo.checkpoint import load_into, open_checkpoint, read_config
+from model_zoo.errors import InputError
+from model_zoo.fingerprint import fingerprint
+from model_zoo.saving import save_pretrained
+
+FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_base_loads_before_or_after_wrapping(name, fixtures):
+    ids = np.load(fixtures / name / "ref.npz")["input_ids"]
+    first = AutoModel.from_pretrained(fixtures / name)
+    load_adapter(first, fixtures / name / "lora")
+    second = AutoModel.from_config(read_config(fixtures / name), seed=5)
+    load_adapter(second, fixtures / name / "lora")
+    assert np.abs(first(ids).asnumpy() - second(ids).asnumpy()).max() > 0.1
+    load_into(second, fixtures / name)
+    np.testing.assert_array_equal(first(ids).asnumpy(), second(ids).asnumpy())
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_the_base_is_saved_without_its_adapter_and_with_it_when_merged(name, fixtures, tmp_path):
+    model = AutoModel.from_pretrained(fixtures / name)
+    load_adapter(model, fixtures / name / "lora")
+    save_pretrained(model, tmp_path / "plain")
+    merge(model)
+    save_pretrained(model, tmp_path / "merged")
+    unmerge(model)
+    save_pretrained(model, tmp_path / "again")
+
+    def content(directory):
+        return (directory / "model.safetensors").read_bytes()
+
+    assert content(tmp_path / "plain") == content(tmp_path / "again") != content(tmp_path / "merged")
+    with open_checkpoint(tmp_path / "plain") as plain, open_checkpoint(fixtures / name) as base:
+        assert not any("lora" in tensor for tensor in plain)
+        for tensor in plain:
+            np.testing.assert_array_equal(plain.read(tensor), base.read(tensor))
+
+
+def test_fingerprint_sees_the_base_alone(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "glm")
+    config = model.config.to_dict()
+    bare = fingerprint(config, model)
+    load_adapter(model, fixtures / "glm" / "lora")
+    assert fingerprint(config, model) == bare
+    merge(model)
+    assert fingerprint(config, model) != bare
+    unmerge(model)
+    assert fingerprint(config, model) == bare
+
+
+def test_a_replaced_parameter_is_said_to_be_in_the_way(fixtures, tmp_path):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    apply(model, LoRAConfig(modules_to_save=["norm"]))
+    with pytest.raises(InputError, match=r"model\.norm\.weight.*disable or merge it first"):
+        save_pretrained(model, tmp_path / "out")
+    with pytest.raises(InputError, match=r"the model lacks model\.norm\.weight"):
+        fingerprint(model.config.to_dict(), model)
+    with disable_adapters(model):
+        save_pretrained(model, tmp_path / "out")
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert "model.norm.weight" in checkpoint
