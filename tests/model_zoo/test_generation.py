@@ -1,0 +1,224 @@
+"""Generation: the reference's ids with and without the cache, padded or not; choosing, beams, streams and limits."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from model_zoo.auto import AutoModel
+from model_zoo.errors import InputError
+from model_zoo.generation import TextIteratorStreamer, TextStreamer
+from model_zoo.generation.beams import beam_search
+from model_zoo.generation.choose import Choice
+from model_zoo.generation.decoders import bucket
+
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
+NEW = 16
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, fixtures):
+    directory = fixtures / request.param
+    reference = np.load(directory / "ref.npz")
+    model = AutoModel.from_pretrained(directory)
+    padded = reference["gen_pad_ids"][:, :-NEW]
+    if request.param == "chatglm1":
+        mask = (padded != 3).astype(int)
+    else:
+        mask = reference["pad_attention_mask"][:, : padded.shape[1]]
+    return model, reference["gen_ids"], reference["gen_pad_ids"], mask
+
+
+def test_reference_ids(case):
+    model, expected, expected_padded, mask = case
+    prompt, padded = expected[:, :-NEW], expected_padded[:, :-NEW]
+    assert np.array_equal(model.generate(prompt, max_new_tokens=NEW), expected)
+    assert np.array_equal(model.generate(padded, mask, max_new_tokens=NEW), expected_padded)
+    assert len(model.__dict__["_decoders"]) == 1  # both prompts fit the same compiled lengths
+    assert np.array_equal(model.generate(prompt, max_new_tokens=6, use_cache=False), expected[:, : prompt.shape[1] + 6])
+
+
+def test_padded_rows_are_what_they_are_alone(case):
+    model, _, expected_padded, mask = case
+    padded = expected_padded[:, :-NEW]
+    for row in range(len(padded)):
+        alone = padded[row : row + 1, mask[row].astype(bool)]
+        ids = model.generate(alone, max_new_tokens=NEW)
+        assert np.array_equal(ids[0, alone.shape[1] :], expected_padded[row, -NEW:])
+
+
+@pytest.fixture(scope="module")
+def small(fixtures):
+    return AutoModel.from_pretrained(fixtures / "gpt2"), np.load(fixtures / "gpt2" / "ref.npz")["input_ids"][:, :5]
+
+
+def test_sampling_is_a_function_of_the_seed(small):
+    model, prompt = small
+    settings = {
+        "max_new_tokens": 8,
+        "do_sample": True,
+        "temperature": 1.5,
+        "top_k": 40,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+    }
+    first = model.generate(prompt, seed=1, **settings)
+    assert np.array_equal(first, model.generate(prompt, seed=1, **settings))
+    assert np.array_equal(first, model.generate(prompt, seed=1, use_cache=False, **settings))
+    assert not np.array_equal(first, model.generate(prompt, seed=2, **settings))
+    assert np.array_equal(
+        model.generate(prompt, max_new_tokens=8, do_sample=True, top_k=1), model.generate(prompt, max_new_tokens=8)
+    )
+
+
+def test_draws_follow_the_filtered_distribution():
+    scores = np.log(np.array([[0.5, 0.25, 0.15, 0.1]]))
+    assert np.allclose(Choice(do_sample=True, top_k=2).probabilities(scores), [[2 / 3, 1 / 3, 0, 0]])
+    assert np.allclose(Choice(do_sample=True, top_p=0.74).probabilities(scores), [[2 / 3, 1 / 3, 0, 0]])
+    assert np.allclose(Choice(do_sample=True, top_p=0.5).probabilities(scores), [[1, 0, 0, 0]])
+    expected = np.array([0.5, 0.25, 0.15, 0.1]) ** 2
+    assert np.allclose(Choice(do_sample=True, temperature=0.5).probabilities(scores), [expected / expected.sum()])
+    generator = np.random.default_rng(0)
+    choice = Choice(do_sample=True)
+    drawn = choice.tokens(np.repeat(scores, 20000, 0), generator)
+    assert np.abs(np.bincount(drawn, minlength=4) / 20000 - [0.5, 0.25, 0.15, 0.1]).max() < 0.02
+
+
+def test_repetition_penalty_and_minimum_length():
+    logits = np.array([[2.0, -1.0, 0.5, 1.0]])
+    choice = Choice(repetition_penalty=2.0, min_new_tokens=2)
+    ids, mask = np.array([[0, 1, 3]]), np.array([[1, 1, 0]])
+    assert np.allclose(choice.scores(logits, ids, mask, 5, (2,)), [[1.0, -2.0, 0.5, 1.0]])
+    assert np.isneginf(choice.scores(logits, ids, mask, 1, (2,))[0, 2])
+
+
+def test_end_tokens_pad_the_rest(small):
+    model, prompt = small
+    free = model.generate(prompt, max_new_tokens=NEW)
+    end = int(free[0, prompt.shape[1] + 2])
+    ids = model.generate(prompt, max_new_tokens=NEW, eos_token_id=[end, 0], pad_token_id=1)
+    first = list(free[0, prompt.shape[1] :]).index(end)
+    assert ids[0, prompt.shape[1] + first] == end
+    assert (ids[0, prompt.shape[1] + first + 1 :] == 1).all()
+    longer = model.generate(prompt[:1], max_new_tokens=NEW, eos_token_id=end, min_new_tokens=NEW)
+    assert longer.shape[1] == prompt.shape[1] + NEW and end not in longer[0, prompt.shape[1] :]
+    assert np.array_equal(model.generate(prompt, max_length=9), free[:, :9])
+
+
+class Table:
+    """A decoder over a fixed table of next-token logits: token → logits."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def start(self, ids, mask):
+        return self.table[ids[:, -1]]
+
+    def step(self, tokens):
+        return self.table[tokens]
+
+    def reorder(self, rows):
+        pass
+
+
+def test_beam_search_finds_what_greedy_misses():
+    """Greedy takes 1 (0.6) and ends at 0.6·0.4; the beam finds 2 (0.4) and 0.4·0.9. Compared with all sequences."""
+    probabilities = np.full((5, 5), 1e-9)
+    probabilities[0, [1, 2]] = 0.6, 0.4
+    probabilities[1, [1, 2, 3]] = 0.4, 0.3, 0.3
+    probabilities[2, [3, 1]] = 0.9, 0.1
+    probabilities[3, 3] = 1.0
+    decoder = Table(np.log(probabilities / probabilities.sum(1, keepdims=True)))
+    ids = np.array([[0]])
+    common = {"new_tokens": 2, "eos": (), "pad": 4, "length_penalty": 1.0}
+    assert beam_search(decoder, ids, np.ones_like(ids), Choice(), beams=2, **common).tolist() == [[2, 3]]
+    assert beam_search(decoder, ids, np.ones_like(ids), Choice(), beams=1, **common).tolist() == [[1, 1]]
+
+
+def test_beam_search_against_transformers(small, fixtures):
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    model, prompt = small
+    peer = transformers.AutoModelForCausalLM.from_pretrained(fixtures / "gpt2").eval()
+    free = model.generate(prompt, max_new_tokens=10)
+    end = int(free[0, -3])
+    settings = {"max_new_tokens": 10, "num_beams": 3, "eos_token_id": end, "pad_token_id": 0, "length_penalty": 0.8}
+    with torch.no_grad():
+        expected = peer.generate(torch.tensor(prompt), do_sample=False, **settings).numpy()
+    found = model.generate(prompt, **settings)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(model.generate(prompt, use_cache=False, **settings), expected)
+
+
+class Letters:
+    """A tokenizer whose token i is the i-th letter; enough for a streamer."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(65 + int(token) % 26) for token in ids)
+
+    def stream_decoder(self):
+        tokenizer = self
+
+        class Decoder:
+            def put(self, token):
+                return tokenizer.decode([token])
+
+            def end(self):
+                return ""
+
+        return Decoder()
+
+
+def test_streamers_give_the_answer_as_it_comes(small, capsys):
+    model, prompt = small
+    expected = Letters().decode(model.generate(prompt[:1], max_new_tokens=6)[0, prompt.shape[1] :])
+    model.generate(prompt[:1], max_new_tokens=6, streamer=TextStreamer(Letters()))
+    assert capsys.readouterr().out == expected + "\n"
+    streamer = TextIteratorStreamer(Letters(), timeout=60)
+    thread = threading.Thread(
+        target=model.generate, args=(prompt[:1],), kwargs={"max_new_tokens": 6, "streamer": streamer}
+    )
+    thread.start()
+    pieces = list(streamer)
+    thread.join()
+    assert len(pieces) == 6 and "".join(pieces) == expected
+
+
+def test_stop_strings(small):
+    model, prompt = small
+    free = model.generate(prompt[:1], max_new_tokens=NEW)
+    text = Letters().decode(free[0, prompt.shape[1] :])
+    stop = text[3:5]
+    ids = model.generate(prompt[:1], max_new_tokens=NEW, stop_strings=stop, tokenizer=Letters())
+    assert Letters().decode(ids[0, prompt.shape[1] :]) == text[: text.index(stop) + 2]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens leaves 0"),
+        ({"max_new_tokens": 100}, "beyond the context of 64"),
+        ({"max_length": 3}, "max_length leaves -2"),
+        ({"max_length": 9, "max_new_tokens": 3}, "give one of them"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"eos_token_id": 128}, "128 is not an id"),
+        ({"stop_strings": "x"}, "need the tokenizer"),
+        ({"num_beams": 2, "do_sample": True}, "num_beams above 1"),
+        ({"streamer": object()}, "one row at a time"),
+        ({"attention_mask": [[1, 1, 1, 1, 0]] * 2}, "pad on the left"),
+    ],
+)
+def test_wrong_settings_are_named(small, settings, message):
+    model, prompt = small
+    with pytest.raises(InputError, match=message):
+        model.generate(prompt, **settings)
+
+
+def test_buckets_are_few_and_close():
+    lengths = range(1, 5000)
+    assert all(
+        bucket(length) >= length and (bucket(length) <= 32 or bucket(length) < 1.5 * length) for length in lengths
+    )
+    assert len({bucket(length) for length in lengths}) <= 16
