@@ -17,6 +17,7 @@ import numpy as np
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
 from model_zoo.errors import InputError, nearest
 from model_zoo.files import read_json
+from model_zoo.floats import float_name
 from model_zoo.safetensors_io import SafetensorsFile
 
 CONFIG = "adapter_config.json"
@@ -146,6 +147,8 @@ class StoredAdapter:
         self, name: str, kind: str, tensors: dict[str, str], shape: tuple[int, ...], transposed: bool
     ) -> Change:
         sizes = {part: self.file.info(key).shape for part, key in tensors.items()}
+        for key in tensors.values():
+            float_name(self.file.info(key).dtype)
         module = name.removesuffix(".weight")
 
         def expect(part: str, *wanted: tuple[int, ...]) -> None:
@@ -215,7 +218,7 @@ class StoredAdapter:
         given = self.config.get("trainable_token_indices") or []
         if isinstance(given, dict):
             given = next((ids for name, ids in given.items() if f".{module}".endswith(f".{name}")), [])
-        if not all(type(index) is int and 0 <= index < vocabulary for index in given):
+        if not isinstance(given, list) or not all(type(index) is int and 0 <= index < vocabulary for index in given):
             raise InputError(f"{CONFIG}: trainable_token_indices must be ids from 0 to {vocabulary - 1}")
         return list(given)
 

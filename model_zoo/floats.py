@@ -47,9 +47,15 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
         inexact = np.isfinite(single) & (single.astype(np.float64) != values)
         away = inexact & (np.abs(single.astype(np.float64)) > np.abs(values))
         bits = np.where(inexact, (bits - away.astype(np.uint32)) | 1, bits)
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    rounded = np.where(np.isnan(single), bits | 0x00400000, rounded)
-    return (rounded >> 16).astype(np.uint16)
+    rounded = np.atleast_1d(bits >> 16)  # in place from here on: this is most of the time of a fingerprint
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    nan = np.isnan(single)
+    if nan.any():
+        rounded[np.atleast_1d(nan)] = bits[nan] | 0x00400000
+    rounded >>= 16
+    return rounded.astype(np.uint16).reshape(values.shape)
 
 
 def convert(values: np.ndarray, source: str, target: str) -> np.ndarray:

@@ -387,6 +387,19 @@ def test_absurd_configuration(change, part, fixtures, tmp_path):
     refused(fixtures / "llama_mha", adapter, tmp_path / "out", part)
 
 
+@pytest.mark.parametrize("indices", [3, {"wte": 3}, [-1], [0.5], [10**9], "wte", {"wte": {"a": 1}}])
+def test_absurd_token_indices(indices, fixtures, tmp_path):
+    rows = {"transformer.wte.token_adapter.trainable_tokens_delta": np.zeros((1, 64), np.float32)}
+    adapter = lora_directory(tmp_path / "a", ["c_attn"], rows, trainable_token_indices=indices)
+    refused(fixtures / "gpt2", adapter, tmp_path / "out", "trainable_token_indices must be ids from 0 to 127")
+
+
+def test_tensors_of_no_floating_point_type(fixtures, tmp_path):
+    parts = {key: value.astype(np.int64) for key, value in random_lora(LAYER, 64, 64).items()}
+    adapter = lora_directory(tmp_path / "a", ["q_proj"], parts)
+    refused(fixtures / "llama_mha", adapter, tmp_path / "out", "'int64' is not a supported floating-point type")
+
+
 def test_directories_that_are_none(fixtures, tmp_path):
     base, adapter = fixtures / "llama_mha", fixtures / "llama_mha" / "lora"
     refused(tmp_path / "x", adapter, tmp_path / "out", "no such directory")
