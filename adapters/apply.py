@@ -6,8 +6,15 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
+from adapters.bitfit import BitFitConfig
+from adapters.bottleneck import BottleneckConfig
+from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
+from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.method import MethodConfig
+from adapters.prefix import PrefixConfig
+from adapters.prompt import PromptConfig, PTuningConfig
+from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
 from model_zoo.errors import InputError
 
@@ -51,6 +58,85 @@ def apply_lora(
         **settings,
     )
     return apply(model, config, name)
+
+
+def apply_prefix(
+    model: nn.Cell,
+    length: int = 20,
+    projection: bool = False,
+    init_text: str | None = None,
+    tokenizer=None,
+    name: str = "default",
+    **settings,
+) -> nn.Cell:
+    """Adds prefix tuning; `adapters.prefix.PrefixConfig` says what the settings mean.
+
+    Args:
+        tokenizer: reads `init_text`.
+    """
+    given = {"length": length, "projection": projection, **text_settings(init_text, tokenizer), **settings}
+    return apply(model, make(PrefixConfig, **given), name)
+
+
+def apply_ptuning(
+    model: nn.Cell,
+    length: int = 128,
+    projection: bool = False,
+    init_text: str | None = None,
+    tokenizer=None,
+    name: str = "default",
+    **settings,
+) -> nn.Cell:
+    """Adds P-Tuning v2 in ChatGLM's form; the arguments are those of `apply_prefix`."""
+    given = {"length": length, "projection": projection, **text_settings(init_text, tokenizer), **settings}
+    return apply(model, make(PTuningV2Config, **given), name)
+
+
+def apply_prompt(
+    model: nn.Cell, length: int = 20, init_text: str | None = None, tokenizer=None, name: str = "default", **settings
+) -> nn.Cell:
+    """Adds prompt tuning (`adapters.prompt.PromptConfig`)."""
+    given = {"length": length, **text_settings(init_text, tokenizer), **settings}
+    return apply(model, make(PromptConfig, **given), name)
+
+
+def apply_p_tuning(
+    model: nn.Cell, length: int = 20, projection_hidden: int | None = None, name: str = "default", **settings
+) -> nn.Cell:
+    """Adds p-tuning, prompt tuning through a network (`adapters.prompt.PTuningConfig`)."""
+    return apply(model, make(PTuningConfig, length=length, projection_hidden=projection_hidden, **settings), name)
+
+
+def apply_adapter(
+    model: nn.Cell, size: int = 64, placement: str = "houlsby", name: str = "default", **settings
+) -> nn.Cell:
+    """Adds bottleneck adapters (`adapters.bottleneck.BottleneckConfig`)."""
+    return apply(model, make(BottleneckConfig, size=size, placement=placement, **settings), name)
+
+
+def apply_low_rank_adapter(
+    model: nn.Cell, reduction_factor: int = 4, rank: int = 1, name: str = "default", **settings
+) -> nn.Cell:
+    """Adds MindPet's low-rank adapters (`adapters.low_rank_adapter.LowRankAdapterConfig`)."""
+    config = make(LowRankAdapterConfig, reduction_factor=reduction_factor, rank=rank, **settings)
+    return apply(model, config, name)
+
+
+def apply_ia3(model: nn.Cell, targets=None, feedforward=None, name: str = "default", **settings) -> nn.Cell:
+    """Adds IA3 (`adapters.ia3.IA3Config`)."""
+    return apply(model, make(IA3Config, targets=targets, feedforward=feedforward, **settings), name)
+
+
+def apply_bitfit(model: nn.Cell, targets=None, add_missing: bool = True, name: str = "default", **settings) -> nn.Cell:
+    """Trains the biases alone (`adapters.bitfit.BitFitConfig`)."""
+    return apply(model, make(BitFitConfig, targets=targets, add_missing=add_missing, **settings), name)
+
+
+def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
+    """``init_text`` and its ids, read without special tokens; nothing where there is no text."""
+    if init_text is None or tokenizer is None:
+        return {} if init_text is None else {"init_text": init_text}
+    return {"init_text": init_text, "init_ids": list(tokenizer.encode(init_text, add_special_tokens=False))}
 
 
 def make(cls: type[MethodConfig], **settings) -> MethodConfig:

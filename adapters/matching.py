@@ -210,7 +210,7 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
         raise InputError("targets: nothing is left after exclude and layers")
     for pattern in ("rank_pattern", "alpha_pattern"):
         check_patterns(pattern, getattr(config, pattern, None), left)
-    return left
+    return config.relocated(model, left)
 
 
 def plan(model, config: MethodConfig) -> Plan:

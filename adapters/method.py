@@ -112,6 +112,10 @@ class MethodConfig:
         """The cells of a method that goes to the same ones always; None for those that go where `targets` say."""
         return None
 
+    def relocated(self, model, chosen) -> list:
+        """Other cells in place of the chosen ones, for a method that works beside what its targets stand for."""
+        return chosen
+
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         """{cell path: module} for the chosen cells; methods whose modules share something override this."""
         return {site.path: self.build(site) for site in chosen}

@@ -1,0 +1,87 @@
+"""BitFit (Ben Zaken et al. 2021): only biases are trained.
+
+Biases that the base has are trained as copies of their own, put in the base's place while the adapter is active
+(`adapters.replacement`). LLaMA-like models have hardly any: a Dense without one gets a bias that starts at zero, beside
+the base.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
+from adapters.replacement import own_parameters, plain_cells
+
+SHIFTS = ("bias", "beta")
+"""What additive parameters are called; MindSpore's norms say beta."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class BitFitConfig(OwnFormat, MethodConfig):
+    """BitFit.
+
+    Without `targets`, every bias of the model is trained, those of the norms too, and every Dense but the head that has
+    none gets one; with `targets`, `exclude` or `layers`, only those Dense.
+
+    Args:
+        add_missing: whether a Dense without a bias gets one. Such an adapter cannot be merged: the base's checkpoint
+            has no place for it.
+    """
+
+    add_missing: bool = True
+
+    method: ClassVar[str] = "bitfit"
+    peft_type: ClassVar[str] = "BITFIT"
+
+    def family_targets(self, family):
+        return ("all-linear",)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether no cells were named."""
+        return not (self.targets or self.exclude or self.layers is not None)
+
+    def replaces(self, model, chosen):
+        """The biases that are there: (path, cell, attribute)."""
+        if not self.everywhere:
+            for site in chosen:
+                if own_parameters(site.cell).get("bias") is not None:
+                    yield site.path, site.cell, "bias"
+            return
+        for path, cell in plain_cells(model):
+            for attribute in SHIFTS:
+                if own_parameters(cell).get(attribute) is not None:
+                    yield path, cell, attribute
+
+    def build_all(self, model, chosen) -> dict[str, AdapterModule]:
+        if not self.add_missing:
+            return {}
+        return {site.path: AddedBias(site) for site in chosen if own_parameters(site.cell).get("bias") is None}
+
+    def parameters_at(self, site) -> int:
+        missing = own_parameters(site.cell).get("bias") is None
+        return site.out_features if missing and self.add_missing else 0
+
+
+BitFitConfig.peft_keys = own_keys(BitFitConfig)
+
+
+class AddedBias(AdapterModule):
+    """A bias for a cell that has none."""
+
+    def __init__(self, site):
+        super().__init__()
+        self.shift = Parameter(Tensor(np.zeros(site.out_features, np.float32)), name="bias")
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {"bias": self.shift}
+
+    def why_unmergeable(self) -> str:
+        return "the base has no bias at this cell to add it to; BitFit with add_missing=False merges"
+
+    def construct(self, x, y):
+        return y + self.shift.astype(y.dtype)

@@ -1,0 +1,150 @@
+"""Bottleneck adapters: a small two-layer network at the end of a sublayer, or beside it.
+
+    houlsby    after attention and after the feed-forward    y + s·U·f(D·y)     (Houlsby et al. 2019)
+    pfeiffer   after the feed-forward only                   y + s·U·f(D·y)     (Pfeiffer et al. 2020)
+    parallel   beside the feed-forward                       y + s·U·f(D·x)     (He et al. 2022)
+
+x is the sublayer's input and y its output. U and its bias start at zero, so that a fresh adapter changes nothing, bit
+for bit, and still gets a gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from adapters.dropout import Dropout
+from adapters.factors import generator_for, kaiming_uniform
+from adapters.method import AdapterModule, MethodConfig, OwnFormat, above_zero, one_of, own_keys, positive_int, share
+from adapters.sites import Site
+from model_zoo.layers import GeluTanh, LayerNorm, Linear, tanh
+
+PLACEMENTS = ("houlsby", "pfeiffer", "parallel")
+NON_LINEARITIES = ("gelu", "relu", "silu", "tanh")
+
+
+@dataclasses.dataclass(kw_only=True)
+class BottleneckConfig(OwnFormat, MethodConfig):
+    """Bottleneck adapters.
+
+    Args:
+        size: width between the two projections; 64 is MindPet's default.
+        placement: ``houlsby``, ``pfeiffer`` or ``parallel``, see above. With `targets` given, ``parallel`` reads the
+            input of each named cell, and the other two its output.
+        non_linearity: between the projections: ``gelu`` (by tanh; MindPet's default), ``relu``, ``silu``, ``tanh``.
+        scaling: s. 4 is common for ``parallel``.
+        dropout: share of the network's input that is zeroed while training.
+        layer_norm: normalise that input first, with weights of its own.
+        seed: of D.
+    """
+
+    size: int = 64
+    placement: str = "houlsby"
+    non_linearity: str = "gelu"
+    scaling: float = 1.0
+    dropout: float = 0.0
+    layer_norm: bool = False
+    seed: int = 0
+
+    method: ClassVar[str] = "adapter"
+    peft_type: ClassVar[str] = "BOTTLENECK"
+    kinds: ClassVar[tuple[str, ...]] = ("linear", "sublayer")
+
+    def validate(self) -> None:
+        positive_int(self.method, "size", self.size, 65536)
+        one_of(self.method, "placement", self.placement, PLACEMENTS)
+        one_of(self.method, "non_linearity", self.non_linearity, NON_LINEARITIES)
+        above_zero(self.method, "scaling", self.scaling)
+        share(self.method, "dropout", self.dropout)
+
+    def family_targets(self, family):
+        if family is None:
+            return None
+        return family.sublayer_outputs if self.placement == "houlsby" else family.sublayer_outputs[1:]
+
+    def relocated(self, model, chosen) -> list[Site]:
+        """Beside a sublayer stands a module on its whole cell, which sees the sublayer's input."""
+        if self.placement != "parallel" or self.targets or getattr(model, "family", None) is None:
+            return chosen
+        cells, hidden = dict(model.cells_and_names()), model.config.dims.hidden
+        paths = [(site.path.rpartition(".")[0], site.layer) for site in chosen]
+        return [Site(path, cells[path], "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
+
+    def parameters_at(self, site) -> int:
+        into = site.in_features if self.placement == "parallel" else site.out_features
+        norm = 2 * into if self.layer_norm else 0
+        return norm + self.size * (into + 1) + site.out_features * (self.size + 1)
+
+    def build(self, site) -> AdapterModule:
+        return Bottleneck(self, site)
+
+
+BottleneckConfig.peft_keys = own_keys(BottleneckConfig)
+
+
+class Activation(nn.Cell):
+    """A function by its name."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+        self.gelu = GeluTanh()
+
+    def construct(self, x):
+        if self.name == "gelu":
+            return self.gelu(x)
+        if self.name == "relu":
+            return ops.relu(x)
+        if self.name == "silu":
+            return x * ops.sigmoid(x)
+        return tanh(x)
+
+
+def projection(weight: np.ndarray) -> Linear:
+    """A linear cell that starts with this weight ``(out, in)`` and a bias of zero."""
+    made = Linear(weight.shape[1], weight.shape[0])
+    made.weight.set_data(Tensor(np.ascontiguousarray(weight, np.float32)))
+    return made
+
+
+class Bottleneck(AdapterModule):
+    """The network at one cell."""
+
+    def __init__(self, config: BottleneckConfig, site):
+        super().__init__()
+        self.parallel = config.placement == "parallel"
+        into = site.in_features if self.parallel else site.out_features
+        self.scaling = config.scaling
+        self.norm = LayerNorm(into, 1e-5) if config.layer_norm else None
+        self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
+        self.down = projection(kaiming_uniform(generator_for(config.seed, site.path), config.size, into))
+        self.activation = Activation(config.non_linearity)
+        self.up = projection(np.zeros((site.out_features, config.size)))
+
+    def tensors(self) -> dict[str, Parameter]:
+        found = {
+            "bottleneck_down.weight": self.down.weight,
+            "bottleneck_down.bias": self.down.bias,
+            "bottleneck_up.weight": self.up.weight,
+            "bottleneck_up.bias": self.up.bias,
+        }
+        if self.norm is not None:
+            found.update({"bottleneck_norm.weight": self.norm.weight, "bottleneck_norm.bias": self.norm.bias})
+        return found
+
+    def why_unmergeable(self) -> str:
+        return "there is a non-linear function between its projections, so it is no matrix"
+
+    def construct(self, x, y):
+        source = x if self.parallel else y
+        flat = source.reshape(-1, source.shape[-1]).astype(ms.float32)  # (N, in)
+        if self.norm is not None:
+            flat = self.norm(flat)
+        if self.dropout is not None:
+            flat = self.dropout(flat)
+        change = self.up(self.activation(self.down(flat))) * self.scaling  # (N, out)
+        return y + change.reshape(y.shape).astype(y.dtype)

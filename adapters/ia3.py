@@ -1,0 +1,140 @@
+"""IA3 (Liu et al. 2022): one trained factor per channel, on keys, values and the feed-forward's inner activation.
+
+On attention cells the output is scaled, ``y·l`` with l ``(out, 1)`` and y with its bias; on feed-forward cells the
+input, ``x·l`` with l ``(1, in)``. Factors start at one. Files are PEFT's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from adapters.deltas import ia3_delta
+from adapters.lora_peft import default_names, targets_from_peft, targets_to_peft
+from adapters.matching import as_list, matches, select
+from adapters.method import COMMON_KEYS, AdapterModule, MethodConfig
+from model_zoo.errors import InputError
+
+
+@dataclasses.dataclass(kw_only=True)
+class IA3Config(MethodConfig):
+    """IA3.
+
+    Args:
+        feedforward: which of the targets are scaled at their input; the same forms as `targets`. None for the family's
+            default, or none of them for other models.
+    """
+
+    feedforward: list[str] | str | None = None
+
+    method: ClassVar[str] = "ia3"
+    peft_type: ClassVar[str] = "IA3"
+    peft_keys: ClassVar[tuple[str, ...]] = (
+        *COMMON_KEYS,
+        "exclude_modules",
+        "fan_in_fan_out",
+        "feedforward_modules",
+        "init_ia3_weights",
+        "modules_to_save",
+        "peft_version",
+        "runtime_config",
+        "target_modules",
+    )
+
+    def family_targets(self, family):
+        return family.ia3_targets if family is not None else None
+
+    def resolved(self, model) -> MethodConfig:
+        if self.feedforward is not None:
+            return self
+        family = getattr(model, "family", None)
+        return dataclasses.replace(self, feedforward=list(family.feedforward) if family is not None else [])
+
+    def build_all(self, model, chosen) -> dict[str, AdapterModule]:
+        family = getattr(model, "family", None)
+        given = family is None or self.feedforward != list(family.feedforward)
+        if given:  # the family's default may name cells that are no targets
+            select(as_list(self.feedforward), chosen, family, "feedforward")
+        return {site.path: IA3(site, self.is_feedforward(site, family)) for site in chosen}
+
+    def is_feedforward(self, site, family=None) -> bool:
+        """Whether this cell is scaled at its input."""
+        return any(matches(entry, site, family) for entry in as_list(self.feedforward))
+
+    def parameters_at(self, site) -> int:
+        return site.in_features if self.is_feedforward(site) else site.out_features
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        paths = list(adapter.sites)
+        explicit = self.layers is None and self.exclude is None
+        feedforward = [path for path, module in adapter.modules.items() if module.changes_input]
+        names = targets_to_peft(self.targets or default_names(adapter), paths) if explicit else sorted(paths)
+        if isinstance(names, list):  # PEFT wants the one to be part of the other
+            short = sorted(set(as_list(self.feedforward)) & set(names))
+            covered = all(any(path == name or path.endswith("." + name) for name in short) for path in feedforward)
+            if not covered:
+                names, short = sorted(paths), sorted(feedforward)
+        else:
+            short = sorted(feedforward)
+        return {
+            "exclude_modules": None,
+            "fan_in_fan_out": any(site.transposed for site in adapter.sites.values()),
+            "feedforward_modules": short,
+            "init_ia3_weights": True,
+            "modules_to_save": self.modules_to_save,
+            "peft_version": "0.21.2",
+            "target_modules": names,
+        }
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        feedforward = targets_from_peft(values.get("feedforward_modules"), "feedforward_modules")
+        return cls(
+            targets=targets_from_peft(values.get("target_modules"), "target_modules"),
+            exclude=targets_from_peft(values.get("exclude_modules"), "exclude_modules"),
+            feedforward=[] if feedforward is None else feedforward,
+            modules_to_save=values.get("modules_to_save"),
+        )
+
+    def check_tensors(self, model, tensors, where) -> None:
+        if not any(name.endswith(".ia3_l") for name in tensors):
+            raise InputError(f"{where}: the file holds no IA3 tensors (ia3_l)")
+
+
+class IA3(AdapterModule):
+    """The factors at one linear cell.
+
+    Args:
+        feedforward: scale the input instead of the output.
+    """
+
+    def __init__(self, site, feedforward: bool):
+        super().__init__()
+        self.changes_input = feedforward
+        self.transposed = site.transposed
+        shape = (1, site.in_features) if feedforward else (site.out_features, 1)
+        self.ia3_l = Parameter(Tensor(np.ones(shape, np.float32)), name="ia3_l")
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {"ia3_l": self.ia3_l}
+
+    def scaled(self, x):
+        """Each channel times its factor."""
+        return (x.astype(ms.float32) * self.ia3_l.reshape(-1)).astype(x.dtype)
+
+    def before(self, x):
+        return self.scaled(x)
+
+    def construct(self, x, y):
+        return y if self.changes_input else self.scaled(y)
+
+    def delta(self, weight: np.ndarray) -> np.ndarray:
+        factor = self.ia3_l.asnumpy()
+        return ia3_delta(weight, factor.T if self.transposed else factor)
+
+    def delta_bias(self, bias: np.ndarray) -> np.ndarray | None:
+        return None if self.changes_input else bias * self.ia3_l.asnumpy().astype(np.float64).reshape(-1) - bias

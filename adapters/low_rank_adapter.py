@@ -1,0 +1,102 @@
+"""MindPet's low-rank adapter: a bottleneck whose two projections are each a product of two thin matrices.
+
+    y + U_b·U_a·f(D_b·D_a·y + b) + c      D_a (r, H)   D_b (H/k, r)   U_a (r, H/k)   U_b (H, r)
+
+k is the reduction factor and r the low rank, after Mahabadi et al. 2021 (Compacter). U_b and c start at zero: a fresh
+adapter changes nothing, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from adapters.bottleneck import NON_LINEARITIES, Activation
+from adapters.factors import Factor, generator_for, kaiming_uniform
+from adapters.method import AdapterModule, MethodConfig, OwnFormat, one_of, own_keys, positive_int
+from model_zoo.errors import InputError
+
+
+@dataclasses.dataclass(kw_only=True)
+class LowRankAdapterConfig(OwnFormat, MethodConfig):
+    """Low-rank adapters, after attention and after the feed-forward unless `targets` says otherwise.
+
+    Args:
+        reduction_factor: k; the bottleneck is the cell's output width over this, at least 1.
+        rank: r (MindPet's ``low_rank_size``).
+        non_linearity: between the projections: ``gelu``, ``relu``, ``silu``, ``tanh``.
+        seed: of the matrices.
+    """
+
+    reduction_factor: int = 4
+    rank: int = 1
+    non_linearity: str = "gelu"
+    seed: int = 0
+
+    method: ClassVar[str] = "low_rank_adapter"
+    peft_type: ClassVar[str] = "LOW_RANK_ADAPTER"
+
+    def validate(self) -> None:
+        positive_int(self.method, "reduction_factor", self.reduction_factor)
+        positive_int(self.method, "rank", self.rank, 65536)
+        one_of(self.method, "non_linearity", self.non_linearity, NON_LINEARITIES)
+
+    def family_targets(self, family):
+        return family.sublayer_outputs if family is not None else None
+
+    def width_at(self, site) -> int:
+        """H/k at this cell."""
+        width = max(1, site.out_features // self.reduction_factor)
+        if self.rank > width:
+            raise InputError(f"{self.method}: rank {self.rank} is above the bottleneck's width {width} at {site.path}")
+        return width
+
+    def parameters_at(self, site) -> int:
+        width = self.width_at(site)
+        return 2 * self.rank * (site.out_features + width) + width + site.out_features
+
+    def build(self, site) -> AdapterModule:
+        return LowRankAdapter(self, site, self.width_at(site))
+
+
+LowRankAdapterConfig.peft_keys = own_keys(LowRankAdapterConfig)
+
+
+class LowRankAdapter(AdapterModule):
+    """The network at one cell."""
+
+    def __init__(self, config: LowRankAdapterConfig, site, width: int):
+        super().__init__()
+        generator, rank, hidden = generator_for(config.seed, site.path), config.rank, site.out_features
+        self.down_a = Factor(kaiming_uniform(generator, rank, hidden))
+        self.down_b = Factor(kaiming_uniform(generator, width, rank))
+        self.up_a = Factor(kaiming_uniform(generator, rank, width))
+        self.up_b = Factor(np.zeros((hidden, rank), np.float32))
+        self.down_bias = Parameter(Tensor(np.zeros(width, np.float32)), name="down_bias")
+        self.up_bias = Parameter(Tensor(np.zeros(hidden, np.float32)), name="up_bias")
+        self.activation = Activation(config.non_linearity)
+        self.product = ops.MatMul(transpose_b=True)
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {
+            "low_rank_down_a.weight": self.down_a.weight,
+            "low_rank_down_b.weight": self.down_b.weight,
+            "low_rank_down.bias": self.down_bias,
+            "low_rank_up_a.weight": self.up_a.weight,
+            "low_rank_up_b.weight": self.up_b.weight,
+            "low_rank_up.bias": self.up_bias,
+        }
+
+    def why_unmergeable(self) -> str:
+        return "there is a non-linear function between its projections, so it is no matrix"
+
+    def construct(self, x, y):
+        flat = y.reshape(-1, y.shape[-1]).astype(ms.float32)  # (N, H)
+        inner = self.product(self.product(flat, self.down_a.weight), self.down_b.weight) + self.down_bias
+        inner = self.product(self.activation(inner), self.up_a.weight)  # (N, r)
+        change = self.product(inner, self.up_b.weight) + self.up_bias
+        return y + change.reshape(y.shape).astype(y.dtype)

@@ -1,0 +1,350 @@
+"""Prompt tuning (Lester et al. 2021) and p-tuning (Liu et al. 2021): trained embeddings in front of the input's.
+
+    ids     −1 −2 … −T │ i₀ i₁ …          columns in front, marked by negative ids
+    embed    p₀ p₁ …    │ E[i₀] E[i₁] …    the embedding cell puts the prompt where the marks are
+    layers, final norm                      the prompt's positions are 0 … T−1, real tokens follow
+    hidden              │ h₀ h₁ …          the columns are cut off again
+
+Real tokens start at position T also under left padding. What a row may look at is its prompt and what it saw before;
+padding stays hidden. In ChatGLM-6B the prompt is part of the context that sees all of itself.
+
+p-tuning trains the embeddings through a network of three layers, folded away on saving. Files are PEFT's: one tensor
+``prompt_embeddings`` ``(T, hidden)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from adapters.factors import generator_for, kaiming_uniform
+from adapters.method import COMMON_KEYS, AdapterModule, MethodConfig, positive_int
+from adapters.prefix import (
+    PEFT_NAME,
+    check_only,
+    check_text,
+    fitted,
+    model_dims,
+    prompt_fields,
+    refuse_targets,
+)
+from adapters.sites import sites, weight_of
+from model_zoo.errors import InputError
+
+REASON = "its embeddings stand in front of the input, which no weight can do"
+PROMPT_KEYS = (
+    *COMMON_KEYS,
+    "modules_to_save",
+    "num_attention_heads",
+    "num_layers",
+    "num_transformer_submodules",
+    "num_virtual_tokens",
+    "peft_version",
+    "token_dim",
+)
+
+
+@dataclasses.dataclass(kw_only=True)
+class PromptConfig(MethodConfig):
+    """Prompt tuning.
+
+    Args:
+        length: T, the virtual tokens in front of the sequence.
+        init_text: start from the embeddings of this text, repeated or cut to T tokens. Without it they start as those
+            of T tokens drawn from the vocabulary, which Lester et al. found better than random vectors.
+        init_ids: the text's token ids; who builds the configuration has the tokenizer.
+        seed: of the draw.
+    """
+
+    length: int = 20
+    init_text: str | None = None
+    init_ids: list[int] | None = None
+    seed: int = 0
+
+    method: ClassVar[str] = "prompt"
+    peft_type: ClassVar[str] = "PROMPT_TUNING"
+    kinds: ClassVar[tuple[str, ...]] = ("embedding", "model")
+    prefixed: ClassVar[bool] = False
+    stackable: ClassVar[bool] = False
+    peft_keys: ClassVar[tuple[str, ...]] = (
+        *PROMPT_KEYS,
+        "prompt_tuning_init",
+        "prompt_tuning_init_text",
+        "tokenizer_kwargs",
+        "tokenizer_name_or_path",
+    )
+
+    @property
+    def virtual_tokens(self) -> int:
+        return self.length
+
+    @property
+    def position_offset(self) -> int:
+        return self.length
+
+    def validate(self) -> None:
+        positive_int(self.method, "length", self.length, 65536)
+        refuse_targets(self)
+        check_text(self)
+
+    def fixed_sites(self, model) -> list:
+        """The token embedding and the model as a whole."""
+        model_dims(model, self.method)
+        embedding = model.family.embedding
+        return [site for site in sites(model) if site.kind == "model" or site.path == embedding]
+
+    def build_all(self, model, chosen) -> dict[str, AdapterModule]:
+        embedding, whole = sorted(chosen, key=lambda site: site.kind)
+        weight = weight_of(embedding.cell)
+        columns = PromptColumns(self.source(model, weight), self.length)
+        return {whole.path: columns, embedding.path: PromptEmbedding(columns.source, self.length)}
+
+    def source(self, model, weight) -> nn.Cell:
+        """The cell that the embeddings ``(T, hidden)`` come from."""
+        vocabulary = weight.shape[0]
+        ids = self.init_ids
+        if ids is None:
+            ids = generator_for(self.seed, self.method).integers(vocabulary, size=self.length).tolist()
+        ids = fitted(ids, self.length, model, self.method)
+        rows = ops.gather(weight, Tensor(np.array(ids, np.int32)), 0)
+        return PromptTable(rows.astype(ms.float32).asnumpy())
+
+    def parameters_at(self, site) -> int:
+        return self.length * site.out_features if site.kind == "embedding" else 0
+
+    def check_tensors(self, model, tensors, where) -> None:
+        check_only(tensors, {PEFT_NAME: (self.length, model_dims(model, self.method).hidden)}, where)
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        dims = model.config.dims
+        return {
+            **prompt_fields(self, dims, dims.heads, dims.hidden),
+            # TEXT would make PEFT look for a tokenizer; the embeddings are in the file
+            "prompt_tuning_init": "RANDOM",
+            "prompt_tuning_init_text": None,
+            "tokenizer_kwargs": None,
+            "tokenizer_name_or_path": None,
+        }
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
+
+
+@dataclasses.dataclass(kw_only=True)
+class PTuningConfig(PromptConfig):
+    """p-tuning: prompt tuning through a network, with PEFT's MLP (two hidden layers with ReLU).
+
+    Args:
+        projection_hidden: width of the hidden layers; None for the model's hidden size.
+        folded: the embeddings alone, without the network: what a file holds.
+    """
+
+    projection_hidden: int | None = None
+    folded: bool = False
+
+    method: ClassVar[str] = "p_tuning"
+    peft_type: ClassVar[str] = "P_TUNING"
+    peft_keys: ClassVar[tuple[str, ...]] = (
+        *PROMPT_KEYS,
+        "encoder_dropout",
+        "encoder_hidden_size",
+        "encoder_num_layers",
+        "encoder_reparameterization_type",
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.projection_hidden is not None:
+            positive_int(self.method, "projection_hidden", self.projection_hidden, 1 << 20)
+        if self.init_ids is not None:
+            raise InputError(f"{self.method}: init_text gives embeddings, which no network can be solved for")
+
+    def resolved(self, model) -> MethodConfig:
+        if self.projection_hidden is not None:
+            return self
+        return dataclasses.replace(self, projection_hidden=model_dims(model, self.method).hidden)
+
+    def source(self, model, weight) -> nn.Cell:
+        if self.folded:
+            return super().source(model, weight)
+        return PromptEncoder(self.length, weight.shape[1], self.projection_hidden, self.seed)
+
+    def parameters_at(self, site) -> int:
+        if self.folded or site.kind != "embedding":
+            return super().parameters_at(site)
+        width, hidden = site.out_features, self.projection_hidden
+        return self.length * width + hidden * (width + 1) + hidden * (hidden + 1) + width * (hidden + 1)
+
+    def pack(self, arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
+        if self.folded:
+            return arrays
+        x = arrays["prompt_encoder.embedding"].astype(np.float64)
+        for layer in range(3):
+            x = x @ arrays[f"prompt_encoder.{layer}.weight"].T + arrays[f"prompt_encoder.{layer}.bias"]
+            if layer < 2:
+                x = np.maximum(x, 0)
+        return {PEFT_NAME: np.ascontiguousarray(x.astype(np.float32))}
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        dims = model.config.dims
+        return {
+            **prompt_fields(self, dims, dims.heads, dims.hidden),
+            "encoder_dropout": 0.0,
+            "encoder_hidden_size": self.projection_hidden,
+            "encoder_num_layers": 2,
+            "encoder_reparameterization_type": "MLP",
+        }
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        """The file holds what the network (also an LSTM) came to, so none is built."""
+        return cls(
+            length=values.get("num_virtual_tokens"),
+            projection_hidden=values.get("encoder_hidden_size"),
+            modules_to_save=values.get("modules_to_save"),
+            folded=True,
+        )
+
+
+# Where the embeddings come from --------------------------------------------------------------------------------------
+
+
+class PromptTable(nn.Cell):
+    """Embeddings that are trained as they are."""
+
+    def __init__(self, values: np.ndarray):
+        super().__init__()
+        self.prompt = Parameter(Tensor(np.ascontiguousarray(values)), name=PEFT_NAME)
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {PEFT_NAME: self.prompt}
+
+    def construct(self):
+        return self.prompt
+
+
+class PromptEncoder(nn.Cell):
+    """Embeddings out of a network: ``W₂·relu(W₁·relu(W₀·e + b₀) + b₁) + b₂``."""
+
+    def __init__(self, length: int, width: int, hidden: int, seed: int):
+        super().__init__()
+        generator = generator_for(seed, "p_tuning")
+        start = generator.standard_normal((length, width), np.float32)
+        self.embedding = Parameter(Tensor(start), name="embedding")
+        shapes = ((hidden, width), (hidden, hidden), (width, hidden))
+        weights = [Parameter(Tensor(kaiming_uniform(generator, *shape)), name="weight") for shape in shapes]
+        biases = [Parameter(Tensor(np.zeros(rows, np.float32)), name="bias") for rows, _ in shapes]
+        self.weight_0, self.weight_1, self.weight_2 = weights
+        self.bias_0, self.bias_1, self.bias_2 = biases
+        self.product = ops.MatMul(transpose_b=True)
+
+    def tensors(self) -> dict[str, Parameter]:
+        found = {"prompt_encoder.embedding": self.embedding}
+        for layer in range(3):
+            found[f"prompt_encoder.{layer}.weight"] = getattr(self, f"weight_{layer}")
+            found[f"prompt_encoder.{layer}.bias"] = getattr(self, f"bias_{layer}")
+        return found
+
+    def construct(self):
+        x = ops.relu(self.product(self.embedding, self.weight_0) + self.bias_0)
+        x = ops.relu(self.product(x, self.weight_1) + self.bias_1)
+        return self.product(x, self.weight_2) + self.bias_2  # (T, hidden)
+
+
+# Modules -------------------------------------------------------------------------------------------------------------
+
+
+class PromptColumns(AdapterModule):
+    """Makes room for the prompt in front of a model's input, and cuts its hidden states off again."""
+
+    def __init__(self, source: nn.Cell, length: int):
+        super().__init__()
+        self.source, self.length = source, length
+
+    def tensors(self) -> dict[str, Parameter]:
+        return self.source.tensors()
+
+    def why_unmergeable(self) -> str:
+        return REASON
+
+    def widen(self, ids, position_ids, start, end, keep):
+        """The model's input with T columns more in front; the arguments and results are those of ``layout``.
+
+        Raises nothing, but packed rows lose their borders: a token sees all that is real before it.
+        """
+        batch, length = ids.shape
+        index = ops.zeros_like(ids[:, :1]) + ops.arange(self.length).astype(ms.int32)  # (B, T)
+        own = ops.ones_like(index)
+        if self.rows is not None:
+            rows = self.rows.astype(ms.int32).reshape(-1, 1)
+            wide = (rows.shape[0], batch // rows.shape[0] * self.length)
+            own = ops.broadcast_to(rows, wide).reshape(batch, self.length)
+        ids = ops.concat(((-1 - index) * own, ids), 1)
+        if len(position_ids.shape) == 3:  # the second row counts within the answer, where the prompt is not
+            places = ops.stack((index, ops.zeros_like(index)), 1)
+        else:
+            places = index
+        position_ids = ops.concat((places, position_ids), -1)
+        real = self.real(start, keep)
+        keep = ops.concat((own, real), 1)
+        context = ops.maximum(end * (end > self.counted(end) + 1).astype(ms.int32) + self.length, 0)
+        context = context.max(1, keepdims=True)  # (B, 1): T, or where the part ends that sees all of itself
+        before = ops.select(context > self.length, ops.zeros_like(index) + context, index + 1)
+        end = ops.concat((before, end + self.length), 1)
+        # padding goes on seeing itself alone
+        alone = self.counted(start) + self.length
+        start = ops.concat((ops.zeros_like(index), ops.select(real != 0, ops.zeros_like(start), alone)), 1)
+        return ids, position_ids, start, end, keep
+
+    def counted(self, like):
+        """0, 1, 2 … in each row."""
+        return ops.zeros_like(like) + ops.arange(like.shape[1]).astype(ms.int32)
+
+    def real(self, start, keep):
+        """``(B, S)``, 1 for real tokens: those that `keep` names, or, without it, all but those seen by nobody else."""
+        if keep is not None:
+            return (keep != 0).astype(ms.int32)
+        if start.shape[1] == 1:
+            return ops.ones_like(start)
+        index = self.counted(start)
+        following = ops.concat((start[:, 1:], ops.zeros_like(start[:, :1]) - 1), 1)
+        return ops.logical_or(start != index, following == index).astype(ms.int32)
+
+    def narrow(self, hidden, input_ids):
+        """``(B·(T + S), H)`` → ``(B·S, H)``."""
+        batch, length = input_ids.shape
+        wide = hidden.reshape(batch, hidden.shape[0] // batch, hidden.shape[1])
+        return wide[:, wide.shape[1] - length :].reshape(batch * length, -1)
+
+
+class PromptEmbedding(AdapterModule):
+    """Puts the prompt where the ids are negative."""
+
+    changes_input = True
+
+    def __init__(self, source: nn.Cell, length: int):
+        super().__init__()
+        object.__setattr__(self, "source", source)  # a child of the module on the model
+        self.length = length
+        self.gather = ops.Gather()
+
+    def tensors(self) -> dict[str, Parameter]:
+        return {}
+
+    def why_unmergeable(self) -> str:
+        return REASON
+
+    def before(self, ids):
+        """Ids that the embedding has a row for."""
+        return ops.maximum(ids, 0)
+
+    def construct(self, ids, y):
+        place = ops.minimum(ops.maximum(-1 - ids, 0), self.length - 1)
+        prompt = self.gather(self.source(), place, 0).astype(y.dtype)  # (B, T + S, hidden)
+        marked = ops.broadcast_to((ids < 0).expand_dims(-1), y.shape)
+        return ops.select(marked, prompt, y)
