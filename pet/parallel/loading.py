@@ -12,28 +12,37 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.lora import DoRALinear
+from adapters.registry import registry
 from model_zoo.checkpoint import Checkpoint, assign, assignment, check_tied
 from model_zoo.counting import parameter_shapes
 from model_zoo.floats import float_name
+from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import Division, division_of
 
 
-def load_parts(model: nn.Cell, directory: str | Path, place: int) -> None:
+def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
     """Fills the parameters that a model has left after sharding and cutting into stages.
 
     Args:
-        model: a sharded `CausalLM`; parameters of adapters are left alone.
+        model: a sharded `CausalLM`. Of its adapters only what starts from the base's weights is set: copies that are
+            trained whole, and DoRA's norms.
         directory: of the checkpoint.
-        place: of this process in its tensor-parallel group.
+        group: the tensor-parallel group.
 
     Raises:
         InputError: before anything is assigned; lists every tensor that is missing, extra or misshapen.
     """
     shapes = parameter_shapes(model.config.to_dict())
+    cells = {id(cell) for _, cell in model.cells_and_names()}  # absent stages are not among them
     with Checkpoint(directory) as checkpoint:
         sources, copies = assignment(checkpoint, shapes, model.family.tied, model.family.ignored_tensors)
         check_tied(checkpoint, sources, copies)
-        for parameter in model.get_parameters():
+        replaced = [item for adapter in registry(model).adapters.values() for item in adapter.replaced]
+        replaced = [item for item in replaced if id(item.cell) in cells]
+        found = {id(parameter): parameter for parameter in model.get_parameters()}
+        found.update({id(item.base): item.base for item in replaced})
+        for parameter in found.values():
             stored = sources.get(parameter.name)
             if stored is None:
                 continue
@@ -41,8 +50,29 @@ def load_parts(model: nn.Cell, directory: str | Path, place: int) -> None:
             if division is None:
                 assign(parameter, checkpoint, stored)
             else:
-                _assign_part(parameter, checkpoint, stored, division, place)
+                _assign_part(parameter, checkpoint, stored, division, group.place)
         model.loaded_from = str(checkpoint.directory)
+    for item in replaced:
+        if not registry(model).get(item.adapter).source:
+            ops.assign(item.own, item.base)
+    for adapter in registry(model).adapters.values():
+        for path, module in adapter.modules.items():
+            cell = adapter.sites[path].cell
+            if isinstance(module, DoRALinear) and id(cell) in cells:
+                _start_norms(module, cell.weight, not adapter.source, group)
+
+
+def _start_norms(module: DoRALinear, weight, fresh: bool, group: Group) -> None:
+    """DoRA's norms of the base's rows, over all members where each has some columns."""
+    division = division_of(weight)
+    rows = module.oriented(weight.astype(ms.float32).asnumpy()).astype(np.float64)
+    squares = (rows * rows).sum(1)
+    if division is not None and division.axis == (0 if module.transposed else 1):
+        squares = np.asarray(sum_numbers(squares, group))
+    norms = Tensor(np.sqrt(squares).astype(np.float32))
+    ops.assign(module.magnitude.norm, norms)
+    if fresh:
+        ops.assign(module.lora_magnitude_vector, norms)
 
 
 def _assign_part(parameter, checkpoint: Checkpoint, stored: str, division: Division, place: int) -> None:

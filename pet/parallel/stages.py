@@ -98,6 +98,12 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     parts = stage_layers(model, mesh.pipeline)
     if any("" in adapter.modules for adapter in registry(model).adapters.values()):
         raise InputError("parallel.pipeline: an adapter on the whole model (prompt tuning) cannot be cut into stages")
+    for adapter in registry(model).adapters.values():
+        if getattr(adapter.config, "projection", False):
+            raise InputError(
+                f"parallel.pipeline: adapter {adapter.name!r} has a projection that all layers share, which cannot be "
+                "cut into stages; set adapter.projection to false"
+            )
     embedding, head = cell_at(model, family.embedding), cell_at(model, family.head)
     if head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
         mark(embedding.weight, TIED)
@@ -111,7 +117,24 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
                 replace(model, path, PassThrough() if path == family.embedding else Nothing())
         elif (path == family.head or isinstance(cell, (LayerNorm, RMSNorm))) and not mesh.is_last:
             replace(model, path, PassThrough())
+    model.__class__ = stage_class(type(model))
     return parts
+
+
+def stage_class(cls: type) -> type:
+    """A model's class, for a model that is one stage: it cannot answer by itself."""
+
+    class Stage(cls):
+        def __call__(self, *arguments, **settings):
+            raise InputError(
+                "parallel.pipeline: this process has one stage of the model; logits need parallel.pipeline=1"
+            )
+
+        def generate(self, *arguments, **settings):
+            raise InputError("parallel.pipeline: generation needs parallel.pipeline=1; parallel.tensor may be any")
+
+    Stage.__name__ = Stage.__qualname__ = f"Stage{cls.__name__}"
+    return Stage
 
 
 def outer_cells(model: nn.Cell) -> list[tuple[str, nn.Cell]]:

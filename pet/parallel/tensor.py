@@ -23,20 +23,37 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from adapters.dora import SMALLEST, Magnitude
 from adapters.dropout import Dropout
 from adapters.matching import named
 from adapters.method import AdapterModule
+from adapters.registry import registry
 from adapters.sites import select_rows
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D
-from pet.parallel.collectives import CopyToGroup, Group, ReduceFromGroup
+from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
 from pet.parallel.split import PARTIAL, SPLIT, Division, mark
 
 ADAPTER_AXES: dict[str, tuple[str, ...]] = {
     "lora_A.weight": ("", "in"),
     "lora_B.weight": ("out", ""),
+    "initial_A.weight": ("", "in"),
+    "initial_B.weight": ("out", ""),
+    "lora_magnitude_vector": ("out",),
+    "magnitude.norm": ("out",),
+    "dropout.key": ("",),
 }
-"""Which side of its cell each axis of an adapter's tensor belongs to."""
+"""Which side of its cell each axis of an adapter's parameter belongs to, for those that are linear in the output."""
+
+PREFIX_AXES: dict[str, int | None] = {
+    "prompt": 1,
+    "weight": 0,
+    "bias": 0,
+    "trunk.embedding": None,
+    "trunk.weight": None,
+    "trunk.bias": None,
+}
+"""Along which axis a prefix's parameters hold keys | values, each by heads; None for what all heads share."""
 
 
 def check_divisible(config, members: int) -> None:
@@ -86,8 +103,8 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
         elif isinstance(cell, AttentionCore):
             check_core(path, cell)
     refuse_unsharable(plan)
-    for path, cell, column, blocks in plan:
-        cut_cell(path, cell, group, column, blocks, loaded)
+    for _, cell, column, blocks in plan:
+        cut_cell(model, cell, group, column, blocks, loaded)
         if not column:
             make_row_parallel(cell, group)
     for path in regions:
@@ -128,28 +145,43 @@ def blocks_of(path: str, cell: nn.Cell, model: nn.Cell) -> tuple[int, ...]:
     return (out_features(cell),)
 
 
-def cut_cell(path: str, cell: nn.Cell, group: Group, column: bool, blocks: tuple[int, ...], loaded: bool) -> None:
+def cut_cell(model: nn.Cell, cell: nn.Cell, group: Group, column: bool, blocks: tuple[int, ...], loaded: bool) -> None:
     """Cuts a linear cell's weight, its bias, and the tensors of the adapters on it."""
     transposed = isinstance(cell, Conv1D)
     axis = (0 if column else 1) ^ transposed
-    cut(cell.weight, Division(axis, blocks, group.size), group, loaded)
-    if cell.bias is not None:
+    for weight in variants(model, cell, "weight"):
+        cut(weight, Division(axis, blocks, group.size), group, loaded)
+    for bias in variants(model, cell, "bias"):
         if column:
-            cut(cell.bias, Division(0, blocks, group.size), group, loaded)
+            cut(bias, Division(0, blocks, group.size), group, loaded)
         else:
-            mark(cell.bias, PARTIAL)
+            mark(bias, PARTIAL)
     side = "out" if column else "in"
     for module in adapter_modules(cell):
-        for name, parameter in module.tensors().items():
+        for name, parameter in module.parameters_and_names():
             axes = ADAPTER_AXES[name]
             if side in axes:
                 cut(parameter, Division(axes.index(side), blocks, group.size), group, True)
             else:
                 mark(parameter, PARTIAL)
         if not column:
-            for dropout in module.cells():
-                if isinstance(dropout, Dropout):
-                    split_dropout(dropout, group)
+            for part in module.cells():
+                if isinstance(part, Dropout):
+                    split_dropout(part, group)
+                if isinstance(part, Magnitude):
+                    part.sum = GroupSum(group)
+                    part.__class__ = _SplitMagnitude
+
+
+def variants(model: nn.Cell, cell: nn.Cell, attribute: str) -> list:
+    """A cell's parameter, and those that take its place when adapters that train it whole come or go."""
+    present = getattr(cell, attribute)
+    found = {id(present): present} if present is not None else {}
+    for adapter in registry(model).adapters.values():
+        for item in adapter.replaced:
+            if item.cell is cell and item.attribute == attribute:
+                found.update({id(parameter): parameter for parameter in (item.base, item.own)})
+    return list(found.values())
 
 
 def cut(parameter, division: Division, group: Group, loaded: bool) -> None:
@@ -171,19 +203,29 @@ def refuse_unsharable(plan) -> None:
     """Raises InputError for adapters whose tensors have no known place in a divided cell."""
     for path, cell, _, _ in plan:
         for module in adapter_modules(cell):
-            unknown = [name for name in module.tensors() if name not in ADAPTER_AXES]
+            unknown = [name for name, _ in module.parameters_and_names() if name not in ADAPTER_AXES]
             if unknown:
                 raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
 
 
 def check_core(path: str, cell: AttentionCore) -> None:
     """Raises InputError for an adapter on an attention core that cannot be divided."""
-    if adapter_modules(cell):
-        raise InputError(f"parallel.tensor: {type(adapter_modules(cell)[0]).__name__} on {path} cannot be divided")
+    for module in adapter_modules(cell):
+        unknown = [name for name, _ in module.parameters_and_names() if name not in PREFIX_AXES]
+        if unknown:
+            raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
 
 
 def cut_core(cell: AttentionCore, group: Group) -> None:
-    """Divides what adapters put in front of an attention core's keys."""
+    """Divides what adapters put in front of an attention core's keys: each member has its own heads' share."""
+    width = cell.kv_heads * cell.head_dim
+    for module in adapter_modules(cell):
+        for name, parameter in module.parameters_and_names():
+            axis = PREFIX_AXES[name]
+            if axis is None:
+                mark(parameter, PARTIAL)
+            else:
+                cut(parameter, Division(axis, (width, width), group.size), group, True)
 
 
 # Cells that talk -----------------------------------------------------------------------------------------------------
@@ -229,11 +271,13 @@ def row_class(cls: type) -> type:
                     if module.changes_input:
                         changed = module.before(inner)
                         inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-                y = self.product(inner, self.weight)
+                base, bias = self.product(inner, self.weight), None
                 if self.bias is not None:
-                    y = self.add_bias(y, self.bias * self.bias_share)
+                    bias = self.bias * self.bias_share
+                    base = self.add_bias(base, bias)
+                y = base
                 for module in self.active:
-                    changed = module(x, y)
+                    changed = module.on_base(x, y, base, self.weight, bias) if module.needs_base else module(x, y)
                     y = changed if module.rows is None else select_rows(module.rows, changed, y)
                 return self.reduce_from_group(y)
 
@@ -241,6 +285,21 @@ def row_class(cls: type) -> type:
         RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class
         _rows[cls] = RowParallel
     return _rows[cls]
+
+
+class _SplitMagnitude(Magnitude):
+    """DoRA's factor where each member has some columns of W and A: W·Aᵀ and A·Aᵀ are sums over the group.
+
+    The two small sums, ``(out, r)`` and ``(r, r)``, are the only ones that an adapter adds to a forward.
+    """
+
+    def construct(self, magnitude, wa, a, b):
+        norm = ops.maximum(self.norm, SMALLEST)
+        cross = (self.sum(wa) * b).sum(1)
+        square = (self.product(b, self.sum(self.product(a, a))) * b).sum(1)
+        change = (2.0 * self.scale * cross + self.scale * self.scale * square) / (norm * norm)
+        current = norm * ops.sqrt(ops.maximum(1.0 + change, SMALLEST))
+        return magnitude / ops.stop_gradient(current)
 
 
 class _SplitDropout(Dropout):

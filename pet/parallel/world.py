@@ -82,7 +82,7 @@ class ParallelWorld(World):
         shard(model, self.tensor_group, loaded=directory is None)
         self.stages = cut_stage(model, self.mesh)
         if directory is not None:
-            load_parts(model, directory, self.mesh.shard)
+            load_parts(model, directory, self.tensor_group)
         self.adopt(model)
         return model
 
