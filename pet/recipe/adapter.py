@@ -40,6 +40,9 @@ class Targeted(AdapterSection):
         None,
         description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
     )
+    modules_to_save: Names | None = Field(
+        None, description="Cells that are trained in full and saved with the adapter, for example lm_head."
+    )
 
 
 class LoRA(Targeted):
@@ -70,9 +73,6 @@ class LoRA(Targeted):
     )
     bias: Literal["none", "all", "lora_only"] = Field(
         "none", description="Which biases are trained besides: none, all of the model, or those of adapted cells."
-    )
-    modules_to_save: Names | None = Field(
-        None, description="Cells that are trained in full and saved with the adapter, for example lm_head."
     )
     trainable_tokens: list[int] | None = Field(
         None, description="Ids whose input embedding rows are trained besides, for tokens that are new."
@@ -127,31 +127,27 @@ class PTuning(AdapterSection):
     )
 
 
-class Bottleneck(AdapterSection):
+class Bottleneck(Targeted):
     """Bottleneck adapters (Houlsby et al. 2019; Pfeiffer et al. 2020; He et al. 2022 for parallel)."""
 
     method: Literal["adapter"] = Field(description="A small two-layer network beside or after each sublayer.")
     size: int = Field(64, ge=1, le=65536, description="Width of the bottleneck; MindPet's default is 64.")
     placement: Literal["houlsby", "pfeiffer", "parallel"] = Field(
         "houlsby",
-        description="houlsby: after attention and after the MLP. pfeiffer: after the MLP only. parallel: beside them.",
+        description="houlsby: after attention and after the MLP. pfeiffer: after the MLP only. parallel: beside it.",
     )
     non_linearity: Literal["gelu", "relu", "silu", "tanh"] = Field(
         "gelu", description="Between the two projections; gelu is MindPet's default."
     )
+    layer_norm: bool = Field(False, description="Normalise the bottleneck's input first, with weights of its own.")
     scaling: float = Field(1.0, gt=0, description="Factor on the adapter's output; 4 is common for parallel.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Share of the bottleneck's input dropped while training.")
-    layers: Layers | None = Field(
-        None,
-        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
-    )
     targets: Names | None = Field(
         None, description="Cells whose output is adapted. Left out: the ends of the family's sublayers, by placement."
     )
-    exclude: Names | None = Field(None, description="Cells to leave out although targets names them.")
 
 
-class LowRankAdapter(AdapterSection):
+class LowRankAdapter(Targeted):
     """MindPet's low-rank adapter: a bottleneck whose two projections are products of low-rank matrices."""
 
     method: Literal["low_rank_adapter"] = Field(description="A bottleneck adapter with factorised projections.")
@@ -160,14 +156,9 @@ class LowRankAdapter(AdapterSection):
     )
     rank: int = Field(1, ge=1, description="Rank of each projection (low_rank_size).")
     non_linearity: Literal["gelu", "relu", "silu", "tanh"] = Field("gelu", description="Between the projections.")
-    layers: Layers | None = Field(
-        None,
-        description="Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all.",
-    )
     targets: Names | None = Field(
         None, description="Cells whose output is adapted. Left out: the ends of the family's sublayers."
     )
-    exclude: Names | None = Field(None, description="Cells to leave out although targets names them.")
 
 
 class IA3(Targeted):
@@ -178,13 +169,15 @@ class IA3(Targeted):
         None,
         description="Which targets are scaled at their input instead of their output. Left out: the family's default.",
     )
-    modules_to_save: Names | None = Field(None, description="Cells that are trained in full and saved besides.")
 
 
 class BitFit(Targeted):
     """BitFit (Ben Zaken et al. 2021): only biases are trained."""
 
-    method: Literal["bitfit"] = Field(description="Train the biases alone; cells without one get one (zero at first).")
+    method: Literal["bitfit"] = Field(description="Train the biases alone.")
+    add_missing: bool = Field(
+        True, description="Give a bias, zero at first, to cells that have none. Such an adapter cannot be merged."
+    )
 
 
 class Full(Section):

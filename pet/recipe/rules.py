@@ -16,6 +16,7 @@ from pet.recipe.training import GENERATED
 
 Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
 
+UNMERGEABLE = ("prefix", "ptuning2", "prompt", "p_tuning", "adapter", "low_rank_adapter")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 
 
@@ -198,7 +199,7 @@ def model(recipe: Recipe) -> Iterator[Finding]:
         )
     if recipe.output.force and recipe.train.resume:
         yield _find("output.force", "train.resume", "deletes the run that train.resume would go on with; keep one")
-    if recipe.output.merged and recipe.adapter.method in ("prefix", "ptuning2", "prompt", "p_tuning", "adapter"):
+    if recipe.output.merged and recipe.adapter.method in UNMERGEABLE:
         yield _find(
             "output.merged",
             "adapter.method",

@@ -100,7 +100,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["validat", "x"], "no command 'validat' (did you mean 'validate'?)"),
+        (["validat", "x"], "no command 'validat' (did you mean 'validate'"),
         (["--hlep"], "no option '--hlep'"),
         (["validate"], "the following arguments are required: RECIPE"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
