@@ -40,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "peft_version": "0.21.2",
     "qalora_group_size": 16,
     **dict.fromkeys(UNSUPPORTED),
-    **dict.fromkeys(("lora_bias", "use_bdlora", "use_qalora"), False),
+    **dict.fromkeys(("lora_bias", "use_qalora"), False),
 }
 MAPPED = (
     "alpha_pattern",

@@ -1,0 +1,178 @@
+"""Adapters exchanged with Hugging Face PEFT itself, both ways: the same files give the same logits."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import ops
+
+import pet
+from adapters.registry import registry
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
+peft = pytest.importorskip("peft", reason="peft is not installed: nothing to compare with")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+
+IDS = np.random.default_rng(0).integers(3, 120, (2, 9))
+LIMIT = 1e-4
+
+# ours, and the same in PEFT's words
+CASES = {
+    "lora": ({"rank": 4}, {"r": 4, "lora_alpha": 16}),
+    "rslora": ({"rank": 4, "use_rslora": True}, {"r": 4, "lora_alpha": 16, "use_rslora": True}),
+    "dora": ({"rank": 4, "use_dora": True}, {"r": 4, "lora_alpha": 16, "use_dora": True}),
+    "pissa": ({"rank": 4, "init": "pissa"}, {"r": 4, "lora_alpha": 16, "init_lora_weights": "pissa"}),
+    "olora": ({"rank": 4, "init": "olora"}, {"r": 4, "lora_alpha": 16, "init_lora_weights": "olora"}),
+}
+LLAMA = {
+    "patterns": (
+        {
+            "targets": ["q_proj", "down_proj"],
+            "rank_pattern": {"down_proj": 2, "1.*q_proj": 3},
+            "alpha_pattern": {"q_proj": 5},
+        },
+        {
+            "target_modules": ["q_proj", "down_proj"],
+            "rank_pattern": {"down_proj": 2, "1.*q_proj": 3},
+            "alpha_pattern": {"q_proj": 5},
+            "r": 8,
+            "lora_alpha": 16,
+        },
+    ),
+    "whole": (
+        {"rank": 2, "modules_to_save": ["lm_head", "norm"]},
+        {"r": 2, "lora_alpha": 16, "modules_to_save": ["lm_head", "norm"]},
+    ),
+    "embedding": (
+        {"rank": 2, "targets": ["embed_tokens"]},
+        {"r": 2, "lora_alpha": 16, "target_modules": ["embed_tokens"]},
+    ),
+    "embedding dora": (
+        {"rank": 2, "targets": ["embed_tokens"], "use_dora": True},
+        {"r": 2, "lora_alpha": 16, "target_modules": ["embed_tokens"], "use_dora": True},
+    ),
+    "regex": (
+        {"rank": 2, "targets": [r"re:model\.layers\.[12]\.self_attn\.[qo]_proj"]},
+        {"r": 2, "lora_alpha": 16, "target_modules": r"model\.layers\.[12]\.self_attn\.[qo]_proj"},
+    ),
+    "layers": (
+        {"rank": 2, "targets": ["q_proj"], "layers": ["1-2"]},
+        {"r": 2, "lora_alpha": 16, "target_modules": ["q_proj"], "layers_to_transform": [1, 2]},
+    ),
+    "tokens": (
+        {"rank": 2, "trainable_tokens": [5, 77]},
+        {"r": 2, "lora_alpha": 16, "trainable_token_indices": [5, 77]},
+    ),
+}
+GPT2 = {
+    "bias of the targets": ({"rank": 2, "bias": "lora_only"}, {"r": 2, "lora_alpha": 16, "bias": "lora_only"}),
+    "all biases": ({"rank": 2, "bias": "all"}, {"r": 2, "lora_alpha": 16, "bias": "all"}),
+    "tied tokens": (
+        {"rank": 2, "trainable_tokens": {"wte": [5, 77]}},
+        {"r": 2, "lora_alpha": 16, "trainable_token_indices": {"wte": [5, 77]}},
+    ),
+    "tied whole head": (
+        {"rank": 2, "modules_to_save": ["lm_head"]},
+        {"r": 2, "lora_alpha": 16, "modules_to_save": ["lm_head"]},
+    ),
+    "tied embedding": ({"rank": 2, "targets": ["wte"]}, {"r": 2, "lora_alpha": 16, "target_modules": ["wte"]}),
+    "tied head": ({"rank": 2, "targets": ["lm_head"]}, {"r": 2, "lora_alpha": 16, "target_modules": ["lm_head"]}),
+}
+DEFAULTS = {"gpt2": ["c_attn"], "llama_gqa": ["q_proj", "v_proj"], "glm": ["q_proj", "v_proj"]}
+# PEFT's OLoRA does not turn GPT-2's transposed weights, and fails
+RUNS = [("llama_gqa", name) for name in (*CASES, *LLAMA)]
+RUNS += [("gpt2", name) for name in ("lora", "dora", "pissa", *GPT2)] + [("glm", name) for name in ("lora", "dora")]
+
+
+def settings(family, name):
+    ours, theirs = {**CASES, **LLAMA, **GPT2}[name]
+    return {"targets": DEFAULTS[family], **ours}, {"target_modules": DEFAULTS[family], **theirs}
+
+
+class Pair:
+    """One base in both libraries."""
+
+    def __init__(self, path):
+        self.ours = pet.AutoModel.from_pretrained(path)
+        self.theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+
+    def our_logits(self):
+        return self.ours(IDS).asnumpy()
+
+
+@pytest.fixture(scope="module")
+def pairs(fixtures):
+    made = {}
+
+    def pair(family):
+        if family not in made:
+            made[family] = Pair(fixtures / family)
+        return made[family]
+
+    return pair
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def their_logits(model):
+    with torch.no_grad():
+        return model(torch.tensor(IDS)).logits.numpy()
+
+
+def randomise(parameters, seed):
+    generator = np.random.default_rng(seed)
+    for parameter in parameters:
+        value = parameter.asnumpy()
+        ops.assign(parameter, ms.Tensor((value + 0.05 * generator.standard_normal(value.shape)).astype(np.float32)))
+
+
+@pytest.mark.parametrize(("family", "name"), RUNS, ids=lambda value: value.replace(" ", "_"))
+def test_ours_opens_in_peft(pairs, family, name, tmp_path):
+    pair = pairs(family)
+    bare = pair.our_logits()
+    pet.apply_lora(pair.ours, **settings(family, name)[0])
+    try:
+        randomise(registry(pair.ours).get("default").parameters(), 1)
+        expected = pair.our_logits()
+        pet.save_adapter(pair.ours, tmp_path)
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path).eval()
+    assert np.abs(expected - bare).max() > 0.01
+    np.testing.assert_allclose(their_logits(opened), expected, rtol=0, atol=LIMIT)
+
+
+@pytest.mark.parametrize(("family", "name"), RUNS, ids=lambda value: value.replace(" ", "_"))
+def test_theirs_opens_here_and_is_saved_byte_for_byte(pairs, family, name, tmp_path):
+    pair = pairs(family)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **settings(family, name)[1])
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), config).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    made.save_pretrained(tmp_path / "theirs")
+    # what PEFT itself makes of its files: a trained copy that it forgets to save is no difference of ours
+    expected = their_logits(peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval())
+    pet.load_adapter(pair.ours, tmp_path / "theirs")
+    try:
+        found = pair.our_logits()
+        pet.save_adapter(pair.ours, tmp_path / "again")
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT)
+    assert np.abs(found - pair.our_logits()).max() > 0.01
+    first, again = (tmp_path / part / "adapter_model.safetensors" for part in ("theirs", "again"))
+    assert first.read_bytes() == again.read_bytes()
