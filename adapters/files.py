@@ -91,7 +91,7 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
         with registry(model).disabled():
             metadata = (
-                {"format": "pt", FINGERPRINT: fingerprint(model.config.to_dict(), model)}
+                {"format": "pt", FINGERPRINT: known_fingerprint(model)}
                 if knows(model)
                 else {"format": "pt"}
             )
@@ -99,6 +99,11 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
         file.write(json.dumps(values, indent=2, sort_keys=True).encode())
+
+
+def known_fingerprint(model: nn.Cell) -> str:
+    """The base's fingerprint; one process of many holds a part of the base only, and has been told it."""
+    return getattr(model, "base_fingerprint", None) or fingerprint(model.config.to_dict(), model)
 
 
 def knows(model: nn.Cell) -> bool:
@@ -210,7 +215,7 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
     if expected is None or not knows(model):
         return
     with state.disabled():
-        found = fingerprint(model.config.to_dict(), model)
+        found = known_fingerprint(model)
     if found != expected:
         message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
         if strict:

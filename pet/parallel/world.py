@@ -10,6 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.checkpoint import load_into
 from model_zoo.errors import InputError
 from pet.parallel import collectives
 from pet.parallel.context import join
@@ -20,6 +21,7 @@ from pet.parallel.pipeline import Pipeline, PipelineMeasure
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
 from pet.parallel.stages import TIED, cut_stage
 from pet.parallel.tensor import shard
+from pet.parallel.whole import base_fingerprint, whole_model
 from pet.parallel.zero import ShardedOptimizer
 from pet.train.world import World
 
@@ -66,6 +68,8 @@ class ParallelWorld(World):
             ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
             self.ends_group = collectives.make_group("tied", ends)
         self.pace = Pace()
+        self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
+        self.stages: list[range] = []
         self.parameters: dict[str, object] = {}
         self.known_names: set[str] = set()
 
@@ -79,6 +83,13 @@ class ParallelWorld(World):
         Raises:
             InputError: heads, widths or layers that cannot be divided; tensors that do not fit.
         """
+        if not self.divides_model:
+            if directory is not None:
+                load_into(model, directory)
+            self.adopt(model)
+            return model
+        if directory is None and self.is_main and not hasattr(model, "base_fingerprint"):
+            model.base_fingerprint = base_fingerprint(model)
         shard(model, self.tensor_group, loaded=directory is None)
         self.stages = cut_stage(model, self.mesh)
         if directory is not None:
@@ -170,6 +181,22 @@ class ParallelWorld(World):
             for name, array in part.items():
                 found.setdefault(name, []).append((held[rank][1], array))
         return {name: _join(described[name], parts) for name, parts in sorted(found.items())}
+
+    def whole(self, model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
+        if not self.divides_model:
+            return model
+        if not hasattr(model, "base_fingerprint"):
+            model.base_fingerprint = base_fingerprint(model, model.loaded_from)
+        return whole_model(model, weights)
+
+    def count(self, parameters: Sequence) -> int:
+        """Divided ones count in full; a tied embedding that two stages hold counts once."""
+        held = {p.name: int(p.size) * (division_of(p).members if division_of(p) else 1) for p in parameters}
+        sizes: dict[str, int] = {}
+        for place, found in collectives.all_gather_object([[self.mesh.shard, self.mesh.replica], held], self.everybody):
+            if place == [0, 0]:
+                sizes.update(found)
+        return sum(sizes.values())
 
     def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """This process's parts. Names that no process knows are passed on, to be complained about."""

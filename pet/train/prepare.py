@@ -106,8 +106,10 @@ def load_tokenizer(recipe):
     return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
 
 
-def method_config(section, seed: int):
+def method_config(section, seed: int, tokenizer=None):
     """The method's configuration for a recipe's adapter section; None for full fine-tuning.
+
+    ``tokenizer`` reads the section's ``init_text``.
 
     Raises:
         InputError: the method is unknown, or has no place for a setting.
@@ -127,6 +129,10 @@ def method_config(section, seed: int):
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if "seed" in fields:
         values["seed"] = seed
+    if values.get("init_text") is not None and tokenizer is not None:
+        from adapters.apply import text_settings
+
+        values.update(text_settings(values["init_text"], tokenizer))
     given = {key: value for key, value in values.items() if key in fields}
     lost = [key for key, value in values.items() if key not in fields and key in section.model_fields_set]
     if lost:
@@ -134,24 +140,51 @@ def method_config(section, seed: int):
     return cls(**given)
 
 
-def attach_adapter(model, recipe) -> None:
-    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained."""
+def attach_adapter(model, recipe, tokenizer=None) -> None:
+    """Puts the recipe's adapter on the model, new or loaded; without one, every weight is trained.
+
+    Raises:
+        InputError: a target matches nothing; or a loaded adapter has other settings than the recipe says.
+    """
     section = recipe.adapter
     if section.method == "none":
         for parameter in model.get_parameters():
             parameter.requires_grad = True
         return
-    config = method_config(section, recipe.train.seed)
+    config = method_config(section, recipe.train.seed, tokenizer)
     if section.load is not None:
         from adapters.apply import set_adapter
         from adapters.files import load_adapter
 
         load_adapter(model, section.load, name=section.name)
         set_adapter(model, section.name)
+        check_loaded(model, recipe, config)
         return
     from adapters.apply import apply
 
     apply(model, config, name=section.name)
+
+
+def check_loaded(model, recipe, config) -> None:
+    """Refuses a loaded adapter whose settings are other than what the recipe says of them."""
+    from adapters.registry import registry
+
+    section, loaded = recipe.adapter, registry(model).get(recipe.adapter.name).config
+    if loaded.method != config.method:
+        raise InputError(f"{recipe.where('adapter.load')}: holds {loaded.method}, adapter.method is {section.method}")
+    problems = []
+    for key, field in type(section).model_fields.items():
+        said = getattr(section, key)
+        if key in NOT_SETTINGS or said == field.get_default(call_default_factory=True):
+            continue
+        found = getattr(loaded, key)
+        found = sorted(found) if isinstance(found, (set, tuple)) else found
+        if found != said and (not isinstance(said, list) or sorted(map(str, said)) != sorted(map(str, found or []))):
+            problems.append(
+                f"{recipe.where('adapter.' + key)}: {said!r}, but the adapter in adapter.load has {found!r}"
+            )
+    if problems:
+        raise InputError.collect(problems)
 
 
 def data_settings(recipe, **changes):
@@ -247,9 +280,15 @@ def prepare(recipe, world) -> Prepared:
     train, evaluation = load_data(recipe, tokenizer)
     if train is None:
         raise InputError("data.train: missing; a training run needs a file or a directory of files")
-    model = load_model(recipe)
-    attach_adapter(model, recipe)
+    if world.divides_model:
+        from pet.parallel.build import divided_model
+
+        model = divided_model(recipe, world, tokenizer)
+    else:
+        model = load_model(recipe)
+        attach_adapter(model, recipe, tokenizer)
+        model = world.prepare(model)
     prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)
     make_feeds(recipe, prepared, world)
-    prepared.questions = load_asked(recipe, prepared)
+    prepared.questions = load_asked(recipe, prepared) if world.can_generate else []
     return prepared

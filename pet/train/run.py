@@ -109,6 +109,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
     from pet.run_directory import open_for
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+    from pet.train.state import whole_weights
     from pet.train.stop import Interrupted
     from pet.train.trainer import Trainer
 
@@ -121,7 +122,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         if prepared.questions:
             answers = Answers(model, prepared.tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
         evaluation = Evaluation(losses, answers, recipe.eval)
-    counted = count(model)
+    counted = count(model, world)
     built_in = ["progress", "metrics", "plot"] if world.is_main else []
     trainer = Trainer(
         model,
@@ -133,7 +134,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         forward_step=forward_step,
         evaluation=evaluation,
         world=world,
-        save_extra=lambda stage: save_result(recipe, prepared, stage),
+        save_extra=lambda stage: save_result(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
         title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
     )
     if world.is_main:
@@ -148,19 +149,19 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         raise
     after = trainer.measure_now()
     summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
+    weights = whole_weights(trainer)
     if world.is_main:
-        save_result(recipe, prepared, directory)
+        save_result(recipe, prepared, directory, world.whole(model, weights))
         write_json(directory / "summary.json", summary)
         show(told(trainer, evaluation, summary, directory))
     world.barrier()
     return summary
 
 
-def count(model) -> tuple[int, int]:
+def count(model, world) -> tuple[int, int]:
     """Trainable and all parameters, without buffers such as dropout's key."""
     parameters = [parameter for parameter in model.get_parameters() if not getattr(parameter, "buffer", False)]
-    trainable = sum(int(parameter.size) for parameter in parameters if parameter.requires_grad)
-    return trainable, sum(int(parameter.size) for parameter in parameters)
+    return world.count([parameter for parameter in parameters if parameter.requires_grad]), world.count(parameters)
 
 
 def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]:
@@ -201,32 +202,43 @@ def plain(value) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def save_result(recipe, prepared, directory: Path) -> None:
-    """Puts what was trained into a directory: ``adapter/``, or ``model/`` where every weight is."""
+def save_result(recipe, prepared, directory: Path, model) -> None:
+    """Puts what was trained into a directory: ``adapter/``, or ``model/`` where every weight is.
+
+    Args:
+        model: the whole one; where processes divide it, its frozen base is not there.
+    """
     if recipe.adapter.method == "none":
-        save_model(prepared, directory / "model")
+        save_model(model, prepared.tokenizer, directory / "model")
         return
     from adapters.files import save_adapter
 
     with atomic_directory(directory / "adapter") as stage:
-        save_adapter(prepared.model, stage, name=recipe.adapter.name)
+        save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():
+        if model is not prepared.model:
+            from pet.export import merge_checkpoint
+            from pet.names import find_model
+
+            shutil.rmtree(directory / "merged", ignore_errors=True)
+            merge_checkpoint(find_model(recipe.model.path), directory / "adapter", directory / "merged")
+            return
         from adapters.merge import merge, unmerge
 
-        merge(prepared.model)
+        merge(model)
         try:
-            save_model(prepared, directory / "merged")
+            save_model(model, prepared.tokenizer, directory / "merged")
         finally:
-            unmerge(prepared.model)
+            unmerge(model)
 
 
-def save_model(prepared, directory: Path) -> None:
+def save_model(model, tokenizer, directory: Path) -> None:
     """The whole model with its tokenizer, as a Hugging Face checkpoint."""
     from model_zoo.saving import save_pretrained
 
     with atomic_directory(directory) as stage:
-        save_pretrained(prepared.model, stage)
-        prepared.tokenizer.save_pretrained(stage)
+        save_pretrained(model, stage)
+        tokenizer.save_pretrained(stage)
 
 
 def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds: float) -> dict[str, Any]:
@@ -243,7 +255,7 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "epochs": outcome["epochs"],
         "seconds": seconds,
         "train_seconds": outcome["train_seconds"],
-        "compile_seconds": outcome["compile_seconds"],
+        "compile_seconds": outcome["compile_seconds"] + compile_seconds_of(trainer.evaluation),
         "useful_tokens_per_second": outcome["useful_tokens_per_second"],
         "tokens_per_second": outcome["tokens_per_second"],
         "padding": outcome["padding"],
@@ -253,6 +265,12 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "best": outcome["best"],
         "stopped": outcome["stopped"],
     }
+
+
+def compile_seconds_of(evaluation) -> float:
+    """Time that an evaluation's first forwards took."""
+    losses = getattr(evaluation, "losses", None)
+    return float(getattr(getattr(losses, "measure", None), "seconds", 0.0))
 
 
 def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:

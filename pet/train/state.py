@@ -57,12 +57,17 @@ def trained(trainer) -> dict[str, Any]:
     return {p.name: p for segment in trainer.optimizer.segments for p in segment.parameters}
 
 
+def whole_weights(trainer) -> dict[str, np.ndarray]:
+    """The trained weights, whole; all processes must call it."""
+    return trainer.world.gather({name: value.asnumpy() for name, value in trained(trainer).items()})
+
+
 def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
     """The weights, the optimizer's state, and the numbers, as a checkpoint holds them.
 
     In a job of several processes all must call it; what comes back is whole in the main one.
     """
-    weights = trainer.world.gather({name: value.asnumpy() for name, value in trained(trainer).items()})
+    weights = trainer.whole_weights = whole_weights(trainer)
     optimizer = trainer.world.gather(trainer.optimizer.state_arrays())
     numbers = {
         "position": dataclasses.asdict(trainer.position),

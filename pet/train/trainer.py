@@ -83,7 +83,7 @@ class Trainer:
         self.eval_settings = eval or Eval()
         self.model, self.world, self.title = model, world or World(), title
         self.directory = Path(directory) if directory is not None else None
-        self.save_extra = save_extra
+        self.save_extra, self.whole_weights = save_extra, {}
         self.feed = as_feed(train_data, self.settings.accumulation, model)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = Schedule.from_settings(self.settings, self.total_steps)

@@ -19,6 +19,8 @@ class World:
         rank, size: this process and how many there are, over the whole job.
         data_rank, data_size: which share of every batch this process reads.
         is_main: whether this process writes files and prints.
+        divides_model: whether each process has a part of the model only.
+        can_generate: whether its part can write texts; one stage of several cannot.
     """
 
     rank: int = 0
@@ -26,6 +28,8 @@ class World:
     data_rank: int = 0
     data_size: int = 1
     is_main: bool = True
+    divides_model: bool = False
+    can_generate: bool = True
 
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         """Sums of host numbers over the data-parallel processes."""
@@ -45,6 +49,18 @@ class World:
 
     def barrier(self) -> None:
         """Waits until every process is here."""
+
+    def prepare(self, model, directory=None):
+        """Leaves in a whole model what is this process's part, and loads that from a checkpoint if one is given."""
+        return model
+
+    def whole(self, model, weights: dict[str, np.ndarray]):
+        """The model undivided, for files; ``weights`` are the trained tensors as `gather` gives them."""
+        return model
+
+    def count(self, parameters: Sequence) -> int:
+        """How many numbers these parameters of the model have, over all processes."""
+        return sum(int(parameter.size) for parameter in parameters)
 
     def step_begins(self) -> None:
         """An optimizer step begins; whoever watches for hangs may expect its end."""
