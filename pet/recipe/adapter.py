@@ -23,7 +23,7 @@ class AdapterSection(Section):
     )
     load: RecipePath | None = Field(
         None,
-        description="A saved adapter directory to go on training from. Its own settings must agree with this section.",
+        description="A saved adapter directory to go on training from. Settings that are given here must be its own.",
     )
 
 

@@ -198,3 +198,24 @@ def test_info_and_data(here, capsys):
     text = capsys.readouterr().out
     assert "12 samples from 12 rows" in text
     assert "[[" in text, "what is learnt is marked"
+
+
+def test_going_on_from_a_saved_adapter(here, capsys):
+    words = ["finetune", "job.yaml", "adapter.load=output/job/adapter", "train.steps=1", "output.dir=more", "--force"]
+    assert main([*words, "adapter.rank=4"]) == 2
+    error = capsys.readouterr().err
+    assert "adapter.rank: 4, but the adapter in adapter.load has 8" in error
+    assert main([*words, "adapter={method: ia3, load: output/job/adapter}"]) == 2
+    assert "holds lora, adapter.method is ia3" in capsys.readouterr().err
+    assert not (here / "more").exists()
+    assert main(words) == 0
+    first, second = (json.loads((here / name / "summary.json").read_text()) for name in ("output/job", "more"))
+    assert second["before"]["loss"] == pytest.approx(first["after"]["loss"], abs=1e-6)
+
+
+def test_a_prefix_from_the_keys_of_a_text(here, capsys):
+    words = ["finetune", "job.yaml", "train.steps=1", "output.dir=prefix", "--force", "eval.shown_samples=0"]
+    assert main([*words, "adapter={method: prefix, length: 4, init_text: What is it}"]) == 0
+    capsys.readouterr()
+    config = json.loads((here / "prefix" / "adapter" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["num_virtual_tokens"]) == ("PREFIX_TUNING", 4)
