@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from pet.recipe.training import Eval, Generation
+from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+from pet.train.feed import BatchList
+
+
+class Words:
+    """A tokenizer whose ids are places in a list of words; 0 is padding, 1 the end."""
+
+    words = ("<pad>", "<end>", "red", "green", "blue", "stop")
+    pad_token_id, eos_token_ids = 0, [1]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return " ".join(self.words[token] for token in ids if token > 1)
+
+
+class Echo:
+    """Repeats the last token of the prompt as often as the prompt is long, then ends."""
+
+    training = True
+    config = types.SimpleNamespace(dims=types.SimpleNamespace(context=64))
+
+    def __init__(self):
+        self.calls = []
+
+    def set_train(self, training):
+        self.training = training
+
+    def generate(self, ids, attention_mask, max_new_tokens, **settings):
+        assert not self.training
+        self.calls.append((ids.shape, settings))
+        new = np.ones((len(ids), max_new_tokens), np.int32)
+        for row, length in enumerate(attention_mask.sum(1)):
+            assert attention_mask[row, -length:].all() and not ids[row, :-length].any()
+            new[row, : min(length, max_new_tokens)] = ids[row, -1]
+        return np.concatenate([ids, new], 1)
+
+
+def question(ids, reference=""):
+    return types.SimpleNamespace(prompt_ids=ids, prompt=str(ids), reference=reference, where=str(len(ids)))
+
+
+def test_answers_come_in_order_whatever_their_batches():
+    model = Echo()
+    asked = [question([2, 3, 4]), question([4]), question([3, 3]), question([2] * 40), question([5, 2])]
+    answers = Answers(model, Words(), asked, Generation(max_new_tokens=8), batch_size=2)()
+    assert [answer.answer for answer in answers] == [
+        "blue blue blue",
+        "blue",
+        "green green",
+        " ".join(["red"] * 8),
+        "red red",
+    ]
+    assert model.training
+    # lengths are rounded up and the last batch filled up, so that two shapes serve three batches
+    assert [shape for shape, _ in model.calls] == [(2, 32), (2, 32), (2, 56)]
+
+
+def test_stop_texts_and_limit():
+    answers = Answers(Echo(), Words(), [question([2, 3])] * 3, Generation(max_new_tokens=8, stop=["een g"]))
+    assert [answer.answer for answer in answers(2)] == ["gr", "gr"]
+
+
+def test_evaluation_measures_what_was_asked_for(toy, batch):
+    rows = batch(4, seed=1)
+    losses = LossEvaluation(toy(), BatchList([rows, batch(4, seed=2)]))
+    asked = [question([2], "red"), question([3, 3], "green red")]
+    answers = Answers(Echo(), Words(), asked, Generation(max_new_tokens=4))
+    settings = Eval(metrics=["loss", "accuracy", "exact_match", "rouge_1"], shown_samples=1)
+    evaluation = Evaluation(losses, answers, settings)
+    found = evaluation()
+    assert list(found) == ["loss", "perplexity", "accuracy", "exact_match", "rouge_1"]
+    assert found["exact_match"] == 0.5 and found["rouge_1"] == pytest.approx(0.75)
+    assert [sample.answer for sample in evaluation.samples] == ["red"]
+
+
+def test_accuracy_counts_labels_ranked_first(toy, batch):
+    model, rows = toy(), batch(4, seed=1)
+    logits = model(Tensor(rows["input_ids"])).asnumpy()
+    learnt = rows["labels"][:, 1:] != -100
+    first = logits[:, :-1].argmax(-1) == rows["labels"][:, 1:]
+    found = LossEvaluation(model, BatchList([rows]))()
+    assert found["accuracy"] == pytest.approx((first & learnt).sum() / learnt.sum())
+    hits = rows["labels"].copy()
+    hits[:, 1:] = logits[:, :-1].argmax(-1)
+    assert LossEvaluation(model, BatchList([{**rows, "labels": hits}]))()["accuracy"] == 1.0
+
+
+def test_what_only_training_does_is_off_while_measuring(toy, batch):
+    class Restless(toy):
+        def head(self, hidden):
+            logits = super().head(hidden)
+            return logits * 0.0 if self.training else logits
+
+    rows = batch(2)
+    expected = LossEvaluation(toy(), BatchList([rows]))()
+    model = Restless()
+    model.set_train(True)
+    assert LossEvaluation(model, BatchList([rows]))() == expected
+    assert model.training

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import types
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from adapters.apply import apply_lora
+from model_zoo.errors import InputError
+from model_zoo.layers import Embedding
+from pet.train.noise import Noise, attach_noise, key_setter
+
+
+def noise_of(alpha, key, shape=(2, 16, 32)):
+    noise = Noise(alpha)
+    ms.ops.assign(noise.key, Tensor([key], ms.int32))
+    return noise(Tensor(np.zeros(shape, np.float32)), shape[1]).asnumpy()
+
+
+def test_noise_is_uniform_within_its_reach_and_a_function_of_the_key():
+    found = noise_of(5.0, 7, (4, 64, 64))
+    reach = 5.0 / np.sqrt(64 * 64)
+    assert np.abs(found).max() <= reach and np.abs(found).max() > 0.99 * reach
+    assert abs(found.mean()) < 0.02 * reach
+    assert found.std() == pytest.approx(reach / np.sqrt(3), rel=0.02)
+    # neighbours in the tensor and in the keys have nothing to do with each other
+    flat = found.reshape(-1) / reach
+    assert abs((flat[1:] * flat[:-1]).mean()) < 0.02
+    other = noise_of(5.0, 8, (4, 64, 64)).reshape(-1) / reach
+    assert abs((flat * other).mean()) < 0.02
+    assert np.array_equal(found, noise_of(5.0, 7, (4, 64, 64)))
+
+
+class Model(nn.Cell):
+    family = types.SimpleNamespace(embedding="inner.embed")
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Cell()
+        self.inner.embed = Embedding(9, 4)
+
+    def construct(self, ids):
+        return self.inner.embed(ids)
+
+
+def test_only_training_is_noisy_and_names_stay():
+    model = Model()
+    names = [name for name, _ in model.parameters_and_names()]
+    set_key = key_setter(model, neftune_alpha=5.0)
+    ids = Tensor(np.zeros((1, 3), np.int32))
+    assert "inner.embed.weight" in names
+    assert names == [name for name, value in model.parameters_and_names() if "neftune" not in value.name]
+    model.set_train(False)
+    set_key(1)
+    assert not model(ids).asnumpy().any()
+    model.set_train(True)
+    first = model(ids).asnumpy()
+    set_key(2)
+    second = model(ids).asnumpy()
+    set_key(1)
+    assert first.any() and not np.array_equal(first, second)
+    assert np.array_equal(first, model(ids).asnumpy())
+
+
+def test_nothing_random_needs_no_key(fixtures):
+    assert key_setter(Model()) is None
+    plain = nn.Dense(4, 4)
+    with pytest.raises(InputError, match="does not say which cell embeds"):
+        attach_noise(plain, 5.0)
+    dropping = nn.SequentialCell(nn.Dense(4, 4))
+    apply_lora(dropping, rank=2, dropout=0.5, targets="re:.*")
+    assert key_setter(dropping) is not None
