@@ -26,6 +26,7 @@ from model_zoo.layers import (
     Linear,
     Rotary,
     RotaryTable,
+    SplitHeads,
     rotary_frequencies,
 )
 
@@ -90,26 +91,19 @@ class GLMAttention(nn.Cell):
         self.query_key_value = Linear(dims.hidden, 3 * dims.hidden, True, dtype)
         self.dense = Linear(dims.hidden, dims.hidden, True, dtype)
         self.rotary = Rotary("half", dims.head_dim // 2, dims.head_dim // 2)
-        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
+        self.split = SplitHeads(3 * dims.head_dim)
+        self.parts, self.halves = ops.Split(-1, 3), ops.Split(-1, 2)
+        self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim, causal=False)
 
     def turn(self, x, tables):
         """The first half of each head by the text position, the second by the answer position."""
-        middle = self.head_dim // 2
+        first, second = self.halves(x)
         cosine, sine, block_cosine, block_sine = tables
-        return ops.concat(
-            (
-                self.rotary(x[..., :middle], cosine, sine),
-                self.rotary(x[..., middle:], block_cosine, block_sine),
-            ),
-            -1,
-        )
+        return ops.concat((self.rotary(first, cosine, sine), self.rotary(second, block_cosine, block_sine)), -1)
 
     def construct(self, x, tables, start, end, keep):
-        batch, length = start.shape
-        mixed = self.query_key_value(x).reshape(batch, length, self.heads, 3 * self.head_dim).transpose(0, 2, 1, 3)
-        query = self.turn(mixed[..., : self.head_dim], tables)  # (B, heads, S, d)
-        keys = self.turn(mixed[..., self.head_dim : 2 * self.head_dim], tables)
-        values = mixed[..., 2 * self.head_dim :]
+        query, keys, values = self.parts(self.split(self.query_key_value(x), start))  # each (B, heads, S, d)
+        query, keys = self.turn(query, tables), self.turn(keys, tables)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
 

@@ -21,9 +21,9 @@ from model_zoo.layers import (
     RMSNorm,
     Rotary,
     RotaryTable,
+    SplitHeads,
     SwiGLU,
     rotary_frequencies,
-    split_heads,
 )
 from model_zoo.rope_config import rope_settings
 
@@ -144,16 +144,16 @@ class ChatGLM2Attention(nn.Cell):
         self.query_key_value = Linear(dims.hidden, both, config.add_qkv_bias, dtype)
         self.dense = Linear(width, dims.hidden, False, dtype)
         self.rotary = Rotary("interleaved", dims.head_dim // 2, dims.head_dim)
+        self.split = SplitHeads(dims.head_dim)
         self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
 
     def construct(self, x, cosine, sine, start, end, keep):
-        batch = start.shape[0]
         mixed = self.query_key_value(x)
         head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
         first, second = self.heads * head_dim, (self.heads + self.kv_heads) * head_dim
-        query = self.rotary(split_heads(mixed[:, :first], batch, self.heads), cosine, sine)
-        keys = self.rotary(split_heads(mixed[:, first:second], batch, self.kv_heads), cosine, sine)
-        values = split_heads(mixed[:, second:], batch, self.kv_heads)
+        query = self.rotary(self.split(mixed[:, :first], start), cosine, sine)
+        keys = self.rotary(self.split(mixed[:, first:second], start), cosine, sine)
+        values = self.split(mixed[:, second:], start)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
 
@@ -166,11 +166,12 @@ class GatedFeedForward(nn.Cell):
     def __init__(self):
         super().__init__()
         self.act = SwiGLU()
+        self.parts = ops.Split(-1, 2)
 
     def gated(self, both):
         """``(N, 2·ffn)`` → ``(N, ffn)``."""
-        middle = both.shape[1] // 2
-        return self.act(both[:, :middle], both[:, middle:])
+        gate, up = self.parts(both)
+        return self.act(gate, up)
 
 
 class ChatGLM2MLP(GatedFeedForward):

@@ -9,7 +9,7 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
 from model_zoo.errors import InputError
-from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, split_heads
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, SplitHeads
 
 
 @dataclasses.dataclass
@@ -54,15 +54,12 @@ class GPT2Attention(nn.Cell):
         self.heads = dims.heads
         self.c_attn = Conv1D(dims.hidden, 3 * dims.hidden, dtype)
         self.c_proj = Conv1D(dims.hidden, dims.hidden, dtype)
+        self.parts, self.split = ops.Split(-1, 3), SplitHeads(dims.head_dim)
         self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
 
     def construct(self, x, start, end, keep):
-        batch = start.shape[0]
-        mixed = self.c_attn(x)  # (N, 3·width)
-        width = mixed.shape[1] // 3
-        query = split_heads(mixed[:, :width], batch, self.heads)
-        keys = split_heads(mixed[:, width : 2 * width], batch, self.heads)
-        values = split_heads(mixed[:, 2 * width :], batch, self.heads)
+        query, keys, values = self.parts(self.c_attn(x))  # each (N, width)
+        query, keys, values = self.split(query, start), self.split(keys, start), self.split(values, start)
         return self.c_proj(self.core(query, keys, values, start, end, keep))
 
 

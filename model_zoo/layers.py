@@ -4,7 +4,8 @@ Activations travel flattened as ``(N, H)`` with ``N = B·S``: one matrix product
 a bias over a third axis. Attention works on ``(B, heads, S, head_dim)``.
 
 Which key a query may look at is an interval per query row, never an ``(S, S)`` mask: row i sees key j when
-``start[b, i] <= j < end[b, i]`` and, where ``keep`` is given, ``keep[b, j]`` is not zero. Causal, packed, padded and
+``start[b, i] <= j < end[b, i]`` and, where ``keep`` is given, ``keep[b, j]`` is not zero. A key with ``keep`` below zero
+is seen from ``j < end`` on whatever ``start`` is: so every packed document sees a prompt. Causal, packed, padded and
 prefix masks are all of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
@@ -19,6 +20,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Constant, initializer
+
+from model_zoo import fused
 
 MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
@@ -99,8 +102,11 @@ class RMSNorm(nn.Cell):
         self.weight = parameter((width,), dtype, 1.0)
         self.eps = eps
         self.fast = False
+        self.kernel = fused.rms_norm(eps)
 
     def construct(self, x):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x, self.weight)
         wide = x.astype(ms.float32)
         scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
         return (wide * scale).astype(x.dtype) * self.weight
@@ -115,8 +121,11 @@ class LayerNorm(nn.Cell):
         self.bias = parameter((width,), dtype)
         self.eps = eps
         self.fast = False
+        self.kernel = fused.layer_norm(eps)
 
     def construct(self, x):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x, self.weight, self.bias)
         wide = x.astype(ms.float32)
         centred = wide - wide.mean(-1, keep_dims=True)
         scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
@@ -137,8 +146,11 @@ class GeluTanh(nn.Cell):
     def __init__(self):
         super().__init__()
         self.fast = False
+        self.kernel = fused.gelu_tanh()
 
     def construct(self, x):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x)
         return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
@@ -148,8 +160,11 @@ class SwiGLU(nn.Cell):
     def __init__(self):
         super().__init__()
         self.fast = False
+        self.kernel = fused.swiglu()
 
     def construct(self, gate, up):
+        if self.fast and gate.dtype == ms.float32:
+            return self.kernel(gate, up)
         return gate * ops.sigmoid(gate) * up
 
 
@@ -215,6 +230,7 @@ class Rotary(nn.Cell):
         self.half = form == "half"
         self.width, self.partial = width, width < head_dim
         self.fast = False
+        self.kernel = fused.rotary(self.half, width, head_dim)
 
     def turned(self, x):
         """Each pair (a, b) as (−b, a)."""
@@ -225,6 +241,8 @@ class Rotary(nn.Cell):
         return ops.stack((-pairs[..., 1], pairs[..., 0]), -1).reshape(x.shape)
 
     def construct(self, x, cosine, sine):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x, cosine, sine)
         rotated = x[..., : self.width] if self.partial else x  # (B, heads, S, width)
         wide = rotated.astype(ms.float32)
         wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
@@ -234,10 +252,12 @@ class Rotary(nn.Cell):
 def visible(start, end, keep, keys: int):
     """The interval rows as a boolean mask ``(B, S, keys)``."""
     index = ops.arange(keys).astype(ms.int32).reshape(1, 1, keys)
-    allowed = ops.logical_and(index >= start.expand_dims(-1), index < end.expand_dims(-1))
+    begun, allowed = index >= start.expand_dims(-1), index < end.expand_dims(-1)
     if keep is not None:
-        allowed = ops.logical_and(allowed, keep.expand_dims(1) != 0)
-    return allowed
+        keep = keep.expand_dims(1)
+        begun = ops.logical_or(begun, keep < 0)
+        allowed = ops.logical_and(allowed, keep != 0)
+    return ops.logical_and(begun, allowed)
 
 
 class AttentionCore(nn.Cell):
@@ -251,14 +271,17 @@ class AttentionCore(nn.Cell):
         heads: query heads.
         kv_heads: key and value heads; divides ``heads``.
         head_dim: width of a head.
+        causal: whether no token ever sees one behind it, so that the fast path need not look there.
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int):
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, causal: bool = True):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.scale = head_dim**-0.5
         self.cache = None
+        self.causal = causal
         self.fast = False
+        self.kernel, self.join = fused.attention(causal), fused.join_heads()
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
@@ -283,6 +306,14 @@ class AttentionCore(nn.Cell):
     def attend(self, query, keys, values, start, end, keep, extra, extra_visible):
         batch, _, length, _ = query.shape
         total = keys.shape[2]
+        if self.fast and self.cache is None and query.dtype == ms.float32:
+            columns = ops.ones((batch, total - extra), ms.int32) if keep is None else keep.astype(ms.int32)
+            if extra > 0:
+                before = ops.ones((batch, extra), ms.int32)
+                if extra_visible is not None:
+                    before = (extra_visible != 0).astype(ms.int32)
+                columns = ops.concat((before, columns), -1)
+            return self.join(self.kernel(query, keys, values, start, end, columns), start)
         groups = self.heads // self.kv_heads
         if groups > 1:
             keys, values = self.spread(keys, groups), self.spread(values, groups)
@@ -310,6 +341,25 @@ def split_heads(x, batch: int, heads: int):
     return x.reshape(batch, x.shape[0] // batch, heads, x.shape[1] // heads).transpose(0, 2, 1, 3)
 
 
+class SplitHeads(nn.Cell):
+    """``(B·S, heads·d)`` → ``(B, heads, S, d)``; the batch is that of ``start`` ``(B, S)``.
+
+    Args:
+        head_dim: d; how many heads there are follows from the width.
+    """
+
+    def __init__(self, head_dim: int):
+        super().__init__()
+        self.head_dim = head_dim
+        self.fast = False
+        self.kernel = fused.split_heads(head_dim)
+
+    def construct(self, x, start):
+        if self.fast:
+            return self.kernel(x, start)
+        return split_heads(x, start.shape[0], x.shape[1] // self.head_dim)
+
+
 class GroupedAttention(nn.Cell):
     """Self-attention with separate query, key, value and output projections and grouped queries.
 
@@ -331,11 +381,11 @@ class GroupedAttention(nn.Cell):
         self.v_proj = Linear(hidden, kv_heads * head_dim, bias, dtype)
         self.o_proj = Linear(heads * head_dim, hidden, output_bias, dtype)
         self.rotary = rotary
+        self.split = SplitHeads(head_dim)
         self.core = AttentionCore(heads, kv_heads, head_dim)
 
     def construct(self, x, cosine, sine, start, end, keep):
-        batch = start.shape[0]
-        query = self.rotary(split_heads(self.q_proj(x), batch, self.heads), cosine, sine)
-        keys = self.rotary(split_heads(self.k_proj(x), batch, self.kv_heads), cosine, sine)
-        values = split_heads(self.v_proj(x), batch, self.kv_heads)
+        query = self.rotary(self.split(self.q_proj(x), start), cosine, sine)
+        keys = self.rotary(self.split(self.k_proj(x), start), cosine, sine)
+        values = self.split(self.v_proj(x), start)
         return self.o_proj(self.core(query, keys, values, start, end, keep))

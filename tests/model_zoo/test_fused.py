@@ -1,0 +1,253 @@
+"""The fast kernels against the plain cells and against finite differences; fast models against their references."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from model_zoo import fused, layers
+from model_zoo.auto import AutoModel
+
+IGNORED = -100
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+class Weighted(nn.Cell):
+    """A scalar whose gradient reaches every output differently."""
+
+    def __init__(self, function, direction):
+        super().__init__()
+        self.function, self.direction = function, direction
+
+    def construct(self, *inputs):
+        return (self.function(*inputs) * self.direction).sum()
+
+
+def value_and_gradients(function, inputs, rows=None):
+    """Output and gradients by all inputs, compiled. ``rows`` weighs rows of the output, 0 where nobody looks."""
+    output = ms.jit(function)(*inputs)
+    direction = numbers(*output.shape, seed=7) * (1.0 if rows is None else rows)
+    cell = Weighted(function, Tensor(direction.astype(np.float32)))
+    gradients = ms.jit(ops.grad(cell, tuple(range(len(inputs)))))(*inputs)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    return output.asnumpy(), [gradient.asnumpy() for gradient in gradients], direction
+
+
+def check(fast, plain, arrays, rows=None, tolerance=3e-6):
+    """Same output, same gradients, and gradients that finite differences of the plain path agree with."""
+    inputs = [Tensor(array) for array in arrays]
+    mine, my_gradients, direction = value_and_gradients(fast, inputs, rows)
+    theirs, their_gradients, _ = value_and_gradients(plain, inputs, rows)
+    seen = np.ones_like(mine, bool) if rows is None else np.broadcast_to(rows != 0, mine.shape)
+    np.testing.assert_allclose(mine[seen], theirs[seen], atol=tolerance, rtol=tolerance)
+    for index, (gradient, expected) in enumerate(zip(my_gradients, their_gradients, strict=True)):
+        assert np.abs(expected).max() > 1e-3, "a gradient that is zero would prove nothing"
+        np.testing.assert_allclose(gradient, expected, atol=tolerance * max(1, np.abs(expected).max()))
+        step = numbers(*arrays[index].shape, seed=11) * 1e-2
+        ends = []
+        for sign in (1, -1):
+            moved = [array + sign * step if i == index else array for i, array in enumerate(arrays)]
+            out = plain(*[Tensor(array) for array in moved]).asnumpy().astype(np.float64)
+            ends.append((out * direction).sum())
+        slope = float((gradient.astype(np.float64) * step).sum())
+        assert (ends[0] - ends[1]) / 2 == pytest.approx(slope, rel=2e-3, abs=2e-3)
+
+
+class Plain(nn.Cell):
+    """A plain cell as a function of its inputs and weights."""
+
+    def __init__(self, kind, eps):
+        super().__init__()
+        self.kind, self.eps = kind, eps
+
+    def construct(self, x, weight, bias=None):
+        if self.kind == "rms":
+            return x * ops.rsqrt((x * x).mean(-1, keep_dims=True) + self.eps) * weight
+        centred = x - x.mean(-1, keep_dims=True)
+        return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps) * weight + bias
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (1, 5), (7, 33)])
+def test_norms(shape):
+    x, weight, bias = numbers(*shape), numbers(shape[1]), numbers(shape[1], seed=3)
+    check(fused.rms_norm(1e-6), Plain("rms", 1e-6), (x, weight))
+    check(fused.layer_norm(1e-5), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
+
+
+def test_plain_norms_are_the_cells_own():
+    x = Tensor(numbers(6, 16))
+    rms, layer = layers.RMSNorm(16, 1e-6), layers.LayerNorm(16, 1e-5)
+    rms.weight.set_data(Tensor(numbers(16)))
+    layer.bias.set_data(Tensor(numbers(16)))
+    for cell, extra in ((rms, ()), (layer, (layer.bias,))):
+        plain = cell(x).asnumpy()
+        cell.fast = True
+        np.testing.assert_allclose(ms.jit(cell)(x).asnumpy(), plain, atol=1e-6)
+        assert len(extra) == len(cell.trainable_params()) - 1
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
+def test_activations(shape):
+    swiglu, gelu = layers.SwiGLU(), layers.GeluTanh()
+    check(fused.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
+    check(fused.gelu_tanh(), gelu, (numbers(*shape) * 2,))
+
+
+@pytest.mark.parametrize("batch, length, heads, width", [(2, 6, 4, 2), (1, 5, 3, 4), (3, 1, 1, 8)])
+def test_heads(batch, length, heads, width):
+    start = Tensor(np.zeros((batch, length), np.int32))
+    split, join = fused.split_heads(width), fused.join_heads()
+
+    def fast_split(x):
+        return split(x, start)
+
+    def plain_split(x):
+        return layers.split_heads(x, batch, heads)
+
+    def fast_join(x):
+        return join(x, start)
+
+    def plain_join(x):
+        return x.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
+
+    check(fast_split, plain_split, (numbers(batch * length, heads * width),), tolerance=0)
+    check(fast_join, plain_join, (numbers(batch, heads, length, width),), tolerance=0)
+
+
+@pytest.mark.parametrize("form, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rotary(form, width, head_dim, rows):
+    kernel, cell = fused.rotary(form == "half", width, head_dim), layers.Rotary(form, width, head_dim)
+    positions = np.random.default_rng(0).integers(0, 99, (rows, 5)).astype(np.int32)
+    cosine, sine = layers.RotaryTable(layers.rotary_frequencies(width), form)(Tensor(positions))
+
+    def fast(x):
+        return kernel(x, cosine, sine)
+
+    def plain(x):
+        return cell(x, cosine, sine)
+
+    check(fast, plain, (numbers(2, 3, 5, head_dim),), tolerance=1e-6)
+
+
+def causal(batch, length):
+    rows = np.arange(length, dtype=np.int32)[None].repeat(batch, 0)
+    return np.zeros_like(rows), rows + 1
+
+
+def packed(batch, length):
+    """Documents of three tokens."""
+    start, end = causal(batch, length)
+    return (end - 1) // 3 * 3, end
+
+
+def prefix_mask(batch, length):
+    """GLM's: the first four see each other whole."""
+    start, end = causal(batch, length)
+    return start, np.maximum(end, 4).astype(np.int32)
+
+
+ATTENTION = [
+    # batch, heads, kv_heads, length, extra, layout, padding
+    (2, 4, 4, 7, 0, causal, 0),
+    (2, 4, 2, 7, 0, packed, 0),
+    (1, 6, 1, 9, 0, causal, 0),
+    (2, 4, 2, 8, 0, prefix_mask, 0),
+    (2, 4, 2, 7, 3, packed, 0),
+    (2, 2, 2, 7, 0, causal, 2),
+    (2, 4, 1, 9, 2, prefix_mask, 3),
+    (1, 2, 2, 1, 0, causal, 0),
+]
+
+
+@pytest.mark.parametrize("block", [256, 4])
+@pytest.mark.parametrize("batch, heads, kv_heads, length, extra, layout, padding", ATTENTION)
+def test_attention(monkeypatch, block, batch, heads, kv_heads, length, extra, layout, padding):
+    monkeypatch.setattr(fused, "BLOCK", block)
+    start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
+    keep = np.ones((batch, length), np.int32)
+    keep[0, :padding] = 0
+    columns = Tensor(np.concatenate([np.ones((batch, extra), np.int32), keep], 1))
+    keep_rows, keep = keep.astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
+    kernel = fused.AttentionKernel(layout is not prefix_mask)
+    core = layers.AttentionCore(heads, kv_heads, 8)
+
+    def fast(query, keys, values):
+        return kernel(query, keys, values, start, end, columns)
+
+    def plain(query, keys, values):
+        return layers.split_heads(core.attend(query, keys, values, start, end, keep, extra, None), batch, heads)
+
+    arrays = [numbers(batch, heads, length, 8)]
+    arrays += [numbers(batch, kv_heads, length + extra, 8, seed=seed) for seed in (1, 2)]
+    if length == 1:  # one key: no score matters
+        mine = ms.jit(fast)(*map(Tensor, arrays)).asnumpy()
+        np.testing.assert_allclose(mine, arrays[2], atol=1e-6)
+        return
+    check(fast, plain, arrays, rows=keep_rows)
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_cross_entropy(monkeypatch, pieces):
+    rows, width, vocabulary = 11, 8, 13
+    monkeypatch.setattr(fused, "CHUNK_BYTES", (rows // pieces) * 4 * vocabulary)
+    weight = Tensor(numbers(vocabulary, width))
+    labels = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
+    labels[[2, 3, 10]] = IGNORED
+    targets = Tensor(labels)
+    kernel = fused.LinearCrossEntropyKernel(IGNORED)
+
+    def fast(hidden):
+        return kernel(hidden, weight, targets)[0].reshape(1)
+
+    def plain(hidden):
+        log_p = ops.LogSoftmax(-1)(ops.MatMul(transpose_b=True)(hidden, weight))
+        losses = ops.GatherD()(log_p, 1, ops.maximum(targets, 0).reshape(-1, 1)).reshape(-1)
+        return -(losses * (targets != IGNORED).astype(ms.float32)).sum().reshape(1)
+
+    check(fast, plain, (numbers(rows, width),), tolerance=1e-5)
+
+
+MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "chatglm1"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fast_models_meet_their_references(fixtures, name):
+    """Logits of the reference implementation to 1e-4, and the plain path's gradient of every parameter."""
+    model = AutoModel.from_pretrained(fixtures / name)
+    reference = np.load(fixtures / name / "ref.npz")
+    ids = Tensor(reference["input_ids"].astype(np.int32))
+    position_ids, start, end, _ = model.layout(ids)
+    direction = Tensor(numbers(*reference["logits"].shape))
+    weights = ms.ParameterTuple(model.trainable_params())
+
+    def logits(ids, position_ids, start, end):
+        return model.head(model.hidden_states(ids, position_ids, start, end, None)).reshape(direction.shape)
+
+    def scalar(ids, position_ids, start, end):
+        return (logits(ids, position_ids, start, end) * direction).sum()
+
+    class Run(nn.Cell):
+        """A new object, which is compiled anew."""
+
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def construct(self, *inputs):
+            return self.function(*inputs)
+
+    inputs = (ids, position_ids, start, end)
+    plain = ms.grad(scalar, None, weights)(*inputs)
+    model.set_fast(True)
+    np.testing.assert_allclose(ms.jit(Run(logits))(*inputs).asnumpy(), reference["logits"], atol=1e-4)
+    fast = ms.jit(Run(ms.grad(scalar, None, weights)))(*inputs)
+    for weight, mine, expected in zip(weights, fast, plain, strict=True):
+        expected = expected.asnumpy()
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(mine.asnumpy(), expected, atol=1e-4 * scale, err_msg=weight.name)
