@@ -90,11 +90,7 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         kept, told = source.get("values", {}), described(model, adapter)
         values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
         with registry(model).disabled():
-            metadata = (
-                {"format": "pt", FINGERPRINT: known_fingerprint(model)}
-                if knows(model)
-                else {"format": "pt"}
-            )
+            metadata = {"format": "pt", FINGERPRINT: known_fingerprint(model)} if knows(model) else {"format": "pt"}
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
@@ -180,17 +176,11 @@ def load_adapter(
     values = read_adapter_config(directory)
     config = config_from_peft(values, directory / CONFIG)
     skipped: list[str] = []
-    with SafetensorsFile(directory / WEIGHTS) as file:
-        check_base(model, state, file.metadata, directory, strict, skipped)
-        plain = unprefixed(file, directory, config, strict, skipped)
-        config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
-        stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
-        arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)
-        metadata = dict(file.metadata)
     try:
+        arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
         adapter = state.add(config, name)
     except InputError as error:
-        raise InputError(f"{directory}: {error}") from None
+        raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
     try:
         problems = fill(adapter, arrays)
         if problems and strict:
@@ -207,6 +197,21 @@ def load_adapter(
     if activate:
         state.set(name)
     return skipped + problems
+
+
+def read_arrays(model, state, directory: Path, config, strict: bool, skipped: list[str]):
+    """The tensors of an adapter directory, once its header has been found to agree with the configuration.
+
+    Returns:
+        The arrays by the modules' names in float32, the same as they are stored, and the file's metadata.
+    """
+    with SafetensorsFile(directory / WEIGHTS) as file:
+        check_base(model, state, file.metadata, directory, strict, skipped)
+        plain = unprefixed(file, directory, config, strict, skipped)
+        config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
+        stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
+        arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)
+        return arrays, stored_arrays, dict(file.metadata)
 
 
 def check_base(model, state, metadata, directory, strict, skipped) -> None:

@@ -1,0 +1,248 @@
+"""One adapter out of several: weighted sums of their ΔW, exactly or within a rank.
+
+``cat`` stacks the factors, ``[w₁s₁B₁ … wₙsₙBₙ]·[A₁; …; Aₙ]``, and is the sum Σ wᵢΔWᵢ itself, at the sum of the ranks.
+The others work on the ΔW themselves, never on A and B apart (the sum of products is no product of sums), and cut the
+result to a rank by its largest singular values. How much that leaves out is measured and printed.
+
+    svd               Σ wᵢ·ΔWᵢ
+    magnitude_prune   Σ wᵢ·largest(ΔWᵢ)                           keeps the largest share `density` of the entries
+    ties              trim as above, choose each entry's sign, average the entries of that sign (Yadav et al. 2023)
+    dare_linear       Σ wᵢ·random(ΔWᵢ)/density                    keeps a random share (Yu et al. 2024)
+    dare_ties         a random share, then ties' signs and averages
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from adapters.factors import generator_for
+from adapters.lora import LoRAConfig
+from adapters.method import positive_int
+from adapters.registry import Adapter, registry
+from adapters.sites import weight_array
+from model_zoo.errors import InputError, nearest
+
+METHODS = ("cat", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
+
+
+@dataclasses.dataclass(frozen=True)
+class CombineReport:
+    """What a combination did; prints as one line.
+
+    Attributes:
+        name: the new adapter.
+        method: how it was made.
+        rank: the largest rank among its cells.
+        error: ‖cut − whole‖ / ‖whole‖ over all cells (Frobenius norms): what the rank left out.
+        worst: the cell with the largest error of its own, and that error.
+    """
+
+    name: str
+    method: str
+    rank: int
+    error: float
+    worst: tuple[str, float]
+
+    def __str__(self) -> str:
+        line = f"combined into {self.name!r} by {self.method}, rank {self.rank}"
+        if self.method == "cat":
+            return f"{line}: exact"
+        return f"{line}: truncation error {self.error:.2e}, at most {self.worst[1]:.2e} ({self.worst[0]})"
+
+
+def combine_adapters(
+    model: nn.Cell,
+    names: Sequence[str],
+    weights: Sequence[float] | None = None,
+    new_name: str = "combined",
+    method: str = "cat",
+    rank: int | None = None,
+    density: float = 0.5,
+    majority: str = "total",
+    seed: int = 0,
+) -> CombineReport:
+    """Makes a LoRA adapter of several; they stay as they are, and the new one is not active yet.
+
+    Args:
+        model: with the adapters, all LoRA or DoRA without weights of their own (modules_to_save, biases, tokens).
+        names: which.
+        weights: factor of each ΔW; default 1 each.
+        new_name: of the new adapter.
+        method: see the module's table.
+        rank: for all methods but ``cat``: the new rank; default the largest among the adapters.
+        density: share of the entries that pruning keeps, above 0 and at most 1.
+        majority: how ties chooses a sign: ``total`` (of the weighted sum) or ``frequency`` (of most adapters).
+        seed: of dare's choice.
+
+    Returns:
+        The report, which is printed too.
+
+    Raises:
+        InputError: unknown names or method, other methods than LoRA, numbers out of range. The model is unchanged then.
+    """
+    state = registry(model)
+    names = [names] if isinstance(names, str) else list(names)
+    weights = [1.0] * len(names) if weights is None else list(weights)
+    check(names, weights, method, density, majority)
+    adapters = [state.get(name) for name in names]
+    state.check_new(new_name)
+    state.refuse_while_merged("combine adapters")
+    if rank is not None:
+        positive_int("combine_adapters", "rank", rank)
+        if method == "cat":
+            raise InputError("combine_adapters: cat keeps every rank; leave rank out, or choose svd")
+    for adapter in adapters:
+        refuse_uncombinable(adapter, method)
+    paths = list(dict.fromkeys(path for adapter in adapters for path in adapter.modules))
+    pairs, errors = {}, {}
+    with state.disabled():
+        for path in paths:
+            parts = [
+                (weight, adapter.modules[path])
+                for weight, adapter in zip(weights, adapters, strict=True)
+                if path in adapter.modules
+            ]
+            if method == "cat":
+                pairs[path] = stacked(parts)
+                continue
+            site = next(adapter.sites[path] for adapter in adapters if path in adapter.sites)
+            base = weight_array(site)
+            deltas = [as_matrix(module.delta(base), site) for _, module in parts]
+            generator = generator_for(seed, path)
+            whole = mixed(deltas, [weight for weight, _ in parts], method, density, majority, generator)
+            largest = rank or max(module.factors()[1].shape[0] for _, module in parts)
+            pairs[path], errors[path] = truncated(whole, largest)
+    config = new_config(pairs)
+    added = state.add(config, new_name)
+    for path, (b, a) in pairs.items():
+        write_factors(added.modules[path], b, a)
+    report = summary(new_name, method, pairs, errors)
+    print(report)
+    return report
+
+
+def check(names, weights, method, density, majority) -> None:
+    """Raises InputError for arguments that make no sense."""
+    if method not in METHODS:
+        raise InputError(f"combine_adapters: method {method!r} is not known{nearest(method, METHODS)}")
+    if not names:
+        raise InputError("combine_adapters: no adapter is named")
+    if len(set(names)) < len(names):
+        raise InputError(f"combine_adapters: {', '.join(map(str, names))} names an adapter twice")
+    if len(weights) != len(names):
+        raise InputError(f"combine_adapters: {len(names)} adapters, but {len(weights)} weights")
+    for value in weights:
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not math.isfinite(value):
+            raise InputError(f"combine_adapters: weight {value!r}; a finite number was expected")
+    if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
+        raise InputError(f"combine_adapters: density is {density!r}; a number above 0 and at most 1 was expected")
+    if majority not in ("total", "frequency"):
+        raise InputError(f"combine_adapters: majority is {majority!r}; supported: total, frequency")
+
+
+def refuse_uncombinable(adapter: Adapter, method: str) -> None:
+    """Raises InputError for an adapter that is more than a ΔW of low rank on some cells."""
+    if not isinstance(adapter.config, LoRAConfig):
+        raise InputError(f"adapter {adapter.name!r} is of method {adapter.config.method}; only LoRA can be combined")
+    if adapter.replaced or adapter.companions:
+        whole = [item.saved_name for item in adapter.replaced] + list(adapter.companions)
+        raise InputError(f"adapter {adapter.name!r} trains {whole[0]} beside LoRA and cannot be combined")
+    if adapter.config.use_dora and method == "cat":
+        raise InputError(f"adapter {adapter.name!r} is DoRA, whose ΔW has no low rank to stack; choose svd")
+
+
+# The arithmetic, in float64 -------------------------------------------------------------------------------------------
+
+
+def stacked(parts) -> tuple[np.ndarray, np.ndarray]:
+    """B and A whose product is the weighted sum of the parts' products."""
+    factors = [(weight, *module.factors()) for weight, module in parts]
+    return np.concatenate([weight * b for weight, b, _ in factors], 1), np.concatenate([a for *_, a in factors], 0)
+
+
+def as_matrix(delta: np.ndarray, site) -> np.ndarray:
+    """A ΔW in the weight's own shape as the matrix that B·A is: ``(out, in)``, or ``(width, V)`` of an embedding."""
+    if site.kind == "conv":
+        return delta.reshape(delta.shape[0], -1)
+    return delta.T if site.transposed or site.kind == "embedding" else delta
+
+
+def keep_largest(delta: np.ndarray, density: float) -> np.ndarray:
+    """The share of entries that is largest in magnitude, the rest zero."""
+    count = max(1, int(density * delta.size))
+    kept = np.zeros(delta.size)
+    chosen = np.argsort(-np.abs(delta).ravel(), kind="stable")[:count]
+    kept[chosen] = delta.ravel()[chosen]
+    return kept.reshape(delta.shape)
+
+
+def keep_random(delta: np.ndarray, density: float, generator: np.random.Generator) -> np.ndarray:
+    """A random share of the entries, scaled up so that the expectation stays."""
+    return np.where(generator.random(delta.shape) < density, delta / density, 0.0)
+
+
+def agreeing(deltas: list[np.ndarray], majority: str) -> np.ndarray:
+    """Ties' second half: each entry's elected sign, and the sum of the entries that have it over their number."""
+    stack = np.stack(deltas)
+    elected = np.sign(np.sign(stack).sum(0) if majority == "frequency" else stack.sum(0))
+    elected = np.where(elected == 0, 1.0, elected)
+    agree = (np.sign(stack) == elected) & (stack != 0)
+    return np.where(agree, stack, 0.0).sum(0) / np.maximum(agree.sum(0), 1)
+
+
+def mixed(deltas, weights, method, density, majority, generator) -> np.ndarray:
+    """The combined ΔW before it is cut to a rank."""
+    if method in ("ties", "magnitude_prune"):
+        deltas = [keep_largest(delta, density) for delta in deltas]
+    elif method.startswith("dare"):
+        deltas = [keep_random(delta, density, generator) for delta in deltas]
+    weighted = [weight * delta for weight, delta in zip(weights, deltas, strict=True)]
+    return agreeing(weighted, majority) if method.endswith("ties") else np.sum(weighted, 0)
+
+
+def truncated(whole: np.ndarray, rank: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[float, float]]:
+    """The best approximation of a rank as (B, A), and (‖what is left out‖², ‖whole‖²)."""
+    left, values, right = np.linalg.svd(whole, full_matrices=False)
+    rank = min(rank, len(values))
+    root = np.sqrt(values[:rank])
+    pair = left[:, :rank] * root, root[:, None] * right[:rank]
+    return pair, (float((values[rank:] ** 2).sum()), float((values**2).sum()))
+
+
+def summary(name, method, pairs, errors) -> CombineReport:
+    """The report of a combination with these squared errors per cell."""
+    relative = {path: math.sqrt(lost / whole) if whole else 0.0 for path, (lost, whole) in errors.items()}
+    worst = max(relative.items(), key=lambda item: item[1], default=("", 0.0))
+    lost, whole = (sum(pair[place] for pair in errors.values()) for place in (0, 1))
+    error = math.sqrt(lost / whole) if whole else 0.0
+    return CombineReport(name, method, max(a.shape[0] for _, a in pairs.values()), error, worst)
+
+
+# The new adapter ------------------------------------------------------------------------------------------------------
+
+
+def new_config(pairs) -> LoRAConfig:
+    """A LoRA of these ranks with scale 1 everywhere, its cells named in full."""
+    ranks = {path: a.shape[0] for path, (_, a) in pairs.items()}
+    usual = max(set(ranks.values()), key=list(ranks.values()).count)
+    others = {re.escape(path): rank for path, rank in ranks.items() if rank != usual}
+    return LoRAConfig(
+        rank=usual,
+        alpha=usual,
+        targets=list(pairs),
+        rank_pattern=others or None,
+        alpha_pattern=dict(others) or None,
+    )
+
+
+def write_factors(module, b: np.ndarray, a: np.ndarray) -> None:
+    """Gives a LoRA module on any kind of cell these factors."""
+    for parameter, values in zip(reversed(module.tensors().values()), (b, a), strict=True):
+        ops.assign(parameter, Tensor(np.ascontiguousarray(values.reshape(parameter.shape)), ms.float32))

@@ -1,0 +1,86 @@
+"""Another adapter's numbers in the place of one that is on the model: no new parameter, no new graph.
+
+What compiled graphs hold fast must agree: the cells, the ranks, the scales and the variant of LoRA. What they read from
+parameters is exchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from mindspore import nn
+
+from adapters.files import CONFIG, config_from_peft, fill, read_adapter_config, read_arrays
+from adapters.lora import LoRAConfig
+from adapters.matching import chosen_sites
+from adapters.registry import Adapter, registry
+from model_zoo.errors import InputError
+
+FIXED = ("use_dora", "init", "bias", "trainable_tokens")
+"""Settings that shape the graph, beside cells, ranks and scales."""
+
+
+def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -> None:
+    """Gives adapter `name` the tensors of an adapter directory.
+
+    Compiled graphs stay valid and see the new values. The dropout rate and everything else that is not in the tensors
+    stays as it is on the model.
+
+    Args:
+        model: with a LoRA adapter of this name, not merged.
+        directory: a PEFT directory with the same cells, ranks and scales, for the same base.
+        name: of the adapter on the model.
+
+    Raises:
+        InputError: lists everything that differs. Nothing has been assigned then.
+    """
+    state = registry(model)
+    adapter = state.get(name)
+    if name in state.merged_names:
+        raise InputError(f"adapter {name!r} is merged into the weights; unmerge before exchanging it")
+    if not isinstance(adapter.config, LoRAConfig):
+        raise InputError(f"adapter {name!r} is of method {adapter.config.method}; only LoRA can be exchanged")
+    directory = Path(directory)
+    values = read_adapter_config(directory)
+    config = config_from_peft(values, directory / CONFIG)
+    if not isinstance(config, LoRAConfig):
+        raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
+    arrays, stored, metadata = read_arrays(model, state, directory, config, strict=True, skipped=[])
+    problems = differences(model, adapter, config)
+    parameters = adapter.tensors()
+    problems += [f"{key} is missing" for key in parameters if key not in arrays]
+    problems += [f"{key} is not part of adapter {name!r}" for key in arrays if key not in parameters]
+    problems += [
+        f"{key} has shape {arrays[key].shape}, adapter {name!r} has {tuple(parameter.shape)}"
+        for key, parameter in parameters.items()
+        if key in arrays and arrays[key].shape != tuple(parameter.shape)
+    ]
+    if problems:
+        raise InputError.collect([f"{directory}: {problem}" for problem in problems])
+    fill(adapter, arrays)
+    adapter.source = {
+        "values": values,
+        "config": copy.deepcopy(adapter.config),
+        "tensors": stored,
+        "metadata": metadata,
+    }
+
+
+def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[str]:
+    """What in a configuration would need another graph than an adapter's."""
+    mine, problems = adapter.config, []
+    for key in FIXED:
+        if getattr(mine, key) != getattr(config, key):
+            problems.append(f"{key} is {getattr(config, key)!r}, adapter {adapter.name!r} has {getattr(mine, key)!r}")
+    here = {path for path in adapter.modules if path not in adapter.companions}
+    there = {site.path for site in chosen_sites(model, config)}
+    if here != there:
+        odd = sorted(here ^ there)
+        problems.append(f"other cells than adapter {adapter.name!r}: {', '.join(odd[:3])} in only one of the two")
+    for path in sorted(here & there):
+        if mine.rank_at(path) != config.rank_at(path):
+            problems.append(f"{path} has rank {config.rank_at(path)}, the adapter there {mine.rank_at(path)}")
+        elif mine.scale_at(path) != config.scale_at(path):
+            problems.append(f"{path} has scale {config.scale_at(path):g}, the adapter there {mine.scale_at(path):g}")
+    return problems[:10]
