@@ -14,7 +14,7 @@ EXAMPLES = [
     ("pet evaluate glm_lora --adapter output/glm_lora/adapter", "an adapter by a recipe"),
     ("pet evaluate glm_lora --model merged", "a checkpoint by a recipe"),
     ("pet evaluate glm_lora --base", "the recipe's base, without any adapter"),
-    ("pet evaluate output/glm_lora data.test=other.jsonl --output numbers.json", "on other data, as JSON"),
+    ("pet evaluate output/glm_lora data.test=my_test.jsonl --output numbers.json", "on other data, as JSON"),
 ]
 
 

@@ -14,9 +14,8 @@ from pet.cli.parser import Parser
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
-    ("pet export output/glm_lora --output my_adapter --best", "the adapter of the best evaluation"),
+    ("pet export output/glm_lora --output best_adapter --best", "the adapter of the best evaluation"),
     ("pet export output/glm_lora --output my_model --merged --dtype bfloat16", "a plain checkpoint with it merged in"),
-    ("pet export output/glm_lora --output early --step 40", "that of a checkpoint which is still there"),
 ]
 
 

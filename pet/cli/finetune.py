@@ -9,9 +9,9 @@ from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
     ("pet finetune recipes/glm_lora.yaml", "tune the bundled tiny GLM; the results go to output/glm_lora"),
-    ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=other", "with settings changed"),
+    ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=output/other", "with settings changed"),
     ("pet finetune glm_lora --resume", "go on from the last whole checkpoint, bit for bit"),
-    ("pet finetune glm_lora parallel.data=2", "the same batches, on two processes"),
+    ("pet finetune glm_lora parallel.data=2 output.dir=output/two", "the same batches, on two processes"),
 ]
 DESCRIPTION = (
     "Tune a model by a recipe: measure it, train its adapter, measure it again.\n"

@@ -109,7 +109,9 @@ def answer(arguments: Sequence[str] | None) -> int:
             return FAILED
         return error.code or 0
     except Exception as error:
-        if debug or "pet.parallel.context" in sys.modules:  # nobody sees the terminal of one worker among many
+        from pet.parallel.environment import read_job
+
+        if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED
         print(f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", file=sys.stderr)

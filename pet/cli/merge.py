@@ -11,9 +11,15 @@ from pet.names import find_model
 
 EXAMPLES = [
     ("pet merge output/glm_lora/adapter --base glm_tiny --output merged", "the tuned model as a checkpoint of its own"),
-    ("pet merge adapter --base llama --output merged --safe", "write nothing if a weight would become NaN or infinite"),
-    ("pet merge adapter --base llama --output merged --dtype bfloat16", "stored in another type, rounded once"),
-    ("pet merge one two --weights 0.7,0.3 --base llama --output merged", "several adapters, each with a factor"),
+    ("pet merge output/glm_lora/adapter --base glm_tiny --output safe --safe", "nothing, if a weight would become NaN"),
+    (
+        "pet merge output/glm_lora/adapter --base glm_tiny --output half --dtype bfloat16",
+        "in another type, rounded once",
+    ),
+    (
+        "pet merge output/glm_lora/adapter output/two/adapter --weights 0.7,0.3 --base glm_tiny --output both",
+        "several adapters, each with a factor",
+    ),
 ]
 
 

@@ -16,8 +16,11 @@ EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
     ('pet predict --model glm_tiny --adapter output/glm_lora/adapter --input "…"', "from a base with an adapter"),
     ('pet predict --run output/glm_lora --input "…" --input "…"', "from a run: its model, adapter and prompts"),
-    ("pet predict --run output/glm_lora --file questions.jsonl --output answers.jsonl", "a file, in batches, as JSONL"),
-    ('pet predict --model llama --input "Once" --temperature 0.8 --top-p 0.9 --seed 1', "drawn, and the same again"),
+    ("pet predict --run output/glm_lora --file questions.txt --output answers.jsonl", "a file, in batches, as JSONL"),
+    (
+        'pet predict --model llama_tiny --input "Once" --temperature 0.8 --top-p 0.9 --seed 1',
+        "drawn, and the same again",
+    ),
 ]
 
 
