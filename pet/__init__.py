@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import model_zoo  # noqa: F401  (it sets what MindSpore reads when it is imported)
+
 __version__ = "0.1.0"
 
 _NAMES = {

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import model_zoo  # noqa: F401  (it sets what MindSpore reads when it is imported)
+
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
 
 
