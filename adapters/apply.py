@@ -198,11 +198,8 @@ def adapter_names(model: nn.Cell, names: list[str]):
 
 
 def trainable_parameters(model: nn.Cell) -> list[Parameter]:
-    """What an optimizer gets: the parameters of the active adapters; of a model without any, all that are trainable."""
-    state = registry(model)
-    if not state.adapters:
-        return [parameter for parameter in model.get_parameters() if parameter.requires_grad]
-    return [parameter for name in state.active for parameter in state.adapters[name].parameters()]
+    """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable."""
+    return [parameter for parameter in model.get_parameters() if parameter.requires_grad]
 
 
 def print_trainable_parameters(model: nn.Cell) -> str:

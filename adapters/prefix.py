@@ -1,7 +1,7 @@
 """Prefix tuning (Li & Liang 2021): trained keys and values in front of every layer's own.
 
     extend(keys, values)
-      prompt_embeddings (T, 2·kv_dim) ─► keys (1, kv_heads, T, d), values (1, kv_heads, T, d) ─► in front of the real ones
+      prompt_embeddings (T, 2·kv_dim) ─► keys and values (1, kv_heads, T, d) ─► in front of the real ones
 
 Each attention core holds its own layer's share, so that nothing of one layer travels to another. In PEFT's file the
 shares lie side by side, ``(T, 2·L·kv_dim)``: the key of layer i at 2i, its value at 2i + 1. Prefix keys are not
@@ -123,7 +123,11 @@ class PrefixConfig(MethodConfig):
         width = 2 * site.in_features * site.out_features
         if not self.projection:
             return self.length * width
-        return width * (self.projection_hidden + 1)
+        common = 0
+        if site.layer == 0:  # counted once
+            inputs = getattr(self, "embedding_size", None) or width // 2
+            common = self.length * inputs + self.projection_hidden * (inputs + 1)
+        return width * (self.projection_hidden + 1) + common
 
     def check_tensors(self, model, tensors, where) -> None:
         dims = model_dims(model, self.method)

@@ -5,8 +5,8 @@
     layers, final norm                      the prompt's positions are 0 … T−1, real tokens follow
     hidden              │ h₀ h₁ …          the columns are cut off again
 
-Real tokens start at position T also under left padding. What a row may look at is its prompt and what it saw before;
-padding stays hidden. In ChatGLM-6B the prompt is part of the context that sees all of itself.
+Real tokens start at position T also under left padding. A token sees the prompt and what it saw before, also where
+several documents are packed in a row; the prompt sees itself alone, and causally, whatever the family.
 
 p-tuning trains the embeddings through a network of three layers, folded away on saving. Files are PEFT's: one tensor
 ``prompt_embeddings`` ``(T, hidden)``.
@@ -273,11 +273,8 @@ class PromptColumns(AdapterModule):
         return REASON
 
     def widen(self, ids, position_ids, start, end, keep):
-        """The model's input with T columns more in front; the arguments and results are those of ``layout``.
-
-        Raises nothing, but packed rows lose their borders: a token sees all that is real before it.
-        """
-        batch, length = ids.shape
+        """The model's input with T columns more in front; the arguments and results are those of ``layout``."""
+        batch = ids.shape[0]
         index = ops.zeros_like(ids[:, :1]) + ops.arange(self.length).astype(ms.int32)  # (B, T)
         own = ops.ones_like(index)
         if self.rows is not None:
@@ -285,35 +282,15 @@ class PromptColumns(AdapterModule):
             wide = (rows.shape[0], batch // rows.shape[0] * self.length)
             own = ops.broadcast_to(rows, wide).reshape(batch, self.length)
         ids = ops.concat(((-1 - index) * own, ids), 1)
+        places = index
         if len(position_ids.shape) == 3:  # the second row counts within the answer, where the prompt is not
             places = ops.stack((index, ops.zeros_like(index)), 1)
-        else:
-            places = index
         position_ids = ops.concat((places, position_ids), -1)
-        real = self.real(start, keep)
-        keep = ops.concat((own, real), 1)
-        context = ops.maximum(end * (end > self.counted(end) + 1).astype(ms.int32) + self.length, 0)
-        context = context.max(1, keepdims=True)  # (B, 1): T, or where the part ends that sees all of itself
-        before = ops.select(context > self.length, ops.zeros_like(index) + context, index + 1)
-        end = ops.concat((before, end + self.length), 1)
-        # padding goes on seeing itself alone
-        alone = self.counted(start) + self.length
-        start = ops.concat((ops.zeros_like(index), ops.select(real != 0, ops.zeros_like(start), alone)), 1)
+        keep = ops.ones_like(start) if keep is None else keep.astype(ms.int32)
+        keep = ops.concat((-own, keep), 1)  # below zero: seen by everything behind it
+        start = ops.concat((ops.zeros_like(index), start + self.length), 1)
+        end = ops.concat((index + 1, end + self.length), 1)
         return ids, position_ids, start, end, keep
-
-    def counted(self, like):
-        """0, 1, 2 … in each row."""
-        return ops.zeros_like(like) + ops.arange(like.shape[1]).astype(ms.int32)
-
-    def real(self, start, keep):
-        """``(B, S)``, 1 for real tokens: those that `keep` names, or, without it, all but those seen by nobody else."""
-        if keep is not None:
-            return (keep != 0).astype(ms.int32)
-        if start.shape[1] == 1:
-            return ops.ones_like(start)
-        index = self.counted(start)
-        following = ops.concat((start[:, 1:], ops.zeros_like(start[:, :1]) - 1), 1)
-        return ops.logical_or(start != index, following == index).astype(ms.int32)
 
     def narrow(self, hidden, input_ids):
         """``(B·(T + S), H)`` → ``(B·S, H)``."""

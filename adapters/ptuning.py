@@ -63,6 +63,12 @@ class PTuningV2Config(PrefixConfig):
         """Real tokens keep their positions."""
         return 0
 
+    def resolved(self, model) -> PTuningV2Config:
+        config = super().resolved(model)
+        if not self.projection or self.embedding_size is not None:
+            return config
+        return dataclasses.replace(config, embedding_size=config.embedding_width(model, model.config.dims.layers))
+
     def embedding_width(self, model, layers: int) -> int:
         dims = model.config.dims
         if self.embedding_size is not None:

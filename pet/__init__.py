@@ -58,6 +58,8 @@ _NAMES = {
         "trainable_parameters",
     ),
     "adapters.combine": ("combine_adapters",),
+    "adapters.freeze": ("TrainableParamsCheckPoint", "freeze_delta", "freeze_from_config", "freeze_modules"),
+    "pet.train.rdrop": ("RDropLoss", "rdrop_repeat"),
     "adapters.files": ("load_adapter", "save_adapter"),
     "adapters.hotswap": ("hotswap_adapter",),
     "adapters.merge": ("merge", "unmerge"),

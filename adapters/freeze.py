@@ -1,0 +1,270 @@
+"""Choosing which parameters are trained, by name, as MindPet's users know it; and checkpoints of just those.
+
+`freeze_modules`, `freeze_delta`, `freeze_from_config` and `TrainableParamsCheckPoint` take MindPet's arguments. Unlike
+there, an unknown mode or a pattern that matches no parameter is an error, a configuration may hold ``include`` alone,
+and nothing is frozen before everything has been checked.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mindspore import Parameter, nn
+from mindspore.train.callback import Callback
+
+from adapters.apply import trainable_parameters
+from adapters.registry import registry
+from model_zoo.errors import InputError, nearest
+from model_zoo.safetensors_io import write_file
+
+log = logging.getLogger("pet")
+
+# MindPet's names of the methods, and ours
+MODES = {
+    "lora": "lora",
+    "prefix": "prefix",
+    "prefixtuning": "prefix",
+    "prefix_tuning": "prefix",
+    "ptuning2": "ptuning2",
+    "p-tuning_v2": "ptuning2",
+    "prompt": "prompt",
+    "prompt_tuning": "prompt",
+    "p_tuning": "p_tuning",
+    "adapter": "adapter",
+    "low_rank_adapter": "low_rank_adapter",
+    "ia3": "ia3",
+    "bitfit": "bitfit",
+}
+SHIFTS = ("*bias", "*beta")
+
+
+def freeze_modules(
+    model: nn.Cell, include: Iterable[str] | str | None = None, exclude: Iterable[str] | str | None = None
+) -> None:
+    """Freezes and unfreezes parameters by globs over their names.
+
+    A parameter that only `include` matches is frozen; one that only `exclude` matches is trained; one that both or
+    neither match stays as it is.
+
+    Args:
+        model: any cell.
+        include, exclude: globs such as ``*embedding*``; at least one is needed.
+
+    Raises:
+        InputError: neither is given, or a pattern matches no parameter. Nothing has been changed then.
+    """
+    frozen, trained = _patterns("include", include), _patterns("exclude", exclude)
+    if not frozen and not trained:
+        raise InputError("freeze_modules: neither include nor exclude is given")
+    parameters = list(model.get_parameters())
+    chosen = _matching(parameters, frozen, "include"), _matching(parameters, trained, "exclude")
+    for parameter in parameters:
+        in_include, in_exclude = id(parameter) in chosen[0], id(parameter) in chosen[1]
+        if in_include != in_exclude:
+            parameter.requires_grad = in_exclude
+
+
+def freeze_delta(
+    model: nn.Cell,
+    mode: str,
+    include: Iterable[str] | str | None = None,
+    exclude: Iterable[str] | str | None = None,
+) -> None:
+    """Freezes everything but one method's parameters; `include` and `exclude` then act as in `freeze_modules`.
+
+    Args:
+        model: with an adapter of this method; for ``bitfit`` also a plain one, whose biases are then trained in place.
+        mode: the method: ``lora``, ``prefix`` (``prefixtuning``), ``ptuning2``, ``prompt``, ``p_tuning``, ``adapter``,
+            ``low_rank_adapter``, ``ia3``, ``bitfit``; upper or lower case.
+        include, exclude: globs over parameter names.
+
+    Raises:
+        InputError: an unknown mode, a model without parameters of this method, or a pattern that matches nothing.
+            Nothing has been changed then.
+    """
+    key = str(mode).lower()
+    if key not in MODES:
+        raise InputError(
+            f"freeze_delta: mode {mode!r} is not known; supported: {', '.join(MODES)}{nearest(key, MODES)}"
+        )
+    state = registry(model)
+    parameters = list(model.get_parameters())
+    own = [adapter for adapter in state.adapters.values() if adapter.config.method == MODES[key]]
+    kept = [parameter for adapter in own for parameter in adapter.parameters()]
+    if key == "bitfit" and not own:
+        kept = [p for p in parameters if any(fnmatch.fnmatchcase(p.name, pattern) for pattern in SHIFTS)]
+    if not kept:
+        there = sorted({adapter.config.method for adapter in state.adapters.values()})
+        raise InputError(
+            f"freeze_delta: the model has no {MODES[key]} parameters (it has: {', '.join(there) or 'none'})"
+        )
+    frozen, trained = _patterns("include", include), _patterns("exclude", exclude)
+    _matching(parameters, frozen, "include"), _matching(parameters, trained, "exclude")
+    chosen = {id(parameter) for parameter in kept}
+    for parameter in parameters:
+        parameter.requires_grad = id(parameter) in chosen
+    if frozen or trained:
+        freeze_modules(model, frozen or None, trained or None)
+
+
+def freeze_from_config(model: nn.Cell, config: str | os.PathLike | dict[str, Any]) -> None:
+    """`freeze_modules` with the patterns of a YAML file::
+
+        freeze:
+          include: ["*"]
+          exclude: ["*lora*"]
+
+    Args:
+        model: any cell.
+        config: the file's path, or what it holds; one of the two keys is enough.
+
+    Raises:
+        InputError: no such file, no ``freeze`` section, or keys that it does not have.
+    """
+    section = _freeze_section(config)
+    freeze_modules(model, section.get("include"), section.get("exclude"))
+
+
+def _freeze_section(config) -> dict[str, Any]:
+    where = "freeze_from_config"
+    if not isinstance(config, dict):
+        where = str(config)
+        try:
+            config = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{where}: cannot be read: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{where}: is no YAML: {' '.join(str(error).split())}") from None
+    section = config.get("freeze") if isinstance(config, dict) else None
+    if not isinstance(section, dict):
+        raise InputError(f"{where}: a section 'freeze' with include, exclude or both was expected")
+    for key in section:
+        if key not in ("include", "exclude"):
+            raise InputError(f"{where}: freeze.{key} is not known{nearest(str(key), ('include', 'exclude'))}")
+    return section
+
+
+def _patterns(name: str, value) -> list[str]:
+    """One pattern or several as a list; InputError for anything else."""
+    patterns = [value] if isinstance(value, str) else list(value or [])
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise InputError(f"{name}: {pattern!r} is no name pattern")
+    return patterns
+
+
+def _matching(parameters: list[Parameter], patterns: list[str], name: str) -> set[int]:
+    """The parameters that any pattern matches, by identity; InputError for a pattern that matches none."""
+    found, problems = set(), []
+    for pattern in patterns:
+        hits = {id(p) for p in parameters if fnmatch.fnmatchcase(p.name, pattern)}
+        if not hits:
+            problems.append(f"{name}: {pattern!r} matches no parameter{nearest(pattern, [p.name for p in parameters])}")
+        found |= hits
+    if problems:
+        raise InputError.collect(problems)
+    return found
+
+
+class TrainableParamsCheckPoint(Callback):
+    """Writes the trained parameters, and no others, at the end of every epoch or so.
+
+    A callback for MindSpore's ``Model.train`` and for this library's trainer alike; there it writes whenever the
+    trainer saves a checkpoint, and at the end.
+
+    Args:
+        directory: where ``<prefix>-<epoch or step>.safetensors`` goes; made if need be.
+        prefix: of the file names.
+        config: MindSpore's ``CheckpointConfig``, or a dictionary with ``save_checkpoint_steps`` and
+            ``keep_checkpoint_max``. Default: every epoch, the last five.
+
+    Raises:
+        InputError: a prefix that is no file name, or settings out of range.
+    """
+
+    def __init__(self, directory: str | os.PathLike, prefix: str = "trainable", config=None):
+        super().__init__()
+        if not isinstance(prefix, str) or not prefix or "/" in prefix or os.sep in prefix:
+            raise InputError(f"TrainableParamsCheckPoint: prefix is {prefix!r}; a file name was expected")
+        self.directory, self.prefix = Path(directory), prefix
+        self.every, self.kept = _setting(config, "save_checkpoint_steps"), _setting(config, "keep_checkpoint_max") or 5
+        self.written: list[Path] = []
+
+    def write(self, model: nn.Cell, mark: str) -> Path:
+        """Writes the trained parameters of a model, and deletes files beyond the number kept."""
+        parameters = [parameter for parameter in trainable_parameters(model) if parameter.requires_grad]
+        if not parameters:
+            raise InputError("TrainableParamsCheckPoint: the model has no trainable parameter")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"{self.prefix}-{mark}.safetensors"
+        write_file(path, {parameter.name: parameter.asnumpy() for parameter in parameters}, {"format": "ms"})
+        self.written = [*(old for old in self.written if old != path), path]
+        for old in self.written[: -self.kept]:
+            old.unlink(missing_ok=True)
+        self.written = self.written[-self.kept :]
+        return path
+
+    # MindSpore's Model.train
+
+    def step_end(self, run_context) -> None:
+        """After a step of ``Model.train``."""
+        values = run_context.original_args()
+        if self.every and values.cur_step_num % self.every == 0:
+            self.write(_network(values), f"{values.cur_epoch_num}_{values.cur_step_num}")
+
+    def epoch_end(self, run_context) -> None:
+        """After an epoch of ``Model.train``."""
+        values = run_context.original_args()
+        if not self.every:
+            self.write(_network(values), str(values.cur_epoch_num))
+
+    def end(self, context, summary=None) -> None:
+        """After training: MindSpore gives its run context, this library's trainer itself and its summary."""
+        if summary is not None:
+            self.write(context.model, f"step-{context.position.step:06d}")
+
+    # this library's trainer
+
+    def start(self, trainer) -> None:
+        """Before the first step."""
+
+    def step(self, trainer, record: dict[str, Any]) -> None:
+        """After a step."""
+        if self.every and record["step"] % self.every == 0:
+            self.write(trainer.model, f"step-{record['step']:06d}")
+
+    def evaluation(self, trainer, record: dict[str, Any]) -> None:
+        """After an evaluation."""
+
+    def save(self, trainer, path: Path) -> None:
+        """After a checkpoint."""
+        self.write(trainer.model, f"step-{trainer.position.step:06d}")
+
+
+def _setting(config, name: str) -> int | None:
+    """A number of MindSpore's CheckpointConfig, which calls it ``_name`` or ``name``, or of a dictionary."""
+    value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"TrainableParamsCheckPoint: {name} is {value!r}; a whole number of at least 1 was expected")
+    return value
+
+
+def _network(values) -> nn.Cell:
+    """The network within what ``Model.train`` runs: behind the training step and the loss."""
+    network = values.train_network
+    names = ("network", "_backbone", "backbone_network")
+    while True:
+        inner = next(
+            (getattr(network, name) for name in names if isinstance(getattr(network, name, None), nn.Cell)), None
+        )
+        if inner is None:
+            return network
+        network = inner

@@ -1,0 +1,244 @@
+"""Prefix tuning and P-Tuning v2 against the reference files: logits, training curves, and files byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from safetensors.numpy import load_file, save_file
+
+import pet
+from adapters.prefix import PrefixConfig
+from adapters.registry import registry
+from model_zoo.errors import InputError
+from pet.train.loss import CausalLoss
+
+FAMILIES = ("gpt2", "llama_mha", "llama_gqa", "glm")
+LIMIT = 1e-4
+
+
+@pytest.fixture(scope="module")
+def models(fixtures):
+    """Each base once; tests take their adapters off again."""
+    loaded = {}
+
+    def get(name):
+        if name not in loaded:
+            loaded[name] = pet.AutoModel.from_pretrained(str(fixtures / name))
+            loaded[name].set_train(False)
+        return loaded[name]
+
+    return get
+
+
+def differ(logits, expected, where=None) -> float:
+    distance = np.abs(logits.asnumpy() - expected)
+    return float((distance if where is None else distance[where]).max())
+
+
+@pytest.mark.parametrize("kind", ("prefix", "prefix_proj"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pefts_prefixes_give_their_logits_and_their_files_back(fixtures, models, tmp_path, family, kind):
+    model, reference = models(family), np.load(fixtures / family / f"{kind}_ref.npz")
+    pet.load_adapter(model, fixtures / family / kind)
+    try:
+        assert differ(model(reference["input_ids"]), reference["prefix_logits"]) < LIMIT
+        real = reference["pad_attention_mask"] != 0
+        padded = model(reference["pad_input_ids"], reference["pad_attention_mask"])
+        assert differ(padded, reference["pad_prefix_logits"], real) < LIMIT
+        pet.save_adapter(model, tmp_path)
+    finally:
+        pet.delete_adapter(model, "default")
+    file = "adapter_model.safetensors"
+    assert (tmp_path / file).read_bytes() == (fixtures / family / kind / file).read_bytes()
+    written, given = (
+        json.loads((place / "adapter_config.json").read_text()) for place in (tmp_path, fixtures / family / kind)
+    )
+    assert written == given
+
+
+@pytest.mark.parametrize("kind", ("ptuning_v2", "ptuning_v2_proj"))
+@pytest.mark.parametrize("family", ("chatglm1", "chatglm2"))
+def test_chatglms_own_prefixes(fixtures, models, tmp_path, family, kind):
+    model, reference = models(family), np.load(fixtures / family / f"{kind}_ref.npz")
+    source = fixtures / family / f"{kind}.safetensors"
+    pet.load_ptuning(model, source)
+    try:
+        assert differ(model(reference["input_ids"]), reference["logits"]) < LIMIT
+        pet.save_ptuning(model, tmp_path / "native.safetensors")
+        pet.save_adapter(model, tmp_path / "directory")
+        pet.delete_adapter(model, "default")
+        pet.load_adapter(model, tmp_path / "directory")
+        assert differ(model(reference["input_ids"]), reference["logits"]) < LIMIT
+    finally:
+        pet.delete_adapter(model, "default")
+    written, given = load_file(tmp_path / "native.safetensors"), load_file(source)
+    assert written.keys() == given.keys()
+    assert all(np.array_equal(written[key], given[key]) for key in given)
+
+
+def set_encoder(adapter, reference) -> None:
+    """PEFT's encoder, as the reference file names its parts, into the layers' shares."""
+    parts = {key[4:]: reference[key] for key in reference.files if key.startswith("enc/")}
+    modules = list(adapter.modules.values())
+    if "transform.0.weight" not in parts:
+        shares = np.split(parts["embedding.weight"], len(modules), 1)
+        for module, share in zip(modules, shares, strict=True):
+            module.prompt.set_data(Tensor(np.ascontiguousarray(share)))
+        return
+    trunk = modules[0].trunk
+    for parameter, key in (
+        (trunk.embedding, "embedding.weight"),
+        (trunk.weight, "transform.0.weight"),
+        (trunk.bias, "transform.0.bias"),
+    ):
+        parameter.set_data(Tensor(parts[key]))
+    weights, biases = (np.split(parts[f"transform.2.{key}"], len(modules)) for key in ("weight", "bias"))
+    for module, weight, bias in zip(modules, weights, biases, strict=True):
+        module.weight.set_data(Tensor(np.ascontiguousarray(weight)))
+        module.bias.set_data(Tensor(np.ascontiguousarray(bias)))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt2", "prefix"), ("llama_gqa", "prefix_proj"), ("glm", "prefix")],
+)
+def test_training_follows_pefts_curve(fixtures, models, tmp_path, family, kind):
+    model, reference = models(family), np.load(fixtures / family / f"{kind}_ref.npz")
+    hidden = 48 if kind == "prefix_proj" else None
+    pet.apply_prefix(model, length=8, projection=hidden is not None, projection_hidden=hidden)
+    try:
+        set_encoder(registry(model).get("default"), reference)
+        parameters = pet.trainable_parameters(model)
+        optimizer, loss = nn.Adam(parameters, 1e-3, beta1=0.9, beta2=0.999, eps=1e-8), CausalLoss()
+
+        def mean_loss(ids, labels):
+            total = loss(model.head(model.hidden_states(ids, *model.layout(ids))), labels)
+            return total / (labels[:, 1:] != -100).astype(ms.float32).sum()
+
+        step = ms.value_and_grad(mean_loss, None, optimizer.parameters)
+        for number, expected in enumerate(reference["train_losses"]):
+            batch = (reference[key][number % 5].astype(np.int32) for key in ("train_input_ids", "train_labels"))
+            value, gradients = step(*map(Tensor, batch))
+            assert abs(float(value.asnumpy()) - expected) < LIMIT, f"step {number}"
+            optimizer(gradients)
+        pet.save_adapter(model, tmp_path)
+    finally:
+        pet.delete_adapter(model, "default")
+    final = load_file(fixtures / family / f"{kind}_train_final" / "adapter_model.safetensors")["prompt_embeddings"]
+    distance = np.abs(load_file(tmp_path / "adapter_model.safetensors")["prompt_embeddings"] - final)
+    # Adam divides by the gradient's size: where that is all but zero, its sign is chance
+    assert distance.mean() < 1e-5 and distance.max() < 5e-3
+
+
+@pytest.mark.parametrize("family", ("llama_gqa", "chatglm1"))
+def test_a_prefix_from_a_text_acts_as_the_text(models, fixtures, family):
+    """Behind its real keys and values, tokens see what they would see behind the text itself."""
+    model = models(family)
+    ids = np.load(fixtures / family / "ref.npz")["input_ids"][:1]
+    text, rest = [7, 9, 30, 41], ids
+    if family == "chatglm1":
+        # the text's keys were made without the question in sight, so only the positions can be told from outside
+        model_ids = np.concatenate([[text], rest], 1)
+        pet.apply_prefix(model, length=4, init_ids=text)
+        try:
+            first = next(iter(registry(model).get("default").modules.values()))
+            keys = first.prompt.asnumpy()[:, : first.prompt.shape[1] // 2]
+            recorded = record_keys(model, model_ids)
+        finally:
+            pet.delete_adapter(model, "default")
+        assert np.abs(keys - recorded[:4]).max() < 1e-5
+        return
+    whole = model(np.concatenate([[text], rest], 1)).asnumpy()[:, 4:]
+    pet.apply_prefix(model, length=4, init_ids=text)
+    try:
+        assert differ(model(rest), whole) < LIMIT
+    finally:
+        pet.delete_adapter(model, "default")
+
+
+def record_keys(model, ids) -> np.ndarray:
+    """The first layer's rotated keys of a text, ``(S, kv_dim)``: they depend on nothing but token and position."""
+    from adapters.prefix import real_shares
+    from adapters.sites import sites
+
+    with pet.disable_adapters(model):
+        chosen = [site for site in sites(model) if site.kind == "attention"]
+        return real_shares(model, chosen, ids[0].tolist())[0][:, : chosen[0].in_features * chosen[0].out_features]
+
+
+def test_rows_of_a_batch_each_with_their_own_prefix(models, fixtures):
+    model, reference = models("llama_gqa"), np.load(fixtures / "llama_gqa" / "ref.npz")
+    ids = np.repeat(reference["input_ids"][:1], 4, 0)
+    pet.apply_prefix(model, length=3, name="short")
+    pet.add_adapter(model, PrefixConfig(length=6, seed=1), "long")
+    pet.add_adapter(model, pet.LoRAConfig(rank=2), "lora")
+    try:
+        lora = registry(model).get("lora")
+        for parameter in lora.parameters():
+            parameter.set_data(Tensor(np.random.default_rng(0).standard_normal(parameter.shape).astype(np.float32)))
+        expected = []
+        for name in ("short", "long", "lora"):
+            pet.set_adapter(model, name)
+            expected.append(model(ids[:1]).asnumpy()[0])
+        with pet.disable_adapters(model):
+            expected.append(model(ids[:1]).asnumpy()[0])
+        with pet.adapter_names(model, ["short", "long", "lora", "__base__"]):
+            mixed = model(ids).asnumpy()
+        assert np.abs(mixed - np.stack(expected)).max() < LIMIT
+        assert np.abs(expected[0] - expected[1]).max() > 0.01  # they do differ
+    finally:
+        for name in ("short", "long", "lora"):
+            pet.delete_adapter(model, name)
+
+
+def test_the_network_of_a_projection_is_trained_and_its_names_are_unique(models):
+    model = models("gpt2")
+    pet.apply_prefix(model, length=4, projection=True, projection_hidden=8)
+    pet.apply_ptuning(model, length=4, projection=True, projection_hidden=8, name="second")
+    try:
+        every = [p for adapter in registry(model).adapters.values() for p in adapter.parameters()]
+        names = [parameter.name for parameter in every]
+        assert len(set(names)) == len(names) == len({id(parameter) for parameter in every})
+        for name in ("default", "second"):
+            adapter = registry(model).get(name)
+            count = sum(parameter.size for parameter in adapter.parameters())
+            assert count == pet.plan(model, adapter.config).parameters
+    finally:
+        pet.delete_adapter(model, "second")
+        pet.delete_adapter(model, "default")
+
+
+def test_what_cannot_be_is_refused(models, fixtures, tmp_path):
+    model = models("gpt2")
+    before = [parameter.name for parameter in model.get_parameters()]
+    for settings, text in (
+        ({"length": 0}, "length"),
+        ({"length": 4, "targets": ["c_attn"]}, "targets"),
+        ({"length": 4, "init_text": "hello"}, "tokenizer"),
+        ({"length": 4, "init_ids": [5, 999999]}, "999999"),
+        ({"length": 4, "init_ids": [5], "projection": True}, "projection"),
+        ({"size": 4}, "there is no setting 'size'"),
+    ):
+        with pytest.raises(InputError, match=text):
+            pet.apply_prefix(model, **settings)
+    with pytest.raises(InputError, match="known family"):
+        pet.apply_prefix(nn.Dense(4, 4))
+    with pytest.raises(InputError, match="prompt_embeddings has shape"):
+        pet.load_adapter(model, fixtures / "llama_mha" / "prefix")
+    save_file(
+        {"transformer.prefix_encoder.embedding.weight": np.zeros((4, 7), np.float32)}, tmp_path / "odd.safetensors"
+    )
+    with pytest.raises(InputError, match=r"shape \(4, 7\)"):
+        pet.load_ptuning(model, tmp_path / "odd.safetensors")
+    pet.apply_prefix(model, length=4)
+    with pytest.raises(InputError, match="no weight can do"):
+        pet.merge(model)
+    limit = model.config.dims.context
+    with pytest.raises(InputError, match="4 of them taken by the adapter"):
+        model(np.ones((1, limit - 3), np.int32))
+    pet.delete_adapter(model, "default")
+    assert [parameter.name for parameter in model.get_parameters()] == before
