@@ -260,16 +260,17 @@ class AttentionKernel(nn.Cell):
         index = tile(reshape(index, (1, 1, seen)), (batch, count, 1))
         known = tile(reshape(part(columns, (0, 0), (batch, seen)), (batch, 1, seen)), (1, count, 1))
         nothing = zeros_like(known)
-        begun = maximum(cast(greater_equal(index, begin), ms.float32), cast(less(known, nothing), ms.float32))
+        marked = cast(less(known, nothing), ms.float32)  # seen whatever `start` is
+        begun = maximum(cast(greater_equal(index, begin), ms.float32), marked)
         allowed = begun * cast(less(index, stop), ms.float32)
         if extra > 0:
             allowed = maximum(allowed, cast(less(index, zeros_like(index)), ms.float32))
-        allowed = allowed * cast(not_equal(known, nothing), ms.float32)
+        allowed = allowed * (marked + cast(less(nothing, known), ms.float32))
         return tile(reshape((allowed - 1.0) * HIDDEN, (batch, 1, count, seen)), (1, heads, 1, 1))
 
     def probabilities(self, query, keys, start, end, columns, first, count, length):
         """``(B, kv_heads, g·count, seen)`` of one block, given its queries ``(B, heads, count, d)``."""
-        batch, heads, _, width = query.shape
+        heads, width = query.shape[1], query.shape[3]
         seen, extra = keys.shape[2], columns.shape[1] - length
         scores = batch_rows(self.grouped(query * (width**-0.5), keys), keys)
         bias = self.bias(start, end, columns, heads, first, count, seen, extra)
@@ -344,7 +345,7 @@ class LinearCrossEntropyKernel(nn.Cell):
         return loss, gradient * tile(reshape(learnt, (rows, 1)), (1, width))
 
     def construct(self, hidden, weight, targets):
-        """Hidden ``(N, H)``, weight ``(V, H)``, int32 targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
+        """Hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
         rows, width = hidden.shape
         size = CHUNK_BYTES // (4 * weight.shape[0]) + 1
         if size >= rows:

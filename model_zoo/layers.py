@@ -4,9 +4,9 @@ Activations travel flattened as ``(N, H)`` with ``N = B·S``: one matrix product
 a bias over a third axis. Attention works on ``(B, heads, S, head_dim)``.
 
 Which key a query may look at is an interval per query row, never an ``(S, S)`` mask: row i sees key j when
-``start[b, i] <= j < end[b, i]`` and, where ``keep`` is given, ``keep[b, j]`` is not zero. A key with ``keep`` below zero
-is seen from ``j < end`` on whatever ``start`` is: so every packed document sees a prompt. Causal, packed, padded and
-prefix masks are all of this form.
+``start[b, i] <= j < end[b, i]`` and, where ``keep`` is given, ``keep[b, j]`` is not zero. Where ``keep[b, j]`` is below
+zero, ``start`` does not matter: so every packed document sees a prompt. Causal, packed, padded and prefix masks are all
+of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
 compiled graphs gain from it.
@@ -307,12 +307,7 @@ class AttentionCore(nn.Cell):
         batch, _, length, _ = query.shape
         total = keys.shape[2]
         if self.fast and self.cache is None and query.dtype == ms.float32:
-            columns = ops.ones((batch, total - extra), ms.int32) if keep is None else keep.astype(ms.int32)
-            if extra > 0:
-                before = ops.ones((batch, extra), ms.int32)
-                if extra_visible is not None:
-                    before = (extra_visible != 0).astype(ms.int32)
-                columns = ops.concat((before, columns), -1)
+            columns = self.columns(start, keep, extra, extra_visible)
             return self.join(self.kernel(query, keys, values, start, end, columns), start)
         groups = self.heads // self.kv_heads
         if groups > 1:
@@ -328,6 +323,18 @@ class AttentionCore(nn.Cell):
         scores = ops.where(allowed.expand_dims(1), scores, MASKED)
         mixed = self.values(self.softmax(scores).astype(values.dtype), values)  # (B, heads, S, d)
         return mixed.transpose(0, 2, 1, 3).reshape(batch * length, self.heads * self.head_dim)
+
+    def columns(self, start, keep, extra, extra_visible):
+        """Who sees each column, ``(B, extra + S)`` as in ``keep``; the extra ones are 1 or 0."""
+        columns = ops.ones_like(start)
+        if keep is not None:
+            columns = columns * keep.astype(ms.int32)
+        if extra > 0:
+            before = ops.ones((start.shape[0], extra), ms.int32)
+            if extra_visible is not None:
+                before = before * (extra_visible != 0).astype(ms.int32)
+            columns = ops.concat((before, columns), -1)
+        return columns
 
     def spread(self, x, groups):
         """Each key head once per query head that it serves."""

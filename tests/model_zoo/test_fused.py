@@ -142,7 +142,7 @@ def causal(batch, length):
 
 def packed(batch, length):
     """Documents of three tokens."""
-    start, end = causal(batch, length)
+    _, end = causal(batch, length)
     return (end - 1) // 3 * 3, end
 
 
