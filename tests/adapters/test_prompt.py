@@ -1,0 +1,166 @@
+"""Prompt tuning and p-tuning: where the prompt stands, who sees it, and PEFT's own result."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import pet
+from adapters.prompt import PromptConfig
+from adapters.registry import registry
+from adapters.sites import weight_of
+from model_zoo.errors import InputError
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+LIMIT = 1e-4
+
+
+@pytest.fixture(scope="module")
+def models(fixtures):
+    """Each base once; tests take their adapters off again."""
+    loaded = {}
+
+    def get(name):
+        if name not in loaded:
+            loaded[name] = pet.AutoModel.from_pretrained(str(fixtures / name))
+            loaded[name].set_train(False)
+        return loaded[name]
+
+    return get
+
+
+@pytest.fixture
+def prompted():
+    """Applies prompts, and takes everything off again."""
+    used = []
+
+    def on(model, **settings):
+        used.append(model)
+        return pet.apply_prompt(model, **settings)
+
+    yield on
+    for model in used:
+        for name in pet.list_adapters(model):
+            pet.delete_adapter(model, name)
+
+
+@pytest.mark.parametrize("family", ("gpt2", "llama_gqa", "glm4_0414", "chatglm2"))
+def test_a_prompt_of_a_text_is_the_text(models, prompted, fixtures, family):
+    model, text = models(family), [5, 9, 33]
+    ids = np.load(fixtures / family / "ref.npz")["input_ids"]
+    whole = model(np.concatenate([np.tile(text, (len(ids), 1)), ids], 1)).asnumpy()[:, 3:]
+    prompted(model, length=3, init_ids=text)
+    assert np.abs(model(ids).asnumpy() - whole).max() < LIMIT
+
+
+@pytest.mark.parametrize("family", ("llama_gqa", "chatglm1"))
+def test_padding_and_packing_do_not_change_what_a_document_sees(models, prompted, fixtures, family):
+    model = models(family)
+    reference = np.load(fixtures / family / "ref.npz")
+    first, second = (row[:length] for row, length in zip(reference["input_ids"], (9, 9), strict=True))
+    prompted(model, length=4)
+    noise = np.random.default_rng(0).standard_normal((4, model.config.dims.hidden)).astype(np.float32)
+    pet.trainable_parameters(model)[0].set_data(Tensor(noise))
+    alone = [model(row[None]).asnumpy()[0] for row in (first, second)]
+    # left padding
+    ids = np.concatenate([np.zeros(3, np.int64), first])[None]
+    mask = np.concatenate([np.zeros(3, np.int64), np.ones(9, np.int64)])[None]
+    assert np.abs(model(ids, mask).asnumpy()[0, 3:] - alone[0]).max() < LIMIT
+    # two documents in a row, as the trainer packs them: positions already behind the prompt
+    from pet.train.feed import layout_of
+
+    places = [layout_of(model)(row) for row in (first, second)]
+    position_ids = np.concatenate([place for place, _ in places], -1)[None]
+    start = np.repeat([0, 9], 9)[None]
+    end = np.concatenate([end + offset for (_, end), offset in zip(places, (0, 9), strict=True)])[None]
+    arguments = [np.concatenate([first, second])[None], position_ids, start, end]
+    hidden = model.hidden_states(*(Tensor(np.asarray(value, np.int32)) for value in arguments))
+    packed = model.head(hidden).asnumpy()
+    assert np.abs(packed - np.concatenate(alone)).max() < LIMIT
+
+
+def test_rows_with_different_prompts_and_cached_generation(models, prompted, fixtures):
+    model = models("gpt2")
+    reference = np.load(fixtures / "gpt2" / "ref.npz")
+    ids, mask = reference["pad_input_ids"][:1].repeat(3, 0), reference["pad_attention_mask"][:1].repeat(3, 0)
+    prompted(model, length=2, name="short")
+    pet.add_adapter(model, PromptConfig(length=5, seed=3), "long")
+    real = mask[0] != 0
+    expected, answers = [], []
+    for name in ("short", "long"):
+        pet.set_adapter(model, name)
+        expected.append(model(ids[:1], mask[:1]).asnumpy()[0])
+        answers.append(model.generate(ids[:1], mask[:1], max_new_tokens=4, use_cache=False)[0])
+    with pet.disable_adapters(model):
+        expected.append(model(ids[:1], mask[:1]).asnumpy()[0])
+        answers.append(model.generate(ids[:1], mask[:1], max_new_tokens=4, use_cache=False)[0])
+    with pet.adapter_names(model, ["short", "long", "__base__"]):
+        mixed = model(ids, mask).asnumpy()
+        generated = model.generate(ids, mask, max_new_tokens=4)
+    assert np.abs(mixed - np.stack(expected))[:, real].max() < LIMIT
+    assert np.array_equal(generated, np.stack(answers))
+    assert np.abs(expected[0] - expected[1])[real].max() > 0.01
+    with pytest.raises(InputError, match="only one can be active"):
+        pet.set_adapter(model, ["short", "long"])
+
+
+def test_a_prompt_starts_from_the_vocabulary(models, prompted):
+    model = models("gpt2")
+    table = weight_of(model.transformer.wte).asnumpy()
+    prompted(model, length=4)
+    start = pet.trainable_parameters(model)[0].asnumpy()
+    assert all((table == row).all(1).any() for row in start)
+
+
+@pytest.mark.parametrize("kind", ("prompt", "p_tuning"))
+@pytest.mark.parametrize("family", ("gpt2", "llama_gqa"))
+def test_peft_and_we_read_each_others_prompts(models, fixtures, tmp_path, family, kind):
+    torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
+    peft = pytest.importorskip("peft", reason="peft is not installed: nothing to compare with")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+    model = models(family)
+    ids = np.load(fixtures / family / "ref.npz")["input_ids"]
+    base = transformers.AutoModelForCausalLM.from_pretrained(fixtures / family).eval()
+    if kind == "prompt":
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
+    else:
+        config = peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=5, encoder_hidden_size=24)
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(base, config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits[:, 5:].numpy()
+    pet.load_adapter(model, tmp_path / "theirs")
+    try:
+        assert np.abs(model(ids).asnumpy() - expected).max() < LIMIT
+        pet.save_adapter(model, tmp_path / "back")
+    finally:
+        pet.delete_adapter(model, "default")
+    file = "adapter_model.safetensors"
+    assert (tmp_path / "back" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
+    if kind == "prompt":
+        pet.apply_prompt(model, length=5)
+    else:
+        pet.apply_p_tuning(model, length=5, projection_hidden=24)
+    try:
+        ours = model(ids).asnumpy()
+        pet.save_adapter(model, tmp_path / "ours")
+    finally:
+        pet.delete_adapter(model, "default")
+    base = transformers.AutoModelForCausalLM.from_pretrained(fixtures / family).eval()
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    with torch.no_grad():
+        assert np.abs(theirs(torch.tensor(ids)).logits[:, 5:].numpy() - ours).max() < LIMIT
+
+
+def test_several_prompts_are_told_apart(models, prompted):
+    model = models("gpt2")
+    prompted(model, length=2)
+    pet.apply_p_tuning(model, length=3, projection_hidden=8, name="second")
+    names = [p.name for adapter in registry(model).adapters.values() for p in adapter.parameters()]
+    assert len(set(names)) == len(names)
+    with pytest.raises(InputError, match="stand in front of the input"):
+        pet.merge(model)
