@@ -48,6 +48,7 @@ class Target:
         shared: whether another cell uses the same Parameter and must keep its value.
         before: the array as it was, while merged.
         parameter: the cell's Parameter before the merge.
+        own: the cell's own Parameter while merged, where it shared one before.
     """
 
     path: str
@@ -57,10 +58,16 @@ class Target:
     shared: bool = False
     before: np.ndarray | None = None
     after: np.ndarray | None = None
+    own: Parameter | None = None
 
     @property
     def key(self) -> tuple[int, str]:
         return id(self.cell), self.attribute
+
+    def put_merged(self) -> None:
+        """Makes the cell use its own merged weight, where it has one."""
+        if self.own is not None:
+            put(self.cell, self.attribute, self.own)
 
 
 def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
@@ -237,8 +244,9 @@ def write(state: Registry, target: Target) -> None:
     if not target.shared:
         assign(target.parameter, target.after)
         return
-    own = Parameter(as_tensor(target.after, target.parameter.dtype), name=target.path, requires_grad=False)
-    put(target.cell, target.attribute, own)
+    values = as_tensor(target.after, target.parameter.dtype)
+    target.own = Parameter(values, name=target.path, requires_grad=False)
+    target.put_merged()
 
 
 def assign(parameter: Parameter, values: np.ndarray) -> None:

@@ -153,6 +153,8 @@ class Registry:
         for cell in cells.values():
             activate(cell, names)
         replacement.switch([item for adapter in self.adapters.values() for item in adapter.replaced], names)
+        for target in self.merged.values():
+            target.put_merged()
         for name, adapter in self.adapters.items():
             for parameter in adapter.parameters():
                 parameter.requires_grad = name in names

@@ -1,0 +1,212 @@
+"""Merging: exact sums, rounded once, undone bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+import pet
+from adapters.registry import registry
+from model_zoo.floats import from_bfloat16, to_bfloat16
+from model_zoo.layers import Linear, name_parameters
+
+IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
+
+
+def randomise(model, name="default", scale=0.1, seed=3):
+    generator = np.random.default_rng(seed)
+    for parameter in registry(model).get(name).parameters():
+        value = parameter.asnumpy() + scale * generator.standard_normal(parameter.shape)
+        ops.assign(parameter, ms.Tensor(value.astype(np.float32)))
+
+
+def weights(model):
+    """Bits of every base parameter, by the cell that uses it."""
+    found = {}
+    for path, cell in model.cells_and_names():
+        if ".adapter_" in f".{path}":
+            continue
+        for name, parameter in cell._params.items():
+            if parameter is not None:
+                found[f"{path}.{name}"] = parameter.asnumpy().tobytes()
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama_gqa", "glm"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_dora": True, "targets": "all-linear"},
+        {"init": "pissa", "use_rslora": True, "targets": "mlp"},
+    ],
+    ids=["lora", "dora", "pissa"],
+)
+def test_merged_equals_unmerged_and_back(fixtures, family, settings):
+    model = pet.AutoModel.from_pretrained(fixtures / family)
+    bare, base = weights(model), model(IDS).asnumpy()
+    pet.apply_lora(model, rank=4, **settings)
+    randomise(model)
+    adapted = model(IDS).asnumpy()
+    assert np.abs(adapted - base).max() > 0.05
+    report = pet.merge(model)
+    assert report.names == ("default",) and 0 < report.error < 1e-6
+    scale = np.abs(adapted).max()
+    # 1e-6 of the scale, and the rounding of a few hundred sums on the way
+    np.testing.assert_allclose(model(IDS).asnumpy(), adapted, rtol=0, atol=2e-6 * scale)
+    assert pet.adapter_status(model)["default"]["merged"]
+    with pet.disable_adapters(model):
+        np.testing.assert_array_equal(model(IDS).asnumpy(), base)
+    merged = model(IDS).asnumpy()
+    np.testing.assert_allclose(merged, adapted, rtol=0, atol=2e-6 * scale)
+    pet.unmerge(model)
+    np.testing.assert_array_equal(model(IDS).asnumpy(), adapted)
+    pet.delete_adapter(model, "default")
+    assert weights(model) == bare
+
+
+class Half(nn.Cell):
+    def __init__(self, dtype):
+        super().__init__()
+        self.cell = Linear(96, 80, True, dtype)
+        name_parameters(self)
+        values = np.random.default_rng(0).standard_normal((80, 96)).astype(np.float32)
+        if dtype == ms.bfloat16:
+            values = from_bfloat16(to_bfloat16(values))
+        from model_zoo.checkpoint import write_parameter
+
+        write_parameter(self.cell.weight, values)
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_narrow_weights_are_rounded_once(dtype, dora):
+    net = Half(dtype)
+    base = net.cell.weight.astype(ms.float32).asnumpy().astype(np.float64)
+    pet.apply_lora(net, rank=4, alpha=3, targets=["cell"], use_dora=dora)
+    randomise(net)
+    module = registry(net).get("default").modules["cell"]
+    a, b = module.lora_A.weight.asnumpy().astype(np.float64), module.lora_B.weight.asnumpy().astype(np.float64)
+    exact = base + 0.75 * b @ a
+    if dora:
+        exact *= (module.lora_magnitude_vector.asnumpy() / np.linalg.norm(exact, axis=1))[:, None]
+    report = pet.merge(net)
+    found = net.cell.weight.astype(ms.float32).asnumpy()
+    bits = 10 if dtype == ms.float16 else 7
+    ulp = 2.0 ** (np.floor(np.log2(np.abs(exact))) - bits)
+    # rounding once to the nearest leaves at most half a unit in the last place; a hair for the order of float64 sums
+    assert (np.abs(found - exact) / ulp).max() <= 0.5 + 1e-6
+    assert report.error == pytest.approx(np.abs(found - exact).max(), rel=1e-6)
+    assert f"{report.error:.2e}" in str(report)
+    pet.unmerge(net)
+    np.testing.assert_array_equal(net.cell.weight.astype(ms.float32).asnumpy(), base.astype(np.float32))
+
+
+def test_the_order_of_merging_does_not_matter(fixtures):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    bare = weights(model)
+    configs = {
+        "a": {"targets": ["q_proj", "v_proj"]},
+        "b": {"targets": ["q_proj", "down_proj"], "use_dora": True},
+        "c": {"targets": ["v_proj"], "modules_to_save": ["lm_head"]},
+    }
+    for seed, (name, settings) in enumerate(configs.items()):
+        pet.add_adapter(model, pet.LoRAConfig(rank=2, **settings), name)
+        randomise(model, name, seed=seed)
+    results = {}
+    for order in itertools.permutations("abc"):
+        for name in order:
+            pet.merge(model, name)
+        results["".join(order)] = weights(model)
+        pet.unmerge(model)
+        with pet.disable_adapters(model):
+            assert weights(model) == bare
+    pet.merge(model, ["c", "a", "b"])
+    together = weights(model)
+    assert all(result == together for result in results.values())
+    # W + ΔA + ΔB, by the formula
+    pet.unmerge(model)
+    state = registry(model)
+    path = "model.layers.1.self_attn.q_proj"
+    weight = model.parameters_dict()[f"{path}.weight"]
+    base = weight.asnumpy().astype(np.float64)
+    expected = base + sum(state.get(name).modules[path].delta(base) for name in "ab")
+    pet.merge(model, ["a", "b"])
+    np.testing.assert_array_equal(weight.asnumpy(), expected.astype(np.float32))
+    assert state.merged_names == ("a", "b")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    pet.add_adapter(model, pet.LoRAConfig(rank=2), "good")
+    pet.apply_lora(model, rank=2, name="bad")
+    randomise(model, "good")
+    randomise(model, "bad")
+    factor = registry(model).get("bad").modules["model.layers.2.self_attn.v_proj"].lora_B.weight
+    values = factor.asnumpy().copy()
+    values[3, 1] = bad
+    ops.assign(factor, ms.Tensor(values))
+    bare = weights(model)
+    with pytest.raises(pet.InputError, match=r"layers\.2\.self_attn\.v_proj.*nothing was merged"):
+        pet.merge(model, safe=True)
+    assert weights(model) == bare and registry(model).merged_names == () and registry(model).active == ("bad",)
+    pet.merge(model, "good", safe=True)
+    merged = weights(model)
+    with pytest.raises(pet.InputError, match="NaN or Inf"):
+        pet.merge(model, "bad", safe=True)
+    assert weights(model) == merged and registry(model).merged_names == ("good",)
+
+
+def test_values_beyond_the_range_of_the_type_are_not_finite():
+    net = Half(ms.float16)
+    pet.apply_lora(net, rank=2, targets=["cell"])
+    factor = registry(net).get("default").modules["cell"].lora_B.weight
+    ops.assign(factor, ms.Tensor(np.full(factor.shape, 1e7, np.float32)))
+    with pytest.raises(pet.InputError, match="NaN or Inf"):
+        pet.merge(net, safe=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ({"targets": ["lm_head"]}, {"lm_head.weight"}),
+        ({"targets": ["wte"]}, {"transformer.wte.weight"}),
+        ({"targets": ["wte", "lm_head"]}, {"transformer.wte.weight", "lm_head.weight"}),
+        ({"targets": ["c_attn"], "modules_to_save": ["lm_head"]}, {"lm_head.weight"}),
+    ],
+    ids=["head", "embedding", "both", "whole head"],
+)
+def test_a_tied_head_unties_once_and_says_so(fixtures, tmp_path, settings, changed):
+    model = pet.AutoModel.from_pretrained(fixtures / "gpt2")
+    bare, tied = weights(model), model.transformer.wte.weight
+    assert model.lm_head.weight is tied
+    pet.apply_lora(model, rank=2, **settings)
+    randomise(model)
+    adapted = model(IDS).asnumpy()
+    report = pet.merge(model)
+    assert report.untied == ("lm_head.weight",) and "own" in str(report)
+    assert model.config.tie_word_embeddings is False
+    now = weights(model)
+    assert {name for name in bare if now[name] != bare[name] and "c_attn" not in name} == changed
+    np.testing.assert_allclose(model(IDS).asnumpy(), adapted, rtol=0, atol=2e-6 * np.abs(adapted).max())
+    with pet.disable_adapters(model):
+        assert weights(model) == bare and model.lm_head.weight is tied
+    pet.save_pretrained(model, tmp_path)
+    reopened = pet.AutoModel.from_pretrained(tmp_path)
+    np.testing.assert_allclose(reopened(IDS).asnumpy(), adapted, rtol=0, atol=2e-6 * np.abs(adapted).max())
+    pet.unmerge(model)
+    assert model.config.tie_word_embeddings is True
+    pet.delete_adapter(model, "default")
+    assert weights(model) == bare and model.lm_head.weight is tied
+
+
+def test_merging_nothing_is_an_error(fixtures):
+    model = pet.AutoModel.from_pretrained(fixtures / "glm")
+    with pytest.raises(pet.InputError, match="no active adapter"):
+        pet.merge(model)
+    pet.unmerge(model)  # nothing merged: nothing to do
