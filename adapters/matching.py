@@ -198,11 +198,7 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
         entries = list(defaults)
     misfits = [site for site in everything if site.kind not in config.kinds]
     chosen = select(entries, fitting + misfits, family, "targets")
-    wrong = [site for site in chosen if site.kind not in config.kinds]
-    if wrong:
-        raise InputError(
-            f"targets: {wrong[0].path} is of kind {wrong[0].kind}; {config.method} fits {', '.join(config.kinds)}"
-        )
+    chosen = refuse_misfits(entries, chosen, family, config)
     excluded = {site.path for site in select(as_list(config.exclude), fitting, family, "exclude")}
     numbers = layer_numbers(config.layers, {site.layer for site in everything if site.layer is not None})
     left = [site for site in chosen if site.path not in excluded and (numbers is None or site.layer in numbers)]
@@ -211,6 +207,20 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
     for pattern in ("rank_pattern", "alpha_pattern"):
         check_patterns(pattern, getattr(config, pattern, None), left)
     return config.relocated(model, left)
+
+
+def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) -> list[Site]:
+    """The chosen sites of the method's kinds. A pattern may sweep over others; a name, or a pattern that finds nothing
+    else, is an InputError."""
+    for entry in entries:
+        found = [site for site in chosen if matches(entry, site, family)]
+        wrong = [site for site in found if site.kind not in config.kinds]
+        pattern = is_glob(entry) or entry.startswith("re:")
+        if wrong and (not pattern or len(wrong) == len(found)):
+            raise InputError(
+                f"targets: {wrong[0].path} is of kind {wrong[0].kind}; {config.method} fits {', '.join(config.kinds)}"
+            )
+    return [site for site in chosen if site.kind in config.kinds]
 
 
 def plan(model, config: MethodConfig) -> Plan:

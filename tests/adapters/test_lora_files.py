@@ -1,0 +1,319 @@
+"""Adapter directories of LoRA: the fixtures' own, what does not fit, and what should never be opened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import ops
+from safetensors.numpy import load_file, save_file
+
+import pet
+from adapters.registry import registry
+
+IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "chatglm1", "chatglm2", "glm4_0414"]
+NAMES = ("adapter_config.json", "adapter_model.safetensors")
+SETS = ("target_modules", "modules_to_save", "exclude_modules")
+
+
+@pytest.fixture(scope="module")
+def models(fixtures):
+    made = {}
+
+    def model(name):
+        if name not in made:
+            made[name] = pet.AutoModel.from_pretrained(fixtures / name)
+        return made[name]
+
+    return model
+
+
+@pytest.fixture
+def llama(models):
+    model = models("llama_gqa")
+    yield model
+    for name in pet.list_adapters(model):
+        pet.delete_adapter(model, name)
+
+
+def as_values(path):
+    values = json.loads(path.read_text())
+    return {key: sorted(value) if key in SETS and isinstance(value, list) else value for key, value in values.items()}
+
+
+def randomise(model, name="default"):
+    generator = np.random.default_rng(3)
+    for parameter in registry(model).get(name).parameters():
+        value = parameter.asnumpy() + 0.05 * generator.standard_normal(parameter.shape)
+        ops.assign(parameter, ms.Tensor(value.astype(np.float32)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("adapter", ["lora", "lora_train_final"])
+def test_loading_then_saving_gives_the_same_files(models, fixtures, tmp_path, family, adapter):
+    directory = fixtures / family / adapter
+    if not directory.is_dir():
+        pytest.skip(f"{family} has no {adapter}")
+    model = models(family)
+    pet.load_adapter(model, directory)
+    try:
+        pet.save_adapter(model, tmp_path)
+    finally:
+        pet.delete_adapter(model, "default")
+    config, tensors = NAMES
+    assert (tmp_path / tensors).read_bytes() == (directory / tensors).read_bytes()
+    assert as_values(tmp_path / config) == as_values(directory / config)
+
+
+def test_what_was_trained_after_loading_is_saved_with_the_other_settings_kept(llama, fixtures, tmp_path):
+    pet.load_adapter(llama, fixtures / "llama_gqa" / "lora")
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+    before, after = (as_values(path / NAMES[0]) for path in (fixtures / "llama_gqa" / "lora", tmp_path))
+    assert after == before
+    pet.load_adapter(llama, tmp_path)
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True, "use_rslora": True},
+        {"init": "olora", "rank_pattern": {"v_proj": 3}, "alpha_pattern": {"q_proj": 7}},
+        {"init": "pissa", "use_rslora": True, "alpha_pattern": {"q_proj": 7}},
+        {"targets": ["embed_tokens", "*.1.self_attn.*"], "exclude": ["k_proj"]},
+        {"targets": "mlp", "layers": ["1-"], "modules_to_save": ["norm"], "trainable_tokens": [4, 9]},
+    ],
+    ids=["dora", "olora", "pissa", "globs", "mixed"],
+)
+def test_saved_and_loaded_again(llama, tmp_path, settings):
+    pet.apply_lora(llama, rank=2, **settings)
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+    assert pet.load_adapter(llama, tmp_path, "again") == []
+    np.testing.assert_allclose(llama(IDS).asnumpy(), expected, atol=1e-5)
+    pet.save_adapter(llama, tmp_path / "twice", "again")
+    assert (tmp_path / "twice" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
+
+
+def test_pissa_is_written_as_plain_lora_of_twice_the_rank(llama, tmp_path):
+    pet.apply_lora(llama, rank=2, alpha=6, targets=["q_proj"], init="pissa")
+    randomise(llama)
+    path = "model.layers.0.self_attn.q_proj"
+    change = registry(llama).get("default").modules[path].delta(None)
+    pet.save_adapter(llama, tmp_path)
+    values, tensors = as_values(tmp_path / NAMES[0]), load_file(tmp_path / NAMES[1])
+    assert (values["r"], values["lora_alpha"], values["init_lora_weights"]) == (4, 12, True)
+    a, b = (tensors[f"base_model.model.{path}.lora_{part}.weight"].astype(np.float64) for part in "AB")
+    np.testing.assert_allclose(12 / 4 * b @ a, change, atol=1e-6)
+
+
+# What does not fit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(fixtures, tmp_path):
+    target = tmp_path / "adapter"
+    shutil.copytree(fixtures / "llama_gqa" / "lora", target)
+    return target
+
+
+def edit(directory, **changes):
+    path = directory / NAMES[0]
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refuse(model, directory, message, **settings):
+    """Loading is one InputError, allocates next to nothing, and leaves the model alone."""
+    before = [(p.name, id(p)) for p in model.get_parameters()]
+    tracemalloc.start()
+    with pytest.raises(pet.InputError, match=message) as error:
+        pet.load_adapter(model, directory, **settings)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+    assert [(p.name, id(p)) for p in model.get_parameters()] == before and pet.list_adapters(model) == []
+    return str(error.value)
+
+
+ABSURD = {
+    "negative rank": ({"r": -8}, "rank is -8"),
+    "huge rank": ({"r": 10**9}, "rank is 1000000000"),
+    "large rank": ({"r": 4096}, "the configuration says rank 4096"),
+    "rank as text": ({"r": "8"}, "rank is '8'"),
+    "rank as boolean": ({"r": True}, "rank is True"),
+    "no rank": ({"r": None}, "rank is None"),
+    "rank pattern": ({"rank_pattern": {"v_proj": 10**9}}, "1000000000"),
+    "rank pattern list": ({"rank_pattern": ["v_proj"]}, "rank_pattern is"),
+    "rank pattern nowhere": ({"rank_pattern": {"w_proj": 4}}, "rank_pattern: 'w_proj' matches no target"),
+    "alpha": ({"lora_alpha": "16"}, "alpha is '16'"),
+    "alpha infinite": ({"lora_alpha": float("inf")}, "alpha is inf"),
+    "alpha nan": ({"lora_alpha": float("nan")}, "alpha is nan"),
+    "dropout": ({"lora_dropout": 7}, "dropout is 7"),
+    "targets of numbers": ({"target_modules": ["q_proj", 3]}, "target_modules is"),
+    "targets a dictionary": ({"target_modules": {"q_proj": 1}}, "target_modules is"),
+    "targets nowhere": ({"target_modules": ["q_proj", "w_proj"]}, "'w_proj' matches no cell"),
+    "targets no expression": ({"target_modules": "q_proj("}, "no valid regular expression"),
+    "more targets than tensors": (
+        {"target_modules": ["q_proj", "v_proj", "o_proj"], "rank_pattern": {"o_proj": 60000}},
+        "no factors for model.layers.0.self_attn.o_proj",
+    ),
+    "layers": ({"layers_to_transform": [0, 99]}, "layers: 99"),
+    "layers text": ({"layers_to_transform": "all"}, "layers: 'all'"),
+    "bias": ({"bias": 3}, "bias is 3"),
+    "dora as text": ({"use_dora": "no"}, "use_dora is 'no'"),
+    "saved text": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head'"),
+    "saved numbers": ({"modules_to_save": [1]}, "modules_to_save is"),
+    "saved nowhere": ({"modules_to_save": ["haed"]}, "modules_to_save: 'haed'"),
+    "tokens": ({"trainable_token_indices": [10**12]}, "id 1000000000000"),
+    "tokens text": ({"trainable_token_indices": "all"}, "trainable_tokens"),
+    "lost start": ({"init_lora_weights": "loftq"}, "changed base"),
+    "start of a number": ({"init_lora_weights": 3}, "init_lora_weights is 3"),
+    "unsupported": ({"layer_replication": [[0, 2]]}, "layer_replication"),
+    "kind": ({"peft_type": "LOAR"}, "did you mean 'LORA'"),
+    "kind a list": ({"peft_type": ["LORA"]}, "peft_type"),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ABSURD)
+def test_absurd_configurations(llama, directory, name, strict):
+    changes, message = ABSURD[name]
+    edit(directory, **changes)
+    assert str(directory) in refuse(llama, directory, message, strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "adapter_config.json"),
+        (b"[1, 2]", "adapter_config.json"),
+        (b"\xff\xfe", "adapter_config.json"),
+        (b"[" * 200_000, "adapter_config.json"),
+        (b'{"r": ' + b"9" * 10_000 + b', "peft_type": "LORA"}', "adapter_config.json"),
+    ],
+    ids=["empty", "a list", "no text", "deep", "long number"],
+)
+def test_files_that_are_no_configuration(llama, directory, content, message):
+    (directory / NAMES[0]).write_bytes(content)
+    refuse(llama, directory, message)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8 + b"{}",
+        (10**12).to_bytes(8, "little") + b"{}",
+        (90_000_000).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (74).to_bytes(8, "little")
+        + b'{"base_model.model.x":{"dtype":"F32","shape":[9999999999],"data_offsets":[0,4]}}'[:74],
+    ],
+    ids=["empty", "huge header", "long header", "cut header", "no dictionary", "cut"],
+)
+def test_files_that_hold_no_tensors(llama, directory, content):
+    (directory / NAMES[1]).write_bytes(content)
+    refuse(llama, directory, "adapter_model.safetensors")
+
+
+def test_a_tensor_larger_than_its_file(llama, directory):
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [8, 2**40], "data_offsets": [0, 2**45]}}).encode()
+    (directory / NAMES[1]).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 64)
+    refuse(llama, directory, "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "x" * 65, "__base__", 3])
+def test_paths_as_names(llama, directory, name):
+    refuse(llama, directory, "adapter name", name=name)
+
+
+def test_no_such_directory_and_missing_files(llama, directory, tmp_path):
+    refuse(llama, tmp_path / "nowhere", "no such adapter directory")
+    (directory / NAMES[1]).unlink()
+    refuse(llama, directory, "adapter_model.safetensors")
+    (directory / NAMES[0]).unlink()
+    refuse(llama, directory, "adapter_config.json")
+
+
+def change_tensors(directory, change):
+    tensors = load_file(directory / NAMES[1])
+    change(tensors)
+    save_file(tensors, directory / NAMES[1], {"format": "pt"})
+
+
+PART = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+
+
+def test_other_shapes_missing_and_extra_tensors(llama, directory):
+    def change(tensors):
+        tensors[PART] = np.zeros((65, 8), np.float32)
+        del tensors[PART.replace("q_proj", "v_proj")]
+        tensors[PART.replace("q_proj", "k_proj")] = np.zeros((32, 8), np.float32)
+        tensors["odd.name"] = np.zeros(3, np.float32)
+
+    change_tensors(directory, change)
+    refuse(llama, directory, "odd.name does not begin with")
+    change_tensors(directory, lambda tensors: tensors.pop("odd.name"))
+    message = refuse(llama, directory, "3 problems")
+    for part in ("(65, 8)", "v_proj.lora_B.weight is missing", "k_proj.lora_B.weight belongs to no cell"):
+        assert part in message
+    skipped = pet.load_adapter(llama, directory, strict=False)
+    assert len(skipped) == 3 and any("(65, 8)" in line for line in skipped)
+    adapter = registry(llama).get("default")
+    assert not adapter.modules["model.layers.1.self_attn.q_proj"].lora_B.weight.asnumpy().any()
+    assert adapter.modules["model.layers.0.self_attn.q_proj"].lora_B.weight.asnumpy().any()
+
+
+def test_a_shallower_and_a_deeper_base(fixtures, directory):
+    values = json.loads((fixtures / "llama_gqa" / "config.json").read_text())
+    for layers, word in ((2, "belongs to no cell"), (4, "no factors for|is missing")):
+        model = pet.AutoModel.from_config({**values, "num_hidden_layers": layers})
+        message = refuse(model, directory, word)
+        assert ("layers.2" if layers == 2 else "layers.3") in message
+        skipped = pet.load_adapter(model, directory, strict=False)
+        assert len(skipped) == 4 and all(("layers.2" if layers == 2 else "layers.3") in line for line in skipped)
+
+
+def test_another_base_of_the_same_shape(llama, fixtures, tmp_path):
+    pet.apply_lora(llama, rank=2)
+    randomise(llama)
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+    values = json.loads((fixtures / "llama_gqa" / "config.json").read_text())
+    other = pet.AutoModel.from_config(values)
+    refuse(other, tmp_path, "another base")
+    assert "another base" in pet.load_adapter(other, tmp_path, strict=False)[0]
+
+
+def test_a_base_weight_of_the_adapters_own(llama, directory):
+    """PEFT saves the whole weight of an adapted embedding or head; it must be this model's."""
+    pet.apply_lora(llama, rank=2, targets=["lm_head"])
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, directory)
+    pet.delete_adapter(llama, "default")
+    key = "base_model.model.lm_head.base_layer.weight"
+    weight = llama.lm_head.weight.asnumpy().copy()
+    change_tensors(directory, lambda tensors: tensors.update({key: weight}))
+    pet.load_adapter(llama, directory)
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+    pet.delete_adapter(llama, "default")
+    change_tensors(directory, lambda tensors: tensors.update({key: weight + 1}))
+    refuse(llama, directory, "base weight of its own")
+
+
+def test_unknown_settings_of_a_later_version_warn(llama, directory):
+    edit(directory, use_something_new=True)
+    with pytest.warns(UserWarning, match="use_something_new"):
+        pet.load_adapter(llama, directory)

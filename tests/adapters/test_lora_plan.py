@@ -1,0 +1,135 @@
+"""What a configuration would do to a model, and every misspelt entry of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+import pet
+from adapters.registry import registry
+
+
+@pytest.fixture(scope="module")
+def models(fixtures):
+    return {name: pet.AutoModel.from_pretrained(fixtures / name) for name in ("gpt2", "llama_gqa", "glm")}
+
+
+def paths(plan):
+    return [entry.name for entry in plan.entries]
+
+
+def test_a_plan_is_a_table(models):
+    config = pet.LoRAConfig(rank=4, targets=["q_proj", "lm_head"], layers=["1-"], exclude=["layers.2.self_attn.q_proj"])
+    plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=4, targets=["q_proj"], layers=["1-"]))
+    assert paths(plan) == ["model.layers.1.self_attn.q_proj", "model.layers.2.self_attn.q_proj"]
+    assert plan.parameters == 2 * 4 * (64 + 64) and len(plan) == 2
+    lines = str(plan).splitlines()
+    assert lines[0].split() == ["cell", "shape", "parameters"]
+    assert lines[1].split() == ["model.layers.1.self_attn.q_proj", "(64,", "64)", "512"]
+    assert lines[-1].split() == ["2", "cells", "1,024"]
+    assert pet.list_adapters(models["llama_gqa"]) == []
+    assert paths(pet.plan(models["llama_gqa"], config)) == ["model.layers.1.self_attn.q_proj"]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama_gqa", {"targets": "all-linear", "use_dora": True, "rank_pattern": {"down_proj": 3}}),
+        ("gpt2", {"targets": ["wte", "c_attn"], "bias": "all", "modules_to_save": ["ln_f"]}),
+        ("gpt2", {"trainable_tokens": [3, 4], "init": "pissa"}),
+        ("glm", {"targets": ["attention", "embed_tokens"], "use_dora": True, "layers": None}),
+    ],
+)
+def test_a_plan_counts_what_training_gets(models, family, settings):
+    model = models[family]
+    plan = pet.plan(model, pet.LoRAConfig(rank=2, **settings))
+    pet.apply_lora(model, rank=2, **settings)
+    try:
+        assert plan.parameters == sum(parameter.size for parameter in pet.trainable_parameters(model))
+        assert plan.parameters == pet.adapter_status(model)["default"]["parameters"]
+    finally:
+        pet.delete_adapter(model, "default")
+
+
+def test_cells_of_a_model_of_ones_own():
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.Conv2d(3, 5, (3, 2)), nn.Conv1d(3, 5, 3), nn.Embedding(7, 2))
+    plan = pet.plan(net, pet.LoRAConfig(rank=2, targets=["0", "1", "2", "3"], use_dora=True))
+    assert [entry.parameters for entry in plan.entries] == [
+        2 * 7 + 4,
+        2 * (3 * 6 + 5) + 5,
+        2 * (3 * 3 + 5) + 5,
+        2 * 9 + 2,
+    ]
+    pet.apply_lora(net, rank=2, targets=["0", "1", "2", "3"], use_dora=True)
+    assert plan.parameters == sum(parameter.size for parameter in pet.trainable_parameters(net))
+
+
+MISSPELT = {
+    "target": ({"targets": ["q_proj", "v_porj"]}, "targets: 'v_porj'.*did you mean 'v_proj'"),
+    "glob": ({"targets": ["*.atn.*"]}, r"targets: '\*\.atn\.\*' matches no cell"),
+    "another kind": ({"targets": ["layers.0.self_attn.core"]}, "is of kind attention"),
+    "a glob of another kind": ({"targets": ["*.core"]}, "is of kind attention"),
+    "expression": ({"targets": [r"re:.*\.w_proj"]}, "matches no cell"),
+    "bad expression": ({"targets": ["re:("]}, "no valid regular expression"),
+    "empty": ({"targets": [""]}, "no name"),
+    "exclude": ({"exclude": ["q_pro"]}, "exclude: 'q_pro'.*did you mean 'q_proj'"),
+    "layer": ({"layers": [0, 7]}, "layers: 7 names a layer that does not exist"),
+    "range": ({"layers": ["1-5"]}, "layers: '1-5'.*there is: 0-2"),
+    "no layer": ({"layers": ["last"]}, "layers: 'last'; an index"),
+    "rank pattern": ({"rank_pattern": {"q_porj": 2}}, "rank_pattern: 'q_porj'.*did you mean 'q_proj'"),
+    "rank pattern elsewhere": ({"rank_pattern": {"down_proj": 2}}, "rank_pattern: 'down_proj' matches no target"),
+    "alpha pattern": ({"alpha_pattern": {"v_prj": 2}}, "alpha_pattern: 'v_prj'.*did you mean 'v_proj'"),
+    "bad pattern": ({"alpha_pattern": {"(": 2}}, "no valid regular expression"),
+    "modules to save": ({"modules_to_save": ["lm_haed"]}, "modules_to_save: 'lm_haed'.*did you mean 'lm_head'"),
+    "saved and adapted": ({"modules_to_save": ["q_proj"]}, "is a target too"),
+    "tokens": ({"trainable_tokens": {"embed": [1]}}, "trainable_tokens: 'embed' matches no embedding.*embed_tokens"),
+    "nothing left": ({"exclude": ["q_proj", "v_proj"]}, "nothing is left"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+@pytest.mark.parametrize("call", ["plan", "apply"])
+def test_every_misspelt_entry_is_an_error(models, name, call):
+    settings, message = MISSPELT[name]
+    model = models["llama_gqa"]
+    config = pet.LoRAConfig(**{"rank": 2, "targets": ["q_proj", "v_proj"], **settings})
+    with pytest.raises(pet.InputError, match=message):
+        pet.plan(model, config) if call == "plan" else pet.apply(model, config)
+    assert pet.list_adapters(model) == [] and not hasattr(type(model.model.layers[0].self_attn.q_proj), "plain")
+
+
+def test_a_pattern_sweeps_over_what_the_method_does_not_fit(models):
+    for target in ("*layers.0.self_attn*", r"re:.*layers\.0\.self_attn.*"):
+        plan = pet.plan(models["llama_gqa"], pet.LoRAConfig(rank=2, targets=[target]))
+        assert [path.rsplit(".", 1)[-1] for path in paths(plan)] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def test_several_problems_are_told_at_once(models):
+    with pytest.raises(pet.InputError) as error:
+        pet.plan(models["gpt2"], pet.LoRAConfig(targets=["c_atn", "c_prj", "c_attn"]))
+    assert "c_atn" in str(error.value) and "c_prj" in str(error.value) and "2 problems" in str(error.value)
+
+
+def test_patterns_reach_their_cells(models):
+    model = models["llama_gqa"]
+    patterns = {"layers.1.self_attn.q_proj": 5, "q_proj": 3}
+    pet.apply_lora(
+        model, rank=2, alpha=6, targets=["q_proj", "v_proj"], rank_pattern=patterns, alpha_pattern={".*2.*v_proj": 9}
+    )
+    try:
+        found = {
+            path.removeprefix("model.layers."): (module.lora_A.weight.shape[0], module.scale)
+            for path, module in registry(model).get("default").modules.items()
+        }
+    finally:
+        pet.delete_adapter(model, "default")
+    assert found == {
+        "0.self_attn.q_proj": (3, 2.0),
+        "0.self_attn.v_proj": (2, 3.0),
+        "1.self_attn.q_proj": (5, 6 / 5),
+        "1.self_attn.v_proj": (2, 3.0),
+        "2.self_attn.q_proj": (3, 2.0),
+        "2.self_attn.v_proj": (2, 4.5),
+    }
+    assert np.isclose(pet.LoRAConfig(rank=9, alpha=6, use_rslora=True).scale_at("x"), 2.0)
