@@ -112,7 +112,7 @@ def described(model: nn.Cell, adapter: Adapter) -> dict[str, Any]:
     base = getattr(getattr(model, "config", None), "extra", {}).get("_name_or_path")
     values = {
         "peft_type": adapter.config.peft_type,
-        "task_type": "CAUSAL_LM",
+        "task_type": "CAUSAL_LM" if knows(model) else None,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "revision": None,
@@ -266,6 +266,4 @@ def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
             problems.append(f"{key} has shape {array.shape}, the model needs {tuple(parameter.shape)}")
         else:
             ops.assign(parameter, Tensor(array, getattr(ms, float_name(parameter.dtype))))
-    for module in adapter.modules.values():
-        module.stateful()
     return problems

@@ -18,6 +18,7 @@ from model_zoo.errors import InputError
 UNSUPPORTED = (
     "alora_invocation_tokens",
     "arrow_config",
+    "ensure_weight_tying",
     "kasa_config",
     "layer_replication",
     "lora_bias",
@@ -30,7 +31,6 @@ UNSUPPORTED = (
 # What PEFT writes when nothing else is asked for.
 DEFAULTS: dict[str, Any] = {
     "corda_config": None,
-    "ensure_weight_tying": False,
     "eva_config": None,
     "layers_pattern": None,
     "loftq_config": {},
@@ -40,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "peft_version": "0.21.2",
     "qalora_group_size": 16,
     **dict.fromkeys(UNSUPPORTED),
-    **dict.fromkeys(("lora_bias", "use_qalora"), False),
+    **dict.fromkeys(("ensure_weight_tying", "lora_bias", "use_qalora"), False),
 }
 MAPPED = (
     "alpha_pattern",

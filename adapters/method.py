@@ -57,9 +57,6 @@ class AdapterModule(nn.Cell):
         """Δb for the base bias in float64, or None when the bias stays as it is."""
         return None
 
-    def stateful(self) -> None:
-        """Called when the base weight has changed under the module (another checkpoint was loaded)."""
-
 
 @dataclasses.dataclass(kw_only=True)
 class MethodConfig:

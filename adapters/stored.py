@@ -29,8 +29,12 @@ UNMERGEABLE = {
     "PREFIX_TUNING": "it puts keys and values in front of the attention's own, which no weight can do",
     "PROMPT_TUNING": "it puts embeddings in front of the input, which no weight can do",
     "P_TUNING": "it puts embeddings in front of the input, which no weight can do",
+    "PTUNING_V2": "it puts keys and values in front of the attention's own, which no weight can do",
+    "LOW_RANK_ADAPTER": "there is a non-linear function between its projections, so it is no matrix",
     "BOTTLENECK": "there is a non-linear function between its projections, so it is no matrix",
 }
+# starts of LoRA that take the first product off the base
+CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 PARTS = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
     r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|token_adapter\.trainable_tokens_delta)"
@@ -70,12 +74,20 @@ class StoredAdapter:
             raise InputError(f"{self.directory}: no such directory; an adapter directory was expected")
         self.config = read_json(self.directory / CONFIG, "PEFT's adapter configuration")
         kind = str(self.config.get("peft_type", self.config.get("method", ""))).upper()
-        if kind not in ("LORA", "IA3"):
+        if kind not in ("LORA", "IA3", "BITFIT"):
             reason = UNMERGEABLE.get(kind)
             if reason is None:
-                raise InputError(f"{self.directory / CONFIG}: peft_type {kind!r} cannot be merged; LORA and IA3 can")
+                raise InputError(
+                    f"{self.directory / CONFIG}: peft_type {kind!r} cannot be merged; LORA, IA3 and BITFIT can"
+                )
             raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {reason}")
         self.kind = kind
+        start = self.config.get("init_lora_weights")
+        if isinstance(start, str) and start.lower().split("_niter_")[0] in CHANGED_BASE:
+            raise InputError(
+                f"{self.directory / CONFIG}: init_lora_weights is {start!r}: its start is computed from the "
+                "base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
+            )
         if not (self.directory / WEIGHTS).is_file():
             pickled = (self.directory / "adapter_model.bin").is_file()
             way = "; adapter_model.bin is pickled and not opened: save it again as safetensors" if pickled else ""

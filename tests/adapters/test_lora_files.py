@@ -70,6 +70,28 @@ def test_loading_then_saving_gives_the_same_files(models, fixtures, tmp_path, fa
     assert as_values(tmp_path / config) == as_values(directory / config)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_merged_weights_are_those_of_the_reference(models, fixtures, family):
+    model, reference = models(family), np.load(fixtures / family / "lora_ref.npz")
+    pet.load_adapter(model, fixtures / family / "lora")
+    try:
+        found = model(reference["input_ids"]).asnumpy()
+        pet.merge(model)
+        merged = {name: parameter.asnumpy() for name, parameter in model.parameters_dict().items()}
+        stored = load_file(fixtures / family / "lora_merged" / "model.safetensors")
+        changed = 0
+        for name, value in stored.items():
+            if name in merged and "lora_" not in name:
+                np.testing.assert_allclose(merged[name], value, rtol=0, atol=1e-6, err_msg=name)
+                changed += 1
+        assert changed > 10
+    finally:
+        if registry(model).merged_names:
+            pet.unmerge(model)
+        pet.delete_adapter(model, "default")
+    np.testing.assert_allclose(found, reference["lora_logits"], rtol=0, atol=1e-4)
+
+
 def test_what_was_trained_after_loading_is_saved_with_the_other_settings_kept(llama, fixtures, tmp_path):
     pet.load_adapter(llama, fixtures / "llama_gqa" / "lora")
     randomise(llama)
@@ -178,6 +200,7 @@ ABSURD = {
     "tokens text": ({"trainable_token_indices": "all"}, "trainable_tokens"),
     "lost start": ({"init_lora_weights": "loftq"}, "changed base"),
     "start of a number": ({"init_lora_weights": 3}, "init_lora_weights is 3"),
+    "tied adapters": ({"ensure_weight_tying": True}, "ensure_weight_tying"),
     "unsupported": ({"layer_replication": [[0, 2]]}, "layer_replication"),
     "kind": ({"peft_type": "LOAR"}, "did you mean 'LORA'"),
     "kind a list": ({"peft_type": ["LORA"]}, "peft_type"),
@@ -317,3 +340,11 @@ def test_unknown_settings_of_a_later_version_warn(llama, directory):
     edit(directory, use_something_new=True)
     with pytest.warns(UserWarning, match="use_something_new"):
         pet.load_adapter(llama, directory)
+
+
+def test_merging_on_disk_refuses_a_start_that_the_base_decides(fixtures, directory):
+    from adapters.stored import StoredAdapter
+
+    edit(directory, init_lora_weights="pissa_niter_4")
+    with pytest.raises(pet.InputError, match="in memory"):
+        StoredAdapter(directory)

@@ -9,7 +9,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import ops
+from mindspore import nn, ops
 
 import pet
 from adapters.registry import registry
@@ -176,3 +176,66 @@ def test_theirs_opens_here_and_is_saved_byte_for_byte(pairs, family, name, tmp_p
     assert np.abs(found - pair.our_logits()).max() > 0.01
     first, again = (tmp_path / part / "adapter_model.safetensors" for part in ("theirs", "again"))
     assert first.read_bytes() == again.read_bytes()
+
+
+class OurPictures(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(120, 4)
+        self.line = nn.Conv1d(4, 6, 3, stride=2, pad_mode="pad", padding=1, has_bias=True)
+        self.plane = nn.Conv2d(2, 3, (3, 2), pad_mode="valid", has_bias=True)
+        self.last = nn.Dense(2, 4, has_bias=False)
+
+    def construct(self, ids):
+        x = self.line(self.embed(ids).transpose(0, 2, 1))  # (B, 6, S / 2)
+        return self.last(self.plane(x.reshape(x.shape[0], 2, 3, -1)).reshape(x.shape[0], -1, 2))
+
+
+class TheirPictures(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(120, 4)
+        self.line = torch.nn.Conv1d(4, 6, 3, stride=2, padding=1)
+        self.plane = torch.nn.Conv2d(2, 3, (3, 2))
+        self.last = torch.nn.Linear(2, 4, bias=False)
+
+    def forward(self, ids):
+        x = self.line(self.embed(ids).transpose(1, 2))
+        return self.last(self.plane(x.reshape(x.shape[0], 2, 3, -1)).reshape(x.shape[0], -1, 2))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_embeddings_and_convolutions_of_ones_own(dora, tmp_path):
+    ours, theirs = OurPictures(), TheirPictures().eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            cell = getattr(ours, name.split(".")[0])
+            own = (
+                cell.bias if name.endswith("bias") else getattr(cell, "weight", getattr(cell, "embedding_table", None))
+            )
+            ops.assign(own, ms.Tensor(parameter.numpy().reshape(own.shape)))
+    targets, ids = ["embed", "line", "plane", "last"], IDS[:, :6]
+    given = ms.Tensor(ids.astype(np.int32))
+
+    def forward(model):
+        with torch.no_grad():
+            return model(torch.tensor(ids)).numpy()
+
+    np.testing.assert_allclose(ours(given).asnumpy(), forward(theirs), atol=1e-5)
+    pet.apply_lora(ours, rank=2, targets=targets, use_dora=dora)
+    randomise(registry(ours).get("default").parameters(), 1)
+    expected = ours(given).asnumpy()
+    pet.save_adapter(ours, tmp_path / "ours")
+    pet.delete_adapter(ours, "default")
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path / "ours").eval()
+    np.testing.assert_allclose(forward(opened), expected, rtol=0, atol=LIMIT)
+    config = peft.LoraConfig(r=2, lora_alpha=16, target_modules=targets, use_dora=dora)
+    made = peft.get_peft_model(copy.deepcopy(theirs), config).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(parameter.shape)
+    made.save_pretrained(tmp_path / "theirs")
+    pet.load_adapter(ours, tmp_path / "theirs")
+    assert np.abs(forward(made) - forward(theirs)).max() > 0.01
+    np.testing.assert_allclose(ours(given).asnumpy(), forward(made), rtol=0, atol=LIMIT)
