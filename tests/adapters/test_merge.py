@@ -210,3 +210,29 @@ def test_merging_nothing_is_an_error(fixtures):
     with pytest.raises(pet.InputError, match="no active adapter"):
         pet.merge(model)
     pet.unmerge(model)  # nothing merged: nothing to do
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama_gqa", {"targets": ["embed_tokens", "q_proj"], "use_rslora": True}),
+        ("llama_gqa", {"use_dora": True, "modules_to_save": ["norm"], "trainable_tokens": [5, 77]}),
+        ("gpt2", {"init": "pissa", "bias": "all"}),
+        ("gpt2", {"use_dora": True, "bias": "lora_only", "targets": ["c_attn", "c_fc"]}),
+        ("gpt2", {"targets": ["lm_head"]}),
+    ],
+    ids=["embedding", "dora", "pissa", "biases", "tied head"],
+)
+def test_merging_on_disk_gives_the_same_bits(fixtures, tmp_path, family, settings):
+    from pet.export import merge_checkpoint
+
+    model = pet.AutoModel.from_pretrained(fixtures / family)
+    pet.apply_lora(model, rank=2, **settings)
+    randomise(model)
+    pet.save_adapter(model, tmp_path / "adapter")
+    pet.merge(model)
+    merged = {name: value.asnumpy().copy() for name, value in model.parameters_dict().items()}
+    merge_checkpoint(fixtures / family, tmp_path / "adapter", tmp_path / "merged")
+    reopened = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    for name, value in reopened.parameters_dict().items():
+        np.testing.assert_array_equal(value.asnumpy(), merged[name], err_msg=name)
