@@ -20,8 +20,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
+from model_zoo import fused
+from model_zoo.layers import Linear
 from pet.train.compiled import Compiled
-from pet.train.loss import IGNORED, CausalLoss
+from pet.train.loss import IGNORED, CausalLoss, shift_labels
 from pet.train.optimizers import Optimizer, scalar
 from pet.train.segments import flatten
 from pet.train.world import World
@@ -70,7 +72,24 @@ def count_useful(batch: dict[str, Any]) -> int:
     return int(real.sum())
 
 
-def make_forward(model, loss: Callable, forward_step: Callable | None) -> Callable:
+def frozen_head(model, loss: CausalLoss):
+    """The head's cell, where the loss may be computed from its weight without ever holding all logits; else None.
+
+    That needs a head that is nothing but a frozen float32 product, and a loss that is nothing but cross-entropy.
+    """
+    family = getattr(model, "family", None)
+    if family is None or loss.label_smoothing > 0 or loss.r_drop_alpha > 0:
+        return None
+    cell = model
+    for part in family.head.split("."):
+        cell = getattr(cell, part, None)
+    plain = type(cell) is Linear and cell.bias is None and isinstance(cell.product, ops.MatMul)
+    if not plain or cell.weight.requires_grad or cell.weight.dtype != ms.float32:
+        return None
+    return cell
+
+
+def make_forward(model, loss: Callable, forward_step: Callable | None, fast: bool = False) -> Callable:
     """A graph function ``(input_ids, labels, position_ids, start, end) → summed loss``.
 
     Args:
@@ -78,6 +97,8 @@ def make_forward(model, loss: Callable, forward_step: Callable | None) -> Callab
         loss: ``(logits, labels) → sum over label tokens``.
         forward_step: the user's ``(data, model) → dict | Tensor``, called instead of the model. Its ``loss`` is taken
             as a mean over the label tokens; from ``logits`` alone the loss is computed here.
+        fast: compute head and loss in one, piece by piece, where `frozen_head` allows it. Only for training in
+            compiled graphs: the gradient is computed along with the loss.
     """
     if forward_step is not None:
 
@@ -98,6 +119,15 @@ def make_forward(model, loss: Callable, forward_step: Callable | None) -> Callab
             return output.astype(ms.float32) * count
 
         return custom
+    head = frozen_head(model, loss) if fast else None
+    if head is not None:
+        summed = fused.linear_cross_entropy(IGNORED)
+
+        def fused_causal(input_ids, labels, position_ids, start, end):
+            hidden = model.hidden_states(input_ids, position_ids, start, end, None)
+            return summed(hidden, head.weight, shift_labels(labels).reshape(-1))[0]
+
+        return fused_causal
     if hasattr(model, "hidden_states") and hasattr(model, "head"):
 
         def causal(input_ids, labels, position_ids, start, end):
@@ -157,7 +187,7 @@ class TrainStep:
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
         spans = tuple(itertools.pairwise(borders))
         weights = ParameterTuple([parameter for group in groups for parameter in group])
-        forward = make_forward(model, loss, forward_step)
+        forward = make_forward(model, loss, forward_step, fast=compiled)
 
         def scaled(input_ids, labels, position_ids, start, end, weight):
             total = forward(input_ids, labels, position_ids, start, end)

@@ -175,6 +175,8 @@ class Trainer:
     def run_steps(self, begin: float, signals: Signals) -> None:
         """The steps that are left."""
         position = self.position
+        if signals.received is not None and self.world.size == 1:
+            return  # it came while the base was measured; nothing has happened yet that could be saved
         while position.step < self.total_steps and self.stop_reason is None:
             done_before = position.step
             for batches in steps(self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch):
