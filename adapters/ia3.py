@@ -72,7 +72,7 @@ class IA3Config(MethodConfig):
         paths = list(adapter.sites)
         explicit = self.layers is None and self.exclude is None
         feedforward = [path for path, module in adapter.modules.items() if module.changes_input]
-        names = targets_to_peft(self.targets or default_names(adapter), paths) if explicit else sorted(paths)
+        names = targets_to_peft(self.targets or default_names(paths), paths) if explicit else sorted(paths)
         if isinstance(names, list):  # PEFT wants the one to be part of the other
             short = sorted(set(as_list(self.feedforward)) & set(names))
             covered = all(any(path == name or path.endswith("." + name) for name in short) for path in feedforward)
