@@ -12,16 +12,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn
 
 from adapters.methods import BY_PEFT_TYPE
 from adapters.registry import Adapter, registry
+from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
 from model_zoo.files import atomic_write, read_json
 from model_zoo.fingerprint import fingerprint
-from model_zoo.floats import float_name
 from model_zoo.safetensors_io import SafetensorsFile, write_file
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -265,5 +264,5 @@ def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
         elif tuple(parameter.shape) != array.shape:
             problems.append(f"{key} has shape {array.shape}, the model needs {tuple(parameter.shape)}")
         else:
-            ops.assign(parameter, Tensor(array, getattr(ms, float_name(parameter.dtype))))
+            write_parameter(parameter, array)
     return problems

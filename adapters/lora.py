@@ -41,8 +41,9 @@ class LoRAConfig(MethodConfig):
         rank_pattern, alpha_pattern: {regular expression: value} for cells that differ.
         use_rslora: scale by √r instead of r.
         use_dora: train a magnitude per output besides (DoRA; `adapters.dora`).
-        init: ``default``; ``gaussian`` for A; ``pissa`` or ``olora``, which start from the weight's own directions
-            (`adapters.initial`).
+        init: ``default``; ``gaussian`` for A with deviation 1/r; ``pissa`` or ``olora``, which start from the weight's
+            own directions (`adapters.initial`) and are saved as plain LoRA of twice the rank, so that PEFT opens them
+            on the unchanged base.
         bias: ``none``, ``lora_only`` (biases of the adapted cells are trained) or ``all``.
         trainable_tokens: {embedding name: [ids]} or a list of ids of the token embedding whose rows are trained.
         learning_rate_ratio: LoRA+ (Hayou et al. 2024): B learns this many times faster than A.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -77,10 +78,18 @@ def targets_from_peft(value, key: str):
     if value is None or value == "all-linear":
         return value
     if isinstance(value, str):
+        check_expression(key, value)
         return "re:" + value
     if not isinstance(value, (list, tuple, set)) or not all(isinstance(entry, str) for entry in value):
         raise InputError(f"{key} is {value!r}; a list of names or a regular expression was expected")
     return sorted(value)
+
+
+def check_expression(key: str, text) -> None:
+    """Raises InputError for an expression in a file that could take for ever: a repeated group that ends in a repeat
+    backtracks through exponentially many ways to fail."""
+    if not isinstance(text, str) or len(text) > 10_000 or re.search(r"[*+}][?+]?\)+[*+{]", text):
+        raise InputError(f"{key}: {str(text)[:80]!r} repeats a repeat, or is no expression; name the cells instead")
 
 
 def targets_to_peft(entries, paths: list[str]):
@@ -113,6 +122,8 @@ def from_peft(values: dict[str, Any]) -> dict[str, Any]:
     for key in ("rank_pattern", "alpha_pattern"):
         if not isinstance(values.get(key) or {}, dict):
             raise InputError(f"{key} is {values[key]!r}; {{regular expression: value}} was expected")
+        for expression in values.get(key) or {}:
+            check_expression(key, expression)
     return {
         "rank": values.get("r", 8),
         "alpha": values.get("lora_alpha", 8),

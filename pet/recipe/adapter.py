@@ -69,7 +69,8 @@ class LoRA(Targeted):
     init: Literal["default", "gaussian", "pissa", "olora"] = Field(
         "default",
         description="default: A Kaiming-uniform, B zero. gaussian: A normal with deviation 1/rank, B zero. pissa: from "
-        "the largest singular vectors of W. olora: from its QR decomposition. The last two change the frozen weights.",
+        "the largest singular vectors of W. olora: from its QR decomposition. The last two are saved as plain "
+        "LoRA of twice the rank.",
     )
     bias: Literal["none", "all", "lora_only"] = Field(
         "none", description="Which biases are trained besides: none, all of the model, or those of adapted cells."

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import pet
 from adapters.registry import registry
+from model_zoo.checkpoint import write_parameter
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "chatglm1", "chatglm2", "glm4_0414"]
@@ -198,6 +199,8 @@ ABSURD = {
     "saved nowhere": ({"modules_to_save": ["haed"]}, "modules_to_save: 'haed'"),
     "tokens": ({"trainable_token_indices": [10**12]}, "id 1000000000000"),
     "tokens text": ({"trainable_token_indices": "all"}, "trainable_tokens"),
+    "slow expression": ({"target_modules": "((.*)+.?)*(.*)*x"}, "repeats a repeat"),
+    "slow pattern": ({"rank_pattern": {"(a+)+b": 3}}, "repeats a repeat"),
     "lost start": ({"init_lora_weights": "loftq"}, "changed base"),
     "start of a number": ({"init_lora_weights": 3}, "init_lora_weights is 3"),
     "tied adapters": ({"ensure_weight_tying": True}, "ensure_weight_tying"),
@@ -348,3 +351,19 @@ def test_merging_on_disk_refuses_a_start_that_the_base_decides(fixtures, directo
     edit(directory, init_lora_weights="pissa_niter_4")
     with pytest.raises(pet.InputError, match="in memory"):
         StoredAdapter(directory)
+
+
+def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa", dtype="bfloat16")
+    pet.apply_lora(model, rank=2, modules_to_save=["norm"], trainable_tokens=[4])
+    own = registry(model).get("default").tensors()["model.norm.weight"]
+    assert own.dtype == ms.bfloat16
+    write_parameter(own, np.linspace(-1, 1, 64, dtype=np.float32))
+    before = own.astype(ms.float32).asnumpy().copy()
+    pet.save_adapter(model, tmp_path)
+    pet.delete_adapter(model, "default")
+    pet.load_adapter(model, tmp_path)
+    again = registry(model).get("default").tensors()["model.norm.weight"]
+    np.testing.assert_array_equal(again.astype(ms.float32).asnumpy(), before)
+    pet.save_adapter(model, tmp_path / "again")
+    assert (tmp_path / "again" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
