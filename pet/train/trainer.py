@@ -178,7 +178,7 @@ class Trainer:
         if signals.received is not None and self.world.size == 1:
             return  # it came while the base was measured; nothing has happened yet that could be saved
         while position.step < self.total_steps and self.stop_reason is None:
-            done_before = position.step
+            done_before, whole_epoch = position.step, position.step_in_epoch == 0
             for batches in steps(self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch):
                 record = self.one_step(batches)
                 last = position.step >= self.total_steps
@@ -199,7 +199,7 @@ class Trainer:
                 if last or stopping:
                     return
             position.epoch, position.step_in_epoch = position.epoch + 1, 0
-            if position.step == done_before:
+            if whole_epoch and position.step == done_before:  # a resumed one may have been at its end already
                 raise InputError(f"epoch {position.epoch} of the training data holds no step")
 
     def one_step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
