@@ -46,9 +46,10 @@ class Case:
 CASES = {
     "lora": Case(LoRAConfig(rank=3), merges=True),
     "lora_all": Case(LoRAConfig(rank=2, targets="all-linear", use_rslora=True), merges=True),
-    "dora": Case(LoRAConfig(rank=2, use_dora=True), start=1e-5, merges=True, slope=0.3),  # its norm counts as constant
-    "pissa": Case(LoRAConfig(rank=2, init="pissa"), start=1e-4, merges=True),
+    "dora": Case(LoRAConfig(rank=2, use_dora=True), merges=True, slope=0.3),  # its norm counts as constant
+    "pissa": Case(LoRAConfig(rank=2, init="pissa"), merges=True),
     "lora_bias": Case(LoRAConfig(rank=2, bias="all"), merges=True),
+    "lora_tokens": Case(LoRAConfig(rank=2, trainable_tokens=list(range(8, 120))), merges=True),
     "prefix": Case(PrefixConfig(length=3), start=None),
     "prefix_projection": Case(PrefixConfig(length=3, projection=True, projection_hidden=8), start=None),
     "ptuning2": Case(PTuningV2Config(length=3), start=None),
@@ -243,6 +244,7 @@ def test_method_on_family(bases, tmp_path, method, family):
 GENERATED = {
     "lora": "chatglm2",
     "dora": "gpt2",
+    "lora_tokens": "gpt2",
     "prefix": "chatglm1",
     "prefix_projection": "gpt2",
     "ptuning2": "chatglm1",
