@@ -103,6 +103,10 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
         elif isinstance(cell, AttentionCore):
             check_core(path, cell)
     refuse_unsharable(plan)
+    for path in regions:
+        if adapter_modules(cells[path]):  # it would read the input on this side of the copy
+            name = type(adapter_modules(cells[path])[0]).__name__
+            raise InputError(f"parallel.tensor: {name} beside {path} cannot be divided; place it behind (houlsby)")
     for _, cell, column, blocks in plan:
         cut_cell(model, cell, group, column, blocks, loaded)
         if not column:
