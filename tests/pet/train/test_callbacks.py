@@ -1,0 +1,77 @@
+"""Callbacks that lean on other programs: TensorBoard's writer and MindSpore's profiler."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.train.callbacks import make_callback
+from pet.train.callbacks.plot import draw, smoothed
+from pet.train.callbacks.progress import short
+from pet.train.trainer import Trainer
+
+
+def run(model, batch, directory, callback):
+    settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0}
+    Trainer(model, [batch], directory=directory, callbacks=[callback], **settings).train()
+
+
+def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
+    written = {}
+
+    class SummaryWriter:
+        def __init__(self, directory, purge_step):
+            written["directory"], written["purge"] = directory, purge_step
+
+        def add_scalar(self, name, value, step):
+            written[name, step] = value
+
+        def close(self):
+            written["closed"] = True
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    run(toy(), batch(4), tmp_path, "tensorboard")
+    assert written["directory"] == str(tmp_path / "tensorboard") and written["purge"] == 1 and written["closed"]
+    assert [written["train/loss", step] for step in (1, 2, 3, 4)] == sorted(
+        (written["train/loss", step] for step in (1, 2, 3, 4)), reverse=True
+    )
+
+
+def test_without_a_writer_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="pip install tensorboardX"):
+        make_callback("tensorboard")
+
+
+def test_the_profiler_leaves_its_files(toy, batch, tmp_path):
+    run(toy(), batch(4), tmp_path, make_callback("profiler", {"first": 2, "steps": 2}))
+    assert list((tmp_path / "profile").rglob("*.csv"))
+
+
+def test_a_smoothed_line_stays_a_line_and_does_not_lag():
+    line = [10.0 - step / 10 for step in range(100)]
+    middle = smoothed(line, 0.8)[30:70]
+    assert middle == pytest.approx(line[30:70], abs=0.02)
+    assert smoothed([1.0, 2.0], 0.0) == [1.0, 2.0]
+
+
+def test_a_picture_of_one_step_and_of_a_constant_loss(tmp_path):
+    draw([{"step": 1, "loss": 2.0, "learning_rate": 0.0}], tmp_path / "one.png", "one")
+    same = [{"step": step, "loss": 0.0, "learning_rate": 1e-3, "eval_loss": 0.0} for step in range(1, 30)]
+    draw(same, tmp_path / "same.png", "same", before=0.0)
+    assert (tmp_path / "one.png").stat().st_size > 5000 and (tmp_path / "same.png").stat().st_size > 5000
+
+
+def test_short_numbers():
+    assert [short(value) for value in (7.4, 999, 1234, 56_789, 2.5e6, 3e9)] == [
+        "7",
+        "999",
+        "1.2k",
+        "56.8k",
+        "2.5M",
+        "3.0G",
+    ]

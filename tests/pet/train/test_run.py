@@ -1,0 +1,129 @@
+"""Whole runs by recipe, on a model of a few thousand weights: resuming through the data, full training, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from model_zoo.safetensors_io import read_file
+from pet.names import bundled_directory
+from pet.recipe.loading import from_dict
+from pet.train import run
+from pet.train.callbacks import Callback
+from pet.train.callbacks.records import read_metrics
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny random GPT-2 with a bundled tokenizer, and 30 questions of uneven length."""
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+
+    home = tmp_path_factory.mktemp("base")
+    source = bundled_directory() / "bases" / "gpt_tiny"
+    config = json.loads((source / "config.json").read_text())
+    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    save_pretrained(AutoModel.from_config(config, seed=1), home)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(source / name, home / name)
+    rows = [
+        {"prompt": f"What is {number}?", "completion": f"It is {number}" + ", again" * (number % 4) + "."}
+        for number in range(30)
+    ]
+    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+def recipe(base, directory, **changes):
+    values = {
+        "model": {"path": str(base)},
+        "adapter": {"method": "lora", "rank": 4, "dropout": 0.2},
+        "data": {
+            "train": str(base / "data.jsonl"),
+            "eval_fraction": 0.2,
+            "max_length": 48,
+            "cache_dir": str(base / "cache"),
+            "workers": 0,
+        },
+        "train": {"epochs": 4, "batch_size": 2, "accumulation": 2, "learning_rate": 1e-2, "warmup": 2, "save_every": 2},
+        "eval": {"every_steps": 4, "metrics": ["loss", "exact_match"], "shown_samples": 1, "generated_samples": 2},
+        "generation": {"max_new_tokens": 4},
+        "output": {"dir": str(directory)},
+    }
+    return from_dict(values, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+class Stop(Callback):
+    def __init__(self, at):
+        self.at = at
+
+    def step(self, trainer, record):
+        if record["step"] == self.at:
+            trainer.stop("enough for today")
+
+
+def numbers(directory):
+    keys = ("step", "loss", "learning_rate", "eval_loss", "eval_exact_match", "padding", "epoch")
+    return [tuple(line.get(key) for key in keys) for line in read_metrics(directory / "metrics.jsonl")]
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was_in_the_data(base, tmp_path):
+    """Shuffled and packed rows, four epochs, dropout: the second half is that of the run that was not stopped."""
+    said = []
+    summary = run.finetune(recipe(base, tmp_path / "whole"), show=said.append)
+    steps = summary["steps"]
+    assert steps >= 10 and summary["stopped"] is None
+    text = "\n".join(said)
+    for word in ("trainable params: ", "held-out loss", "exact match", "base", "tuned", "summary.json", "padding"):
+        assert word in text
+    stopped = run.finetune(recipe(base, tmp_path / "parts"), show=said.append, callbacks=[Stop(steps // 2 + 1)])
+    assert stopped["steps"] == steps // 2 + 1 and stopped["stopped"] == "enough for today"
+    resumed = run.finetune(recipe(base, tmp_path / "parts"), resume=True, show=said.append)
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    assert resumed["before"] == summary["before"] and resumed["after"] == summary["after"]
+    first, second = (read_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("whole", "parts"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    again = run.evaluate(recipe(base, tmp_path / "whole"), adapter=tmp_path / "whole" / "adapter", show=said.append)
+    assert again == summary["after"]
+
+
+@pytest.mark.slow
+def test_training_every_weight_from_random_ones(base, tmp_path):
+    config = base / "config.json"
+    values = {
+        "model.path": str(config),
+        "model.tokenizer": str(base),
+        "model.from_scratch": True,
+        "adapter": {"method": "none"},
+        "train.save_every": None,
+        "train.epochs": 1,
+    }
+    changes = {key.replace(".", "__"): value for key, value in values.items()}
+    summary = run.train(recipe(base, tmp_path, **changes), show=lambda text: None)
+    assert summary["trainable"] == summary["total"]
+    assert summary["after"]["loss"] < summary["before"]["loss"]
+    from pet.auto import AutoModel, AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").encode("It is") != []
+    ids = np.array([[5, 6, 7]])
+    assert np.isfinite(AutoModel.from_pretrained(tmp_path / "model")(ids).asnumpy()).all()
+
+
+def test_wrong_uses_are_told_before_anything_is_written(base, tmp_path):
+    target = tmp_path / "run"
+    with pytest.raises(InputError, match="trains every weight"):
+        run.train(recipe(base, target))
+    with pytest.raises(InputError, match="no_such"):
+        run.finetune(recipe(base, target, adapter__targets=["no_such"]))
+    with pytest.raises(InputError, match="pet finetune needs a base"):
+        run.finetune(recipe(base, target, adapter={"method": "none"}, model__from_scratch=True))
+    assert not target.exists()
+    (target / "checkpoints").mkdir(parents=True)
+    with pytest.raises(InputError, match="holds another run"):
+        run.finetune(recipe(base, target))
