@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +177,9 @@ def load_adapter(
     values = read_adapter_config(directory)
     config = config_from_peft(values, directory / CONFIG)
     skipped: list[str] = []
-    try:
+    with located(directory):
         arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
         adapter = state.add(config, name)
-    except InputError as error:
-        raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
     try:
         problems = fill(adapter, arrays)
         if problems and strict:
@@ -196,6 +196,15 @@ def load_adapter(
     if activate:
         state.set(name)
     return skipped + problems
+
+
+@contextmanager
+def located(directory: Path) -> Iterator[None]:
+    """Every InputError within names the directory."""
+    try:
+        yield
+    except InputError as error:
+        raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
 
 
 def read_arrays(model, state, directory: Path, config, strict: bool, skipped: list[str]):

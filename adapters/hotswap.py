@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindspore import nn
 
-from adapters.files import CONFIG, config_from_peft, fill, read_adapter_config, read_arrays
+from adapters.files import CONFIG, config_from_peft, fill, located, read_adapter_config, read_arrays
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
 from adapters.registry import Adapter, registry
@@ -46,8 +46,9 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     config = config_from_peft(values, directory / CONFIG)
     if not isinstance(config, LoRAConfig):
         raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
-    arrays, stored, metadata = read_arrays(model, state, directory, config, strict=True, skipped=[])
-    problems = differences(model, adapter, config)
+    with located(directory):
+        arrays, stored, metadata = read_arrays(model, state, directory, config, strict=True, skipped=[])
+        problems = differences(model, adapter, config)
     parameters = adapter.tensors()
     problems += [f"{key} is missing" for key in parameters if key not in arrays]
     problems += [f"{key} is not part of adapter {name!r}" for key in arrays if key not in parameters]
