@@ -64,15 +64,27 @@ class LossEvaluation:
         forward_step: the user's own forward, see `pet.train.step.make_forward`.
         world: sums over processes.
         compiled: False runs operator by operator.
+
+    Attributes:
+        measure: the graph; its ``seconds`` say how long its first forwards took.
     """
 
     def __init__(self, model, feed, *, forward_step=None, world: World | None = None, compiled: bool = True):
         self.model, self.feed = model, feed
         self.world = world or World()
-        self.measure = self.world.wrap_measure(Compiled(make_measure(model, forward_step), compiled), model)
+        self.forward_step, self.compiled = forward_step, compiled
+        self.compile_anew()
+
+    def compile_anew(self) -> None:
+        """A graph of the model as it is now: which adapters take part is fixed in it."""
+        self.state = getattr(self.model, "adapter_state", None)
+        measure = Compiled(make_measure(self.model, self.forward_step), self.compiled)
+        self.measure = self.world.wrap_measure(measure, self.model)
 
     def __call__(self) -> dict[str, float]:
         """``{"loss", "perplexity", "accuracy"}``; accuracy is the share of label tokens ranked first."""
+        if getattr(self.model, "adapter_state", None) != self.state:
+            self.compile_anew()
         training = self.model.training
         self.model.set_train(False)
         total, hits, labels = 0.0, 0.0, 0

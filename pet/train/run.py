@@ -147,7 +147,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         if world.is_main:
             show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
         raise
-    after = trainer.measure_now()
+    after = trainer.evaluate()
     summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
     weights = whole_weights(trainer)
     if world.is_main:
@@ -211,8 +211,12 @@ def save_result(recipe, prepared, directory: Path, model) -> None:
     if recipe.adapter.method == "none":
         save_model(model, prepared.tokenizer, directory / "model")
         return
-    from adapters.files import save_adapter
+    from adapters.files import known_fingerprint, knows, save_adapter
+    from adapters.registry import registry
 
+    if knows(model) and getattr(model, "base_fingerprint", None) is None:
+        with registry(model).disabled():  # frozen throughout the run: once is enough for all its checkpoints
+            model.base_fingerprint = known_fingerprint(model)
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():

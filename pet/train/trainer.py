@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -93,9 +94,9 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.before: dict[str, float] | None = None
         self.before_samples: list[Answer] = []
-        self.last_measured: tuple[int, dict[str, float]] | None = None
+        self.last_measured: tuple[tuple, dict[str, float]] | None = None
         self.stop_reason: str | None = None
-        self.callbacks = make_callbacks(callbacks)
+        self.callbacks, self.compiled = make_callbacks(callbacks), compiled
         segments = make_segments(
             [parameter for parameter in model.get_parameters() if parameter.requires_grad],
             learning_rate=self.settings.learning_rate,
@@ -148,11 +149,8 @@ class Trainer:
             self.resume(resume)
         begin = time.perf_counter()
         outcome: dict[str, Any] = {}
-        fast = getattr(self.model, "set_fast", None)
-        with Signals().watch() as signals:
+        with self.fast(), Signals().watch() as signals:
             try:
-                if fast is not None:
-                    fast(True)
                 self.notify("start")
                 self.measure_before()
                 self.model.set_train(True)
@@ -163,8 +161,6 @@ class Trainer:
                 raise
             finally:
                 self.model.set_train(False)
-                if fast is not None:
-                    fast(False)
                 self.notify("end", outcome)
             if signals.received is not None:
                 raise Interrupted(signals.exit_code)
@@ -292,7 +288,7 @@ class Trainer:
             return
         self.model.set_train(False)
         measured = self.evaluation()
-        self.last_measured = (self.position.step, measured)
+        self.last_measured = ((self.position.step, getattr(self.model, "adapter_state", None)), measured)
         self.model.set_train(True)
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
@@ -304,20 +300,31 @@ class Trainer:
             self.before = self.evaluation()
             self.before_samples = list(getattr(self.evaluation, "samples", []))
 
-    def measure_now(self) -> dict[str, float] | None:
-        """The measures of the model as it is; those of the last evaluation where no step came after it."""
+    def evaluate(self) -> dict[str, float] | None:
+        """The measures of the model as it is; those of the last evaluation where no step came after it.
+
+        Returns:
+            The metrics by name, or None where there is nothing to measure on.
+        """
         if self.evaluation is None:
             return None
-        if self.last_measured is None or self.last_measured[0] != self.position.step:
-            fast = getattr(self.model, "set_fast", None)
-            if fast is not None:
-                fast(True)
-            try:
-                self.last_measured = (self.position.step, self.evaluation())
-            finally:
-                if fast is not None:
-                    fast(False)
+        now = (self.position.step, getattr(self.model, "adapter_state", None))
+        if self.last_measured is None or self.last_measured[0] != now:
+            with self.fast():
+                self.last_measured = (now, self.evaluation())
         return self.last_measured[1]
+
+    @contextlib.contextmanager
+    def fast(self):
+        """The model's compiled kernels within the block; cells of the user's own have none."""
+        chosen = self.model if self.compiled and hasattr(self.model, "set_fast") else None
+        if chosen is not None:
+            chosen.set_fast(True)
+        try:
+            yield
+        finally:
+            if chosen is not None:
+                chosen.set_fast(False)
 
     def due(self, record: dict[str, Any]) -> bool:
         """Whether an evaluation falls on this step."""

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
+from adapters.apply import disable_adapters
+from adapters.files import load_adapter
+from model_zoo.auto import AutoModel
 from pet.recipe.training import Eval, Generation
 from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 from pet.train.feed import BatchList
+from pet.train.trainer import Trainer
 
 
 class Words:
@@ -105,3 +109,17 @@ def test_what_only_training_does_is_off_while_measuring(toy, batch):
     model.set_train(True)
     assert LossEvaluation(model, BatchList([rows]))() == expected
     assert model.training
+
+
+def test_measures_follow_the_adapters_that_take_part(fixtures):
+    """The graph is compiled with the adapters in it; disabling them must not measure the old one again."""
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    reference = np.load(fixtures / "llama_mha" / "lora_ref.npz")
+    rows = {"input_ids": reference["train_input_ids"][0], "labels": reference["train_labels"][0]}
+    plain = LossEvaluation(model, BatchList([rows], model=model))()["loss"]
+    load_adapter(model, fixtures / "llama_mha" / "lora")
+    trainer = Trainer(model, [rows], [rows], steps=1)
+    assert trainer.evaluate()["loss"] == pytest.approx(float(reference["train_losses_from_nonzero"][0]), abs=1e-4)
+    with disable_adapters(model):
+        assert trainer.evaluate()["loss"] == pytest.approx(plain, abs=1e-5)
+    assert abs(trainer.evaluate()["loss"] - plain) > 1e-3
