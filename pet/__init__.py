@@ -66,6 +66,7 @@ _NAMES = {
     "model_zoo.saving": ("save_pretrained",),
     "pet.export": ("merge_checkpoint",),
     "pet.info": ("describe",),
+    "pet.text_generation": ("pipeline",),
     "pet.train.trainer": ("Trainer",),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

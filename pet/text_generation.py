@@ -1,0 +1,116 @@
+"""``pet.pipeline``: text in, text out, in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+
+TASKS = ("text_generation",)
+
+
+class TextGeneration:
+    """Continues texts, or answers them where the tokenizer's family has a prompt for questions.
+
+    Args:
+        model: a model, a checkpoint directory, or a bundled base's name.
+        tokenizer: its tokenizer; default the one beside the checkpoint.
+        adapter: an adapter directory in PEFT's format to put on the model.
+        chat: True puts the text into the family's prompt, False continues it as it stands. Default: True where the
+            family has a prompt of its own, False for GPT-2 and base LLaMA, whose prompt is the bare text.
+        batch_size: texts generated together.
+        defaults: settings of `generate` for every call (``max_length``, ``top_k`` …).
+    """
+
+    def __init__(self, model, tokenizer=None, adapter=None, chat: bool | None = None, batch_size: int = 8, **defaults):
+        from pet.auto import AutoModel, AutoTokenizer
+
+        if isinstance(model, (str, os.PathLike)):
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
+            model = AutoModel.from_pretrained(model)
+        if isinstance(tokenizer, (str, os.PathLike)):
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        if tokenizer is None:
+            raise InputError("pipeline: a model without a directory needs tokenizer=")
+        if adapter is not None:
+            from adapters.files import load_adapter
+
+            load_adapter(model, adapter)
+        self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, defaults
+        self.chat = tokenizer.prompt_style != "plain" if chat is None else chat
+
+    def __call__(self, text: str | Sequence[str], **settings) -> list[dict[str, list[str]]]:
+        """The texts with their continuations, or for a chat prompt the answers alone.
+
+        Args:
+            text: one text or several.
+            settings: of `generate`. ``top_k`` above 1, ``top_p`` and ``temperature`` draw, unless ``do_sample`` says
+                otherwise; with none of them the likeliest token is taken.
+
+        Returns:
+            ``[{"text_generation_text": [text]}, …]``, one entry per text.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts or not all(isinstance(one, str) for one in texts):
+            raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
+        options = {**self.defaults, **settings}
+        draws = (options.get("top_k") or 1) != 1 or "top_p" in options or "temperature" in options
+        options.setdefault("do_sample", draws)
+        options.setdefault("eos_token_id", self.tokenizer.eos_token_ids or None)
+        prompts = [self.prompt(one) for one in texts]
+        answers: list[str] = []
+        for first in range(0, len(prompts), self.batch_size):
+            answers += self.continued(prompts[first : first + self.batch_size], dict(options))
+        whole = answers if self.chat else [one + answer for one, answer in zip(texts, answers, strict=True)]
+        return [{"text_generation_text": [one]} for one in whole]
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids that are continued."""
+        if self.chat:
+            return self.tokenizer.prompt([{"role": "user", "content": text}])
+        ids = self.tokenizer.encode(text)  # with what the family puts around a bare text
+        while ids and ids[-1] in (self.tokenizer.eos_token_ids or ()):
+            ids.pop()
+        if not ids:
+            raise InputError("pipeline: an empty text cannot be continued")
+        return ids
+
+    def continued(self, prompts: list[list[int]], options: dict[str, Any]) -> list[str]:
+        """The answers to one batch of prompts."""
+        length = max(map(len, prompts))
+        pad = self.tokenizer.pad_token_id or 0
+        ids = [[pad] * (length - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        if options.get("stop_strings"):
+            options["tokenizer"] = self.tokenizer
+        result = self.model.generate(ids, mask, **options)
+        ends = set(self.tokenizer.eos_token_ids or ())
+        return [self.tokenizer.decode(until(row[length:].tolist(), ends)) for row in result]
+
+
+def until(ids: list[int], ends: set[int]) -> list[int]:
+    """The ids before the first end."""
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[:place]
+    return ids
+
+
+def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=None, **settings) -> TextGeneration:
+    """A callable for a task.
+
+    Args:
+        task: ``text_generation`` (also written ``text-generation``).
+        model, tokenizer, adapter, settings: see `TextGeneration`.
+
+    Raises:
+        InputError: an unknown task, no model, or one that cannot be had.
+    """
+    name = str(task).replace("-", "_")
+    if name not in TASKS:
+        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{nearest(name, TASKS)}")
+    if model is None:
+        raise InputError("pipeline: model is missing; give a checkpoint directory, a bundled base's name, or a model")
+    return TextGeneration(model, tokenizer, adapter, **settings)

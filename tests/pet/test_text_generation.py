@@ -1,0 +1,75 @@
+"""The one-line pipeline: continuations and answers, alone and in batches, equal to the model's own generate."""
+
+import numpy as np
+import pytest
+
+import pet
+
+TEXTS = ["你好", "类型#裙*颜色#红色"]
+
+
+@pytest.fixture(scope="module")
+def answering():
+    return pet.pipeline("text_generation", model="glm_tiny", max_new_tokens=12)
+
+
+def test_answers_are_what_generate_gives(answering):
+    found = answering(TEXTS)
+    assert [list(entry) for entry in found] == [["text_generation_text"]] * 2
+    for text, entry in zip(TEXTS, found, strict=True):
+        prompt = answering.tokenizer.prompt([{"role": "user", "content": text}])
+        ends = answering.tokenizer.eos_token_ids
+        ids = answering.model.generate([prompt], max_new_tokens=12, eos_token_id=ends, use_cache=False)
+        answer = answering.tokenizer.decode([token for token in ids[0, len(prompt) :].tolist() if token not in ends])
+        assert entry["text_generation_text"] == [answer]
+        assert answering(text) == [entry]
+    assert found[0] != found[1]
+
+
+def test_top_k_draws(answering):
+    one, other = (answering(TEXTS, top_k=50, temperature=3.0, seed=seed) for seed in (1, 2))
+    assert one != other
+    assert answering(TEXTS, top_k=1) == answering(TEXTS)
+
+
+def test_a_bare_text_is_continued():
+    plain = pet.pipeline(model="gpt_tiny", max_new_tokens=4)
+    assert not plain.chat
+    (entry,) = plain("The shop")
+    ids = plain.tokenizer.encode("The shop")
+    expected = plain.model.generate([ids], max_new_tokens=4, eos_token_id=plain.tokenizer.eos_token_ids)
+    assert entry["text_generation_text"] == [plain.tokenizer.decode(expected[0].tolist())]
+    assert entry["text_generation_text"][0].startswith("The shop")
+    with pytest.raises(pet.InputError, match="an empty text"):
+        plain("")
+
+
+def test_an_adapter_changes_the_answer(answering, tmp_path):
+    model = pet.apply_lora(pet.AutoModel.from_pretrained("glm_tiny"), rank=2)
+    generator = np.random.default_rng(0)
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(pet_tensor(generator.normal(0, 0.3, parameter.shape)))
+    pet.save_adapter(model, tmp_path)
+    adapted = pet.pipeline("text-generation", model="glm_tiny", adapter=tmp_path, max_new_tokens=12)
+    assert adapted(TEXTS) != answering(TEXTS)
+    with pet.disable_adapters(adapted.model):
+        assert adapted(TEXTS) == answering(TEXTS)
+
+
+def pet_tensor(values):
+    import mindspore as ms
+
+    return ms.Tensor(values.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"task": "text_generatio"}, "did you mean 'text_generation'"),
+        ({"model": None}, "model is missing"),
+        ({"model": "glm_tinny"}, "did you mean 'glm_tiny'"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(pet.InputError, match=message):
+        pet.pipeline(**{"model": "glm_tiny", **arguments})
