@@ -15,6 +15,7 @@ from mindspore import Parameter, Tensor
 
 from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
 from adapters.replacement import own_parameters, plain_cells
+from model_zoo.errors import InputError
 
 SHIFTS = ("bias", "beta")
 """What additive parameters are called; MindSpore's norms say beta."""
@@ -59,6 +60,8 @@ class BitFitConfig(OwnFormat, MethodConfig):
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         if not self.add_missing:
+            if not any(True for _ in self.replaces(model, chosen)):
+                raise InputError(f"{self.method}: there is no bias to train; add_missing=True gives each Dense one")
             return {}
         return {site.path: AddedBias(site) for site in chosen if own_parameters(site.cell).get("bias") is None}
 

@@ -86,6 +86,8 @@ def generate(
         raise InputError("stop_strings need the tokenizer that the answer is read with")
     if num_beams > 1 and (do_sample or streamer is not None or stops):
         raise InputError("num_beams above 1 cannot go with do_sample, streamer or stop_strings")
+    if num_beams > 1 and not isinstance(model.position_offset, int):
+        raise InputError("num_beams above 1 cannot go with rows that each have a prefix or prompt of their own")
     if streamer is not None and len(ids) > 1:
         raise InputError(f"streamer: one row at a time; the batch has {len(ids)}")
     training = model.training

@@ -100,6 +100,8 @@ def test_rows_with_different_prompts_and_cached_generation(models, prompted, fix
     with pet.adapter_names(model, ["short", "long", "__base__"]):
         mixed = model(ids, mask).asnumpy()
         generated = model.generate(ids, mask, max_new_tokens=4)
+        with pytest.raises(InputError, match="num_beams"):
+            model.generate(ids, mask, max_new_tokens=4, num_beams=2)
     assert np.abs(mixed - np.stack(expected))[:, real].max() < LIMIT
     assert np.array_equal(generated, np.stack(answers))
     assert np.abs(expected[0] - expected[1])[real].max() > 0.01
