@@ -135,7 +135,7 @@ def load(path: str | os.PathLike) -> Checkpoint:
 
 
 def load_last(directory: str | os.PathLike) -> Checkpoint | None:
-    """The newest checkpoint that is whole. A damaged one is passed over with a warning, and stays where it is.
+    """The newest checkpoint that is whole. A damaged one is passed over with a warning.
 
     Returns:
         None where there is no checkpoint at all.

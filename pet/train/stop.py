@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import statistics
 import threading
@@ -43,6 +44,8 @@ class Signals:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
+        if number == signal.SIGINT:
+            os.write(2, b"\nending after this step, with everything saved; Ctrl-C again ends at once\n")
 
     @property
     def exit_code(self) -> int:
