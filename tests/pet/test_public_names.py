@@ -8,6 +8,11 @@ import pytest
 import pet
 
 
+def test_every_name_stands_once():
+    names = [name for names in pet._NAMES.values() for name in names]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize("name", pet.__all__)
 def test_every_name_is_there_and_documented(name):
     value = getattr(pet, name)
