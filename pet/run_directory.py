@@ -64,7 +64,9 @@ def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str,
     path = Path(directory, RECIPE)
     if not path.is_file():
         return
-    before, now = load(path, check_files=False).model_dump(), recipe.model_dump()
+    # the old layout may not fit the processes of this run, and need not
+    layout = {f"parallel.{key}": value for key, value in recipe.parallel.model_dump().items()}
+    before, now = load(path, layout, check_files=False).model_dump(), recipe.model_dump()
     for section in now:
         if section in _FREE:
             continue

@@ -16,6 +16,7 @@ from pet.cli.parser import Parser
 
 EXAMPLES = [
     ("pet info glm_tiny", "a bundled tiny base, and what LoRA on it would take; a checkpoint directory works alike"),
+    ("pet info llama_7b --adapter lora --rank 8", "the parameters that LoRA trains, and the memory of a step"),
     ("pet info llama2_70b rank=16 targets=all-linear --batch 4 --length 2048", "a published size, without its weights"),
     ("pet info glm_6b --method none --dtype float16 --recompute", "tuning every weight"),
     ("pet info output/glm_lora/adapter", "an adapter: its method, where it sits, how large it is"),
@@ -134,7 +135,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser("pet info", "What a model, adapter or run directory holds, without loading it.", EXAMPLES)
     parser.add_argument("name", metavar="MODEL", help="a directory, a bundled tiny base, or a published size")
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
-    parser.add_argument("--method", default="lora", help="of tuning (default lora); none: every weight")
+    parser.add_argument(
+        "--method", "--adapter", default="lora", dest="method", help="of tuning (default lora); none: every weight"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows in a step (default 1)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of the base in memory; left out: as its configuration says")
@@ -142,6 +146,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--recompute", action="store_true", help="with activations computed again backwards")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
+    if options.rank is not None:
+        options.settings.append(f"rank={options.rank}")
     facts, text = look_at(options)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else text)
     return 0
