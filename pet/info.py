@@ -159,9 +159,10 @@ def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int, int]:
     """(method, number of cells, trained parameters) of an adapter on a model of this configuration."""
-    from adapters.matching import named, plan
+    from adapters.matching import plan
     from adapters.method import MethodConfig
     from adapters.methods import METHODS
+    from adapters.replacement import wanted
     from pet.outline import Outline
 
     if isinstance(adapter, Mapping):
@@ -178,24 +179,9 @@ def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int,
         raise InputError(f"adapter is {adapter!r}; a method's configuration or a dictionary was expected")
     outline = Outline(config)
     planned = plan(outline, adapter)
-    whole: set[str] = set()  # names of parameters that are trained in full besides
-    for entry in adapter.modules_to_save or []:
-        found = {key for key in outline.shapes if named(key.rpartition(".")[0], entry)}
-        if not found:
-            modules = {key.rpartition(".")[0].rpartition(".")[2] for key in outline.shapes}
-            raise InputError(f"modules_to_save: {entry!r} matches no cell with parameters{nearest(entry, modules)}")
-        whole |= found
-    bias = getattr(adapter, "bias", "none")
-    adapted = {f"{entry.site.path}.bias" for entry in planned.entries}
-    whole |= {
-        key
-        for key in outline.shapes
-        if key.endswith(".bias") and (bias == "all" or (bias == "lora_only" and key in adapted))
-    }
     chosen = [entry.site for entry in planned.entries]
-    for path, _, attribute in getattr(adapter, "replaces", lambda *_: ())(outline, chosen):
-        whole.add(f"{path}.{attribute}")
-    return adapter.method, len(planned), planned.parameters + sum(prod(outline.shapes[key]) for key in whole)
+    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(outline, adapter, chosen))
+    return adapter.method, len(planned), planned.parameters + whole
 
 
 def activation_bytes(config: Mapping[str, Any], batch: int, length: int, width: int, recompute: bool = False) -> int:

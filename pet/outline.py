@@ -7,6 +7,7 @@ on the real model, for 65 billion parameters in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,25 +32,39 @@ class Outline:
         self.config = config_class.from_dict(dict(config))
         self.family = model_class.family
         self.shapes = parameter_shapes(config)
+        self.cells = self._cells()
 
-    def adapter_sites(self) -> list[Site]:
-        """What `adapters.sites.sites` finds in the real model."""
+    def _cells(self) -> dict[str, SimpleNamespace]:
+        """{path: a cell's parameters} of every cell that holds some, a tied head included."""
         shapes = dict(self.shapes)
         head = tied_head(self.values)
         if head is not None:
             shapes[head[0]] = shapes[head[1]]
+        cells: dict[str, SimpleNamespace] = {}
+        for name, shape in shapes.items():
+            path, _, attribute = name.rpartition(".")
+            cell = cells.setdefault(path, SimpleNamespace(weight=None, bias=None, _params={}))
+            cell._params[attribute] = SimpleNamespace(shape=shape, size=prod(shape))
+            setattr(cell, attribute, cell._params[attribute])
+        return cells
+
+    def cells_and_names(self) -> list[tuple[str, SimpleNamespace]]:
+        """As `nn.Cell` gives them."""
+        return list(self.cells.items())
+
+    def adapter_sites(self) -> list[Site]:
+        """What `adapters.sites.sites` finds in the real model."""
         embeddings = {self.family.embedding, "transformer.wpe"}
         found = []
-        for name, shape in shapes.items():
-            path = name.removesuffix(".weight")
-            if not name.endswith(".weight") or len(shape) != 2:
+        for path, cell in self.cells.items():
+            shape = cell.weight.shape
+            if len(shape) != 2:
                 continue
-            cell = SimpleNamespace(weight=_shaped(shape), bias=_shaped(self.shapes.get(f"{path}.bias")))
             layer = layer_index(path, self.family.layers)
             if path in embeddings:
                 found.append(Site(path, cell, "embedding", *shape, layer=layer))
             else:
-                transposed = stored_transposed(self.values, name)
+                transposed = stored_transposed(self.values, f"{path}.weight")
                 into, out = shape if transposed else shape[::-1]
                 found.append(Site(path, cell, "linear", into, out, transposed, layer))
         size = sizes(self.values)
@@ -58,7 +73,3 @@ class Outline:
             cell = SimpleNamespace(heads=size.heads, kv_heads=size.kv_heads, head_dim=size.head_dim)
             found.append(Site(path, cell, "attention", size.kv_heads, size.head_dim, layer=index))
         return [*found, Site("", self, "model", 0, 0)]
-
-
-def _shaped(shape: tuple[int, ...] | None) -> SimpleNamespace | None:
-    return None if shape is None else SimpleNamespace(shape=shape)

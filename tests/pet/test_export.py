@@ -135,6 +135,39 @@ def random_adapter(path, base, config, modules, seed):
     return lora_directory(path, modules, found, **config)
 
 
+SAVED_HERE = {
+    "ia3": {},
+    "bitfit": {"add_missing": False},
+    "lora": {"targets": "all-linear", "bias": "all", "trainable_tokens": [3, 5], "rank": 3},
+}
+
+
+@pytest.mark.parametrize("method", SAVED_HERE)
+@pytest.mark.parametrize("name", ["chatglm1", "glm", "gpt2"])
+def test_what_is_saved_here_merges_on_disk_as_in_memory(name, method, fixtures, tmp_path):
+    from adapters.apply import apply, trainable_parameters
+    from adapters.files import save_adapter
+    from adapters.merge import merge
+    from adapters.methods import METHODS
+    from model_zoo.auto import AutoModel
+    from model_zoo.checkpoint import write_parameter
+    from model_zoo.saving import save_pretrained
+
+    model = apply(AutoModel.from_pretrained(fixtures / name), METHODS[method](**SAVED_HERE[method]))
+    generator = np.random.default_rng(0)
+    for parameter in trainable_parameters(model):
+        write_parameter(parameter, generator.uniform(0.2, 0.6, parameter.shape).astype(np.float32))
+    save_adapter(model, tmp_path / "adapter")
+    merge(model)
+    save_pretrained(model, tmp_path / "memory")
+    report = merge_checkpoint(fixtures / name, tmp_path / "adapter", tmp_path / "disk")
+    assert report.changed >= 2
+    memory, disk = tensors(tmp_path / "memory"), tensors(tmp_path / "disk")
+    assert {key for key in disk if not key.endswith("inv_freq")} == set(memory)
+    for key in memory:
+        np.testing.assert_array_equal(disk[key], memory[key], err_msg=key)
+
+
 @pytest.mark.parametrize("case", MEMORY)
 def test_every_kind_is_bit_equal_to_merging_in_memory(case, fixtures, tmp_path):
     from adapters.files import load_adapter

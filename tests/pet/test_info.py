@@ -130,6 +130,15 @@ def test_prints_a_table():
     assert len({line.index("MiB") for line in text.splitlines() if "MiB" in line}) == 1
 
 
+def test_the_command(capsys):
+    from pet.cli.main import main
+
+    assert main(["info", "llama_7b", "--adapter", "lora", "--rank", "16", "--batch", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{2 * 4_194_304:,}" in printed and "batch 2 × 512 tokens" in printed
+    assert main(["info", "llama_7b", "--adapter", "none", "--rank", "8"]) == 2
+
+
 def test_dictionary_for_programs():
     values = describe("gpt2", {"method": "lora"}).to_dict()
     assert values["trainable"] == 294_912 and values["memory_bytes"]["total"] == sum(
