@@ -1,0 +1,76 @@
+"""This library's side of a comparison. Run by `compare.py` as a process of its own."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from cases import CASES, LEARNING_RATE, NEW_TOKENS, documents, token_batch
+from worker import serve
+
+import pet
+
+
+def packed(rows, length):
+    """Documents packed first-fit-decreasing into rows of one length, as the trainer does it."""
+    from pet.data.packing import collate, first_fit_decreasing
+
+    bins = first_fit_decreasing([len(row) for row in rows], length)
+    return collate([[(rows[int(i)], np.ones(len(rows[int(i)]), bool)) for i in members] for members in bins], length)
+
+
+class Mine:
+    """Model, step and data of one case."""
+
+    def __init__(self, name: str, base: str, adapter: str):
+        self.case = CASES[name]
+        self.model = pet.AutoModel.from_pretrained(base)
+        if adapter:
+            pet.load_adapter(self.model, adapter)
+            for parameter in self.model.get_parameters():
+                parameter.requires_grad = ".lora_" in parameter.name
+        self.tokens = token_batch(self.case)
+        self.steps = 0
+        if self.case.kind != "decode":
+            self.prepare()
+
+    def prepare(self) -> None:
+        from pet.train.loss import CausalLoss
+        from pet.train.optimizers import AdamW
+        from pet.train.segments import make_segments
+        from pet.train.step import TrainStep
+
+        parameters = [parameter for parameter in self.model.get_parameters() if parameter.requires_grad]
+        optimizer = AdamW(make_segments(parameters, learning_rate=LEARNING_RATE))
+        self.model.set_train(True)
+        self.model.set_fast(True)
+        self.step = TrainStep(self.model, optimizer, CausalLoss())
+        if self.case.kind == "train":
+            index = np.zeros_like(self.tokens) + np.arange(self.case.length, dtype=np.int32)
+            batch = {"input_ids": self.tokens, "labels": self.tokens, "position_ids": index}
+            self.batches = [{**batch, "start": np.zeros_like(index), "end": index + 1}]
+        else:
+            whole = packed(documents(self.case), self.case.length)
+            rows = len(whole["input_ids"])
+            self.batches = [{key: value[i : i + 1] for key, value in whole.items()} for i in range(rows)]
+
+    def update(self, batch) -> float:
+        result = self.step([batch], self.steps, LEARNING_RATE)
+        self.steps += 1
+        return result.loss
+
+    def run(self, count: int) -> dict:
+        """`count` steps, passes over the documents, or generations."""
+        if self.case.kind == "train":
+            return {"losses": [self.update(self.batches[0]) for _ in range(count)]}
+        if self.case.kind == "packed":
+            losses = [self.update(batch) for _ in range(count) for batch in self.batches]
+            useful = sum(map(len, documents(self.case)))
+            return {"useful_tokens": count * useful, "finite": all(loss == loss for loss in losses)}
+        for _ in range(count):
+            out = self.model.generate(self.tokens, max_new_tokens=NEW_TOKENS, eos_token_id=None)
+        return {"ids": np.asarray(out).tolist()}
+
+
+if __name__ == "__main__":
+    serve(Mine(*sys.argv[1:4]).run)

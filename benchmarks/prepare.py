@@ -1,0 +1,38 @@
+"""Writes the base checkpoint and the adapter that both sides start from. Run by `compare.py` in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from cases import CASES, MODELS
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def main(name: str, directory: str) -> None:
+    """Random weights in Hugging Face's layout under ``base``, and a fresh LoRA (B = 0) under ``adapter``."""
+    case, root = CASES[name], Path(directory)
+    torch.manual_seed(0)
+    settings = dict(MODELS[case.model])
+    if settings["model_type"] != "gpt2":
+        settings.update(max_position_embeddings=2048, tie_word_embeddings=False, pad_token_id=0)
+    else:
+        settings.update(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(root / "base")
+    if case.targets:
+        lora = LoraConfig(
+            r=8,
+            lora_alpha=16,
+            target_modules=list(case.targets),
+            task_type="CAUSAL_LM",
+            fan_in_fan_out=config.model_type == "gpt2",
+        )
+        get_peft_model(model, lora).save_pretrained(root / "adapter")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
