@@ -14,7 +14,7 @@ from pet.cli.speaker import Speaker, add_speaker, make_speaker
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
     ("pet chat --model glm_tiny --adapter output/glm_lora/adapter", "the same, said in full"),
-    ("pet chat --model llama_tiny --system 'Answer briefly.' --temperature 0.7", "with a system message, drawn"),
+    ("pet chat --model glm_tiny --temperature 0.7 --seed 1", "with a base, its answers drawn"),
 ]
 HELP = """\
 /base           the last question again, answered by the base without its adapter

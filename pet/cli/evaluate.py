@@ -14,6 +14,7 @@ EXAMPLES = [
     ("pet evaluate glm_lora --adapter output/glm_lora/adapter", "an adapter by a recipe"),
     ("pet evaluate glm_lora --model merged", "a checkpoint by a recipe"),
     ("pet evaluate glm_lora --base", "the recipe's base, without any adapter"),
+    ("pet evaluate output/glm_lora parallel.data=2", "the same numbers, each process on half of the rows"),
     ("pet evaluate output/glm_lora data.test=my_test.jsonl --output numbers.json", "on other data, as JSON"),
 ]
 
@@ -35,9 +36,15 @@ def main(arguments: Sequence[str]) -> int:
     is_run = run.is_dir()
     if is_run and not (run / "recipe.yaml").is_file():
         raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
+    from pet.parallel.environment import read_job
     from pet.recipe.loading import load
 
-    recipe = load(run / "recipe.yaml" if is_run else options.recipe, options.overrides)
+    job = read_job()
+    # a model is measured whole, however it was divided for training; only the data can be
+    layout = [f"parallel.data={job.size}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
+    recipe = load(run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides])
+    if recipe.parallel.processes > recipe.parallel.data:
+        raise InputError("parallel: pet evaluate divides the data only; give parallel.data=N, or nothing")
     if not options.base and model is None and adapter is None:
         if not is_run:
             raise InputError("what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory")
@@ -51,11 +58,17 @@ def main(arguments: Sequence[str]) -> int:
         from pet.names import find_model
 
         model = find_model(model)
+    if recipe.parallel.processes > 1:
+        from pet.parallel.launch import relaunch
+
+        code = relaunch(recipe.parallel.processes, ["evaluate", *arguments])
+        if code is not None:
+            return code
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
     from pet.train.run import evaluate
 
     numbers = evaluate(recipe, model=model, adapter=adapter)
-    if options.output:
+    if options.output and job.rank == 0:
         from pet.files import write_json
 
         write_json(options.output, numbers)
