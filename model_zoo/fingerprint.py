@@ -25,7 +25,7 @@ from model_zoo.floats import STORAGE, as_storage, convert
 if TYPE_CHECKING:
     from mindspore import nn
 
-PIECE = 2**20  # elements that are rounded and hashed at once, in each thread
+PIECE = 2**16  # elements that are rounded and hashed at once in each thread: few enough to stay in its cache
 VERSION = "1"  # goes into the digest; to be raised when its definition changes
 
 
@@ -87,7 +87,7 @@ def _file(checkpoint: Checkpoint, stored: Mapping[str, str]) -> Callable[[str], 
     def pieces(name: str):
         word = checkpoint.dtype(stored[name])
         for block in checkpoint.blocks(stored[name]):
-            yield np.frombuffer(bytes(block), STORAGE[word])  # a copy: the block is only lent
+            yield from _pieces(np.frombuffer(bytes(block), STORAGE[word]))  # a copy: the block is only lent
 
     return pieces
 
