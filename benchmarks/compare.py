@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -72,10 +74,11 @@ def spread(values: list[float]) -> list[float]:
     return [statistics.median(values), min(values), max(values)]
 
 
-def first_turns(case, workers: dict[str, Worker]) -> tuple[dict, dict, str]:
-    """Warm-up and agreement: seconds of the first unit of work and of process start to it; why the run is void."""
+def first_turns(case, workers: dict[str, Worker], start: Callable[[str], Worker]) -> tuple[dict, dict, str]:
+    """Start, warm-up and agreement: seconds of the first unit of work, and from process start to its end; why void."""
     firsts, starts, answers = {}, {}, {}
-    for side, worker in workers.items():
+    for side in SIDES:  # one after the other: a process that starts would disturb the others' first step
+        worker = workers[side] = start(side)
         first = worker.turn(1)
         firsts[side], starts[side] = first["seconds"], time.perf_counter() - worker.began
         answers[side] = first
@@ -106,12 +109,8 @@ def run_case(name: str, rounds: int, steps: int, threads: int) -> dict:
         subprocess.run([sys.executable, "prepare.py", name, str(directory)], cwd=HERE, check=True, **quiet)
         workers: dict[str, Worker] = {}
         try:
-            firsts, starts, void = {}, {}, ""
-            for side in SIDES:  # one at a time: a process that starts would disturb the others' first step
-                workers[side] = Worker(side, name, directory, threads)
-                workers[side].process.send_signal(signal.SIGSTOP)
-                workers[side].began = time.perf_counter()
-            firsts, starts, void = first_turns(case, workers)
+            start = functools.partial(Worker, name=name, directory=directory, threads=threads)
+            firsts, starts, void = first_turns(case, workers, start)
             count = 1 if case.kind != "train" else steps
             seconds: dict[str, list[float]] = {side: [] for side in SIDES}
             answers = {}
@@ -150,10 +149,8 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
+        lines = info.read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     return f"{model}, {os.cpu_count()} cores. Python {platform.python_version()}, {versions}. All in float32."
 
@@ -174,8 +171,8 @@ def report(results: dict[str, dict]) -> str:
         "Written by `python benchmarks/compare.py`, which says how it measures. " + machine(),
         "",
         "Ratios are medians of per-round ratios with the least and the most; *active* is the peer with",
-        "`OMP_WAIT_POLICY=active`. Load is the machine's load average over five minutes at the end of a case: above the",
-        "number of cores, others were computing at the same time, and the figures are rougher and worse than they are.",
+        "`OMP_WAIT_POLICY=active`. Load is the machine's load average over five minutes at the end of a case: where it",
+        "is above the number of cores, others were computing at the same time, which blurs the ratios.",
         "",
         "## Training step: time of this library / time of the peer",
         "",

@@ -1,4 +1,4 @@
-"""Writes the base checkpoint and the adapter that both sides start from. Run by `compare.py` in a process of its own."""
+"""Writes the base checkpoint and the adapter that both sides start from; run by `compare.py`."""
 
 from __future__ import annotations
 
