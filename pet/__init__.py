@@ -57,7 +57,23 @@ _NAMES = {
     "pet.export": ("merge_checkpoint",),
     "pet.info": ("describe",),
     "pet.text_generation": ("pipeline",),
-    "pet.train.trainer": ("Trainer",),
+    "pet.high_level": ("Trainer",),
+    "pet.compat.training_arguments": ("TrainingArguments",),
+    "pet.compat.mindformers_context": ("ContextConfig", "ParallelContextConfig", "init_context"),
+    "pet.compat.mindformers_models": (
+        "AutoProcessor",
+        "ChatGLMTokenizer",
+        "GLMChatModel",
+        "GLMConfig",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        "GPT2Processor",
+        "GPT2Tokenizer",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        "LlamaTokenizer",
+    ),
+    "model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_WHERE)

@@ -1,0 +1,67 @@
+"""MindFormers' callbacks by their names in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.errors import nearest
+from pet.compat.translation import Translation
+
+UPLOAD = "pet.compat.modelarts:Upload"
+
+
+def _loss(t: Translation, given: dict[str, Any]) -> None:
+    t.put("train.log_every", given.pop("per_print_times", None))
+
+
+def _checkpoint(t: Translation, given: dict[str, Any]) -> None:
+    t.put("train.save_every", given.pop("save_checkpoint_steps", None))
+    t.put("train.keep_last", given.pop("keep_checkpoint_max", None))
+
+
+def _profile(t: Translation, given: dict[str, Any]) -> None:
+    t.put("callbacks", [*t.get("callbacks", []), {"name": "profiler"}])
+
+
+def _nothing(t: Translation, given: dict[str, Any]) -> None:
+    """What a run does anyway."""
+
+
+NAMES = {
+    "MFLossMonitor": (_loss, "the progress line and metrics.jsonl"),
+    "LossMonitor": (_loss, "the progress line and metrics.jsonl"),
+    "TimeMonitor": (_nothing, "metrics.jsonl has each step's seconds"),
+    "SummaryMonitor": (_nothing, "metrics.jsonl has the same numbers; callbacks: [tensorboard] draws them"),
+    "CheckpointMonitor": (_checkpoint, "checkpoints are whole, and written at once"),
+    "CheckpointMointor": (_checkpoint, "checkpoints are whole, and written at once"),  # as MindFormers spells it
+    "ProfileMonitor": (_profile, "the profiler callback has steps of its own"),
+    "EvalCallBack": (_nothing, "do_eval says it"),
+    "ObsMonitor": (_nothing, "the upload follows remote_save_url"),
+}
+
+
+def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]) -> None:
+    """Adds what the callbacks of a file ask for; `values` are the whole file's."""
+    upload: dict[str, Any] | None = None
+    for entry in entries:
+        given = dict(entry) if isinstance(entry, Mapping) else {"type": entry}
+        name = str(given.pop("type", ""))
+        if name not in NAMES:
+            t.refuse(f"callbacks: {name}", f"is not known{nearest(name, NAMES)}")
+            continue
+        act, why = NAMES[name]
+        if name == "ObsMonitor":
+            keys = ("upload_sequence", "step_upload_frequence", "upload_frequence")
+            every = next((given.pop(key) for key in keys if given.get(key)), None)
+            upload = {**(upload or {}), **({"every": every} if every and every > 0 else {})}
+        act(t, given)
+        left = [key for key, value in given.items() if value is not None]
+        if left:
+            t.ignore(f"callbacks.{name}", f"{', '.join(sorted(left))}: {why}")
+    url = values.get("remote_save_url")
+    if url:
+        entry = {"name": UPLOAD, "args": {"url": str(url), **(upload or {})}}
+        t.put("callbacks", [*t.get("callbacks", []), entry])
+    elif upload is not None:
+        t.ignore("callbacks.ObsMonitor", "there is no remote_save_url to upload to")

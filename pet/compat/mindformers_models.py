@@ -1,0 +1,269 @@
+"""MindFormers' concrete classes of models, configurations, tokenizers and processors, over those of `model_zoo`.
+
+Configurations take MindFormers' argument names and give this library's configuration objects; model classes take such
+a configuration and give this library's models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_zoo import glm, glm4, gpt, llama
+from model_zoo import tokenizers as own
+from model_zoo.errors import InputError, nearest
+from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
+from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2
+from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
+from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
+from pet.auto import AutoConfig, AutoModel, AutoTokenizer
+from pet.compat.presets import bare_name
+from pet.names import find_tokenizer
+
+# Arguments that say how MindFormers runs a model; the results are the same without them.
+WITHOUT_MEANING = {
+    *("use_past", "batch_size", "use_flash_attention", "use_prompt_flash_attention", "use_incre_flash_attention"),
+    *("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype", "param_init_type"),
+    *("layernorm_compute_dtype", "softmax_compute_dtype", "embedding_init_type", "parallel_config", "moe_config"),
+    *("checkpoint_name_or_path", "offset", "type", "name", "use_paged_attention", "block_size", "num_blocks"),
+    *("is_dynamic", "qkv_concat", "fine_grain_interleave", "use_ring_attention", "is_first_iteration", "model_name"),
+    *("max_decode_length", "repetition_penalty", "temperature", "top_k", "top_p", "do_sample", "max_length"),
+    *("max_new_tokens", "initializer_range", "bos_token", "eos_token", "pad_token", "ignore_token_id", "model_type"),
+}
+# MindFormers' names -> the names in a config.json
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "num_attention_heads": "n_head",
+    "seq_length": "n_positions",
+    "max_position_embeddings": "n_positions",
+    "layernorm_epsilon": "layer_norm_epsilon",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+}
+LLAMA_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "seq_length": "max_position_embeddings",
+    "theta": "rope_theta",
+}
+GLM_NAMES = {
+    "num_heads": "num_attention_heads",
+    "seq_length": "max_sequence_length",
+    "layernorm_epsilon": "layernorm_epsilon",
+    "gmask_token_id": "gmask_token_id",
+}
+GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
+RENAMED_VALUES = {("activation_function", "gelu"): "gelu_new"}
+
+
+def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """A config.json's dictionary for MindFormers' arguments.
+
+    Raises:
+        InputError: an argument that neither side knows.
+    """
+    import dataclasses
+
+    fields = {field.name for field in dataclasses.fields(cls)} - {"extra"}
+    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
+    values, problems = {}, []
+    for name, value in given.items():
+        key = names.get(name, name)
+        if value is None:
+            continue
+        if key in fields or key in tokens:
+            values[key] = RENAMED_VALUES.get((key, value), value)
+        elif key.endswith("dropout_rate") or key.endswith("_dropout") or key in ("embedding_dropout_prob",):
+            if value:
+                problems.append(
+                    f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
+                )
+        elif key not in WITHOUT_MEANING:
+            problems.append(f"{cls.__name__} has no {name!r}{nearest(name, [*names, *sorted(fields)])}")
+    if problems:
+        raise InputError.collect(problems)
+    return values
+
+
+class _Config:
+    """A configuration by MindFormers' argument names; see `config_values`."""
+
+    _own: type
+    _names: dict[str, str]
+
+    def __new__(cls, **given):
+        config = cls._own.from_dict(config_values(cls._own, cls._names, given))
+        # no field: it must not be written to a config.json
+        config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
+        return config
+
+    @staticmethod
+    def from_pretrained(name_or_directory):
+        """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
+        return AutoConfig.from_pretrained(bare_name(name_or_directory))
+
+
+class GPT2Config(_Config):
+    """``GPT2Config(hidden_size=768, num_layers=12, num_heads=12, seq_length=1024)``."""
+
+    _own, _names = gpt.GPT2Config, GPT2_NAMES
+
+
+class LlamaConfig(_Config):
+    """``LlamaConfig(hidden_size=4096, num_layers=32, num_heads=32, n_kv_heads=None, seq_length=2048)``.
+
+    Without ``intermediate_size`` the feed-forward is as wide as MindFormers makes it: two thirds of 4 × hidden, times
+    ``ffn_dim_multiplier``, rounded up to ``multiple_of``.
+    """
+
+    _own, _names = llama.LlamaConfig, LLAMA_NAMES
+
+    def __new__(cls, multiple_of: int = 256, ffn_dim_multiplier: float | None = None, **given):
+        if given.get("intermediate_size") is None:
+            width = int(2 * 4 * given.get("hidden_size", 4096) / 3)
+            if ffn_dim_multiplier is not None:
+                width = int((ffn_dim_multiplier + 0.01) * width)
+            given["intermediate_size"] = -(-width // multiple_of) * multiple_of
+        return super().__new__(cls, **given)
+
+
+class GLMConfig(_Config):
+    """``GLMConfig(hidden_size=4096, num_layers=28, num_heads=32, seq_length=2048)``: ChatGLM-6B."""
+
+    _own, _names = glm.GLMConfig, GLM_NAMES
+
+
+class ChatGLM2Config(_Config):
+    """``ChatGLM2Config(hidden_size=4096, num_layers=28, multi_query_group_num=2)``: ChatGLM2, ChatGLM3, GLM-4."""
+
+    _own, _names = glm4.ChatGLM2Config, GLM2_NAMES
+
+
+class _Model:
+    """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
+
+    _preset = ""
+
+    def __new__(cls, config=None):
+        checkpoint = getattr(config, "checkpoint_name_or_path", None)
+        if checkpoint:
+            return cls.from_pretrained(checkpoint)
+        model = AutoModel.from_config(config if config is not None else cls._preset)
+        model.random_weights = True
+        return model
+
+    @staticmethod
+    def from_pretrained(name_or_directory):
+        """The model of a checkpoint directory or bundled base, with its weights."""
+        return AutoModel.from_pretrained(bare_name(name_or_directory))
+
+
+class GPT2LMHeadModel(_Model):
+    """GPT-2."""
+
+    _preset = "gpt2"
+
+
+class LlamaForCausalLM(_Model):
+    """LLaMA 1 to 3.2."""
+
+    _preset = "llama_7b"
+
+
+class GLMForPreTraining(_Model):
+    """ChatGLM-6B."""
+
+    _preset = "glm_6b"
+
+
+class GLMChatModel(_Model):
+    """ChatGLM-6B; its answers come from ``generate`` like every model's."""
+
+    _preset = "glm_6b"
+
+
+class ChatGLM2ForConditionalGeneration(_Model):
+    """ChatGLM2, ChatGLM3 and GLM-4."""
+
+    _preset = "glm2_6b"
+
+
+class _Named:
+    """Tokenizers by the name of a bundled base as well."""
+
+    @classmethod
+    def from_pretrained(cls, path, prompt_style=None):
+        """The tokenizer of a directory, file or bundled base."""
+        return super().from_pretrained(find_tokenizer(path), prompt_style)
+
+
+class GPT2Tokenizer(_Named, OwnGPT2):
+    """GPT-2's byte-level BPE."""
+
+
+class LlamaTokenizer(_Named, OwnLlama):
+    """LLaMA's SentencePiece tokenizer."""
+
+
+class ChatGLMTokenizer(_Named, OwnChatGLM):
+    """ChatGLM-6B's tokenizer."""
+
+
+class ChatGLM2Tokenizer(_Named, OwnChatGLM2):
+    """ChatGLM2's tokenizer."""
+
+
+class Processor:
+    """Texts to a model's input, padded to one length.
+
+    Args:
+        tokenizer: any tokenizer of this library.
+        max_length: longer texts are cut, shorter ones padded on the right.
+        return_tensors: ``ms``, ``np`` or None for lists.
+    """
+
+    def __init__(self, tokenizer=None, max_length: int = 128, padding="max_length", return_tensors: str | None = "ms"):
+        if not isinstance(tokenizer, own.Tokenizer):
+            raise InputError(f"{type(self).__name__}: tokenizer= is missing, or none of this library's")
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.padding, self.return_tensors = padding, return_tensors
+
+    def __call__(self, text) -> dict[str, Any]:
+        """``input_ids`` and ``attention_mask``, both ``(B, max_length)``."""
+        return self.tokenizer(
+            [text] if isinstance(text, str) else text,
+            padding=self.padding,
+            padding_side="right",
+            max_length=self.max_length,
+            truncation=True,
+            return_tensors=self.return_tensors,
+        )
+
+    def decode(self, ids) -> list[str]:
+        """The texts of a batch of ids."""
+        return [self.tokenizer.decode(row.tolist()) for row in np.atleast_2d(np.asarray(ids))]
+
+
+class GPT2Processor(Processor):
+    """For GPT-2."""
+
+
+class GLMProcessor(Processor):
+    """For ChatGLM."""
+
+
+class LlamaProcessor(Processor):
+    """For LLaMA."""
+
+
+class AutoProcessor:
+    """A processor by name."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory, **settings) -> Processor:
+        """The processor over the tokenizer of a checkpoint directory or bundled base."""
+        return Processor(AutoTokenizer.from_pretrained(bare_name(name_or_directory)), **settings)

@@ -1,0 +1,37 @@
+"""The layout of processes by MindFormers' names, as a recipe's ``parallel`` section."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pet.compat.translation import Ignored, Refused, Translation
+
+FIXED = Ignored("layers are divided by their family's table")
+TABLE = {
+    "data_parallel": "parallel.data",
+    "model_parallel": "parallel.tensor",
+    "tensor_parallel": "parallel.tensor",
+    "pipeline_stage": "parallel.pipeline",
+    "pipeline_parallel": "parallel.pipeline",
+    "micro_batch_num": "parallel.micro_batches",
+    "micro_size": "parallel.micro_batches",
+    "optimizer_shard": "parallel.shard_optimizer",
+    "use_seq_parallel": Refused("sequences are not divided over processes"),
+    "context_parallel": Refused("sequences are not divided over processes", harmless=(None, 0, 1)),
+    "expert_parallel": Refused("there are no expert layers", harmless=(None, 0, 1)),
+    "vocab_emb_dp": Ignored("the vocabulary is divided where its size allows it"),
+    "gradient_aggregation_group": Ignored("gradients travel as one vector"),
+    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
+}
+
+defaults: dict[str, Any] = {}
+"""What a script said of the layout before it made a trainer (``init_context``), by the names above."""
+
+
+def translate_parallel(given: dict[str, Any], system: str = "parallel_config") -> Translation:
+    """A layout as a `Translation`; micro-batches without a pipeline are none."""
+    translation = Translation(system)
+    translation.apply({**defaults, **given}, TABLE)
+    if translation.get("parallel.pipeline", 1) == 1:
+        translation.settings.pop("parallel.micro_batches", None)
+    return translation

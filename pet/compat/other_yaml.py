@@ -1,0 +1,258 @@
+"""LoRA job files of LLaMA-Factory and axolotl, their common keys, as settings of a recipe.
+
+A key that a file leaves out has that system's default, not ours: what it says is what is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pet.compat.training_arguments import TABLE as ARGUMENTS
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice
+
+SPEED = Ignored("it changes speed or memory, not the result")
+LOGS = Ignored("metrics.jsonl and loss.png are written in any case")
+QUANTISED = Refused("weights are not quantised here", harmless=(None, False, 0, "none"))
+MODEL = Ignored("the checkpoint's own files say it")
+HOME = Ignored("tokenised data is kept in data.cache_dir")
+
+
+def _float(key: str):
+    return lambda t, n, v: t.put(key, float(v))
+
+
+def _targets(t: Translation, name: str, value: Any) -> None:
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else list(value)
+    t.put("adapter.targets", ["all-linear" if word in ("all", "all-linear") else word for word in words])
+
+
+LLAMA_FACTORY = {
+    **ARGUMENTS,
+    "model_name_or_path": "model.path",
+    "adapter_name_or_path": "adapter.load",
+    "stage": Refused("only supervised tuning and pre-training (sft, pt)", harmless=(None, "sft", "pt")),
+    "finetuning_type": Refused("lora and full are supported", harmless=(None, "lora", "full")),
+    "lora_target": _targets,
+    "lora_rank": "adapter.rank",
+    "lora_alpha": _float("adapter.alpha"),
+    "lora_dropout": _float("adapter.dropout"),
+    "additional_target": lambda t, n, v: t.put("adapter.modules_to_save", v.split(",") if isinstance(v, str) else v),
+    "use_rslora": "adapter.use_rslora",
+    "use_dora": lambda t, n, v: t.put("adapter.method", "dora") if v else None,
+    "pissa_init": lambda t, n, v: t.put("adapter.init", "pissa") if v else None,
+    "loraplus_lr_ratio": _float("train.lora_plus_ratio"),
+    "dataset": lambda t, n, v: None,
+    "eval_dataset": lambda t, n, v: None,
+    "dataset_dir": lambda t, n, v: None,
+    "template": Ignored("the prompt is that of the model's own tokenizer; see data.template"),
+    "default_system": "data.system",
+    "cutoff_len": "data.max_length",
+    "max_samples": "data.max_samples",
+    "val_size": lambda t, n, v: t.put("data.eval_fraction", float(v)) if v < 1 else t.refuse(n, "a share below 1"),
+    "packing": lambda t, n, v: t.put("data.packing", "pack" if v else "longest"),
+    "neat_packing": lambda t, n, v: t.put("data.packing", "pack") if v else None,
+    "train_on_prompt": lambda t, n, v: t.put("data.train_on", "all") if v else None,
+    "mask_history": lambda t, n, v: t.put("data.train_on", "last") if v else None,
+    "streaming": "data.streaming",
+    "preprocessing_num_workers": "data.workers",
+    "overwrite_cache": HOME,
+    "plot_loss": LOGS,
+    "flash_attn": SPEED,
+    "use_unsloth": SPEED,
+    "enable_liger_kernel": SPEED,
+    "pure_bf16": lambda t, n, v: t.put("train.precision", "bf16") if v else None,
+    "quantization_bit": QUANTISED,
+    "quantization_method": Ignored("quantization_bit is off"),
+    "rope_scaling": MODEL,
+    "trust_remote_code": MODEL,
+    "save_only_model": Refused("checkpoints can be resumed from"),
+    "predict_with_generate": lambda t, n, v: t.put("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
+}
+LLAMA_FACTORY_DEFAULTS = {
+    "train.learning_rate": 5e-5,
+    "train.batch_size": 8,
+    "train.epochs": 3.0,
+    "train.schedule": "linear",
+    "train.warmup": 0,
+    "data.max_length": 2048,
+    "data.packing": "longest",
+    "eval.batch_size": 8,
+}
+
+
+def llama_factory(values: dict[str, Any], file: Path) -> Translation:
+    """A LLaMA-Factory file's settings."""
+    t = Translation(file.name)
+    full = values.get("finetuning_type") == "full"
+    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+    t.put("adapter.method", "none" if full else "lora")
+    t.settings.update(LLAMA_FACTORY_DEFAULTS)
+    if not full:
+        t.put("adapter.targets", ["all-linear"])
+        t.put("adapter.alpha", 2.0 * values.get("lora_rank", 8))
+    given = dict(values)
+    if values.get("warmup_steps"):
+        given.pop("warmup_ratio", None)
+    if (values.get("max_steps") or -1) > 0:
+        t.settings.pop("train.epochs")
+        given.pop("num_train_epochs", None)
+    if full:
+        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    t.apply(given, LLAMA_FACTORY)
+    if values.get("stage") == "pt":
+        t.put("data.train_on", "all")
+    home = Path(values.get("dataset_dir") or "data")
+    for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+        if values.get(name):
+            words = values[name].split(",") if isinstance(values[name], str) else values[name]
+            t.put(key, [_dataset(t, home, str(word).strip()) for word in words])
+    return t
+
+
+def _dataset(t: Translation, home: Path, name: str) -> str:
+    """A data set's file, by LLaMA-Factory's list of them or as a path."""
+    index = home / "dataset_info.json"
+    try:
+        entry = json.loads(index.read_text(encoding="utf-8")).get(name) if index.is_file() else None
+    except (OSError, ValueError) as error:
+        t.refuse("dataset_dir", f"{index}: cannot be read: {error}")
+        return name
+    if not isinstance(entry, Mapping):
+        return name if Path(name).exists() else str(home / name)
+    if "file_name" not in entry:
+        t.refuse("dataset", f"{name}: nothing is downloaded; give a file")
+        return name
+    columns = entry.get("columns") or {}
+    ours = {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"}
+    known = {ours[key]: value for key, value in columns.items() if key in ours}
+    if known:
+        t.put("data.columns", known)
+    return str(home / entry["file_name"])
+
+
+def _axolotl_data(t: Translation, name: str, value: Any) -> None:
+    kinds = {"alpaca": "alpaca", "completion": "text", "sharegpt": "sharegpt", "chat_template": "chat"}
+    paths, formats = [], set()
+    for entry in value:
+        entry = dict(entry)
+        path, kind = entry.pop("path", None), str(entry.pop("type", "alpaca"))
+        files = entry.pop("data_files", None)
+        paths += [files] if isinstance(files, str) else files or [path]
+        if kind not in kinds:
+            t.refuse(f"{name}.type", f"{kind!r} is not supported; known: {', '.join(kinds)}")
+        formats.add(kinds.get(kind, "auto"))
+        if set(entry) - {"ds_type", "split", "name"}:
+            t.refuse(name, f"{', '.join(sorted(set(entry) - {'ds_type', 'split', 'name'}))}: see data.columns")
+    t.put("data.train" if name == "datasets" else "data.eval", paths)
+    if name == "datasets":
+        t.put("data.format", formats.pop() if len(formats) == 1 else "auto")
+
+
+AXOLOTL = {
+    "base_model": "model.path",
+    "base_model_config": MODEL,
+    "model_type": MODEL,
+    "tokenizer_type": MODEL,
+    "tokenizer_config": "model.tokenizer",
+    "trust_remote_code": MODEL,
+    "is_llama_derived_model": MODEL,
+    "special_tokens": Refused("the tokenizer keeps its own"),
+    "adapter": Refused("lora is supported; weights are not quantised", harmless=(None, "", "lora")),
+    "lora_model_dir": "adapter.load",
+    "lora_r": "adapter.rank",
+    "lora_alpha": _float("adapter.alpha"),
+    "lora_dropout": _float("adapter.dropout"),
+    "lora_target_modules": _targets,
+    "lora_target_linear": lambda t, n, v: t.put("adapter.targets", ["all-linear"]) if v else None,
+    "lora_modules_to_save": "adapter.modules_to_save",
+    "lora_fan_in_fan_out": MODEL,
+    "peft_use_dora": lambda t, n, v: t.put("adapter.method", "dora") if v else None,
+    "peft_use_rslora": "adapter.use_rslora",
+    "loraplus_lr_ratio": _float("train.lora_plus_ratio"),
+    "load_in_8bit": QUANTISED,
+    "load_in_4bit": QUANTISED,
+    "datasets": _axolotl_data,
+    "test_datasets": _axolotl_data,
+    "dataset_prepared_path": HOME,
+    "val_set_size": lambda t, n, v: t.put("data.eval_fraction", float(v)) if v < 1 else t.refuse(n, "a share below 1"),
+    "sequence_len": "data.max_length",
+    "sample_packing": lambda t, n, v: t.put("data.packing", "pack" if v else "longest"),
+    "eval_sample_packing": SPEED,
+    "pad_to_sequence_len": SPEED,
+    "group_by_length": lambda t, n, v: t.put("data.packing", "buckets") if v else None,
+    "train_on_inputs": lambda t, n, v: t.put("data.train_on", "all") if v else None,
+    "micro_batch_size": "train.batch_size",
+    "eval_batch_size": "eval.batch_size",
+    "gradient_accumulation_steps": "train.accumulation",
+    "num_epochs": _float("train.epochs"),
+    "max_steps": "train.steps",
+    "optimizer": choice("train.optimizer", {**OPTIMIZERS, "paged_adamw_8bit": "adamw", "adamw_apex_fused": "adamw"}),
+    "lr_scheduler": choice("train.schedule", SCHEDULES),
+    "learning_rate": _float("train.learning_rate"),
+    "warmup_steps": "train.warmup",
+    "warmup_ratio": _float("train.warmup"),
+    "weight_decay": _float("train.weight_decay"),
+    "max_grad_norm": _float("train.clip_norm"),
+    "neftune_noise_alpha": _float("train.neftune_alpha"),
+    "seed": "train.seed",
+    "bf16": lambda t, n, v: t.put("train.precision", "bf16") if v is True else None,
+    "fp16": lambda t, n, v: t.put("train.precision", "fp16") if v is True else None,
+    "tf32": SPEED,
+    "gradient_checkpointing": lambda t, n, v: t.put("train.recompute", True) if v else None,
+    "gradient_checkpointing_kwargs": SPEED,
+    "output_dir": "output.dir",
+    "logging_steps": "train.log_every",
+    "eval_steps": lambda t, n, v: t.put("eval.every_steps", v) if v >= 1 else t.refuse(n, "a number of steps"),
+    "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v) if v else None,
+    "save_steps": lambda t, n, v: t.put("train.save_every", v) if v >= 1 else t.refuse(n, "a number of steps"),
+    "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
+    "save_total_limit": "train.keep_last",
+    "early_stopping_patience": "eval.patience",
+    "flash_attention": SPEED,
+    "xformers_attention": SPEED,
+    "sdp_attention": SPEED,
+    "s2_attention": Refused("every token sees all tokens before it"),
+    "local_rank": SPEED,
+    "strict": Ignored("checkpoints are always read strictly"),
+    "save_safetensors": Ignored("adapters are always safetensors"),
+    "resume_from_checkpoint": lambda t, n, v: t.put("train.resume", True) if v else None,
+    "auto_resume_from_checkpoints": lambda t, n, v: t.put("train.resume", True) if v else None,
+    "debug": LOGS,
+    "deepspeed": Refused("see parallel.shard_optimizer"),
+    "fsdp": Refused("see parallel.shard_optimizer", harmless=(None, [], "")),
+    "fsdp_config": Ignored("fsdp is off"),
+    **{f"wandb_{name}": LOGS for name in ("project", "entity", "watch", "name", "log_model", "run_id", "mode")},
+}
+AXOLOTL_DEFAULTS = {
+    "train.batch_size": 1,
+    "train.epochs": 1.0,
+    "train.schedule": "cosine",
+    "train.warmup": 0.03,
+    "data.max_length": 512,
+    "data.packing": "longest",
+}
+
+
+def axolotl(values: dict[str, Any], file: Path) -> Translation:
+    """An axolotl file's settings."""
+    t = Translation(file.name)
+    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+    t.put("adapter.method", "lora" if values.get("adapter") else "none")
+    t.settings.update(AXOLOTL_DEFAULTS)
+    given = dict(values)
+    if not values.get("adapter"):
+        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    if values.get("max_steps"):
+        t.settings.pop("train.epochs")
+        given.pop("num_epochs", None)
+    if values.get("eval_steps"):
+        given.pop("evals_per_epoch", None)
+    t.apply(given, AXOLOTL)
+    if not (t.get("data.eval") or t.get("data.eval_fraction")):
+        for key in ("eval.every_steps", "eval.every_epochs"):
+            t.settings.pop(key, None)
+    return t

@@ -1,0 +1,30 @@
+"""``X_lora``: MindFormers' names of a model together with its LoRA settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pet.names import bundled_models, preset_names
+
+# The settings that MindFormers ships for each family, over this library's default targets.
+LORA = {
+    "gpt2": {"method": "lora", "rank": 8, "alpha": 16.0, "dropout": 0.1},
+    "glm": {"method": "lora", "rank": 8, "alpha": 32.0, "dropout": 0.1},
+    "llama": {"method": "lora", "rank": 16, "alpha": 16.0, "dropout": 0.05},
+}
+
+
+def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
+    """``"glm_6b_lora"`` → ``("glm_6b", its LoRA settings)``; any other name → ``(name, None)``."""
+    if not isinstance(name, str) or not name.endswith("_lora"):
+        return name, None
+    base = name[: -len("_lora")]
+    if base not in preset_names() and base not in bundled_models():
+        return name, None
+    family = next((each for each in LORA if base.startswith(each)), "llama")
+    return base, dict(LORA["gpt2" if base.startswith("gpt") else family])
+
+
+def bare_name(name: Any) -> Any:
+    """The model's name without ``_lora``."""
+    return split_name(name)[0]

@@ -1,0 +1,204 @@
+"""``TrainingArguments``: MindFormers' and Hugging Face's settings of a run, as settings of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet.compat.translation import (
+    OPTIMIZERS,
+    SCHEDULES,
+    Ignored,
+    Refused,
+    Translation,
+    both_betas,
+    choice,
+    clip,
+)
+
+SINK = Ignored("a step is one compiled graph in any case")
+
+
+def _flag(key: str, value: Any = True):
+    """A rule for a switch: on puts the value, off leaves the recipe alone."""
+
+    def rule(translation: Translation, name: str, given: Any) -> None:
+        if given:
+            translation.put(key, value)
+
+    return rule
+
+
+def _strategy(translation: Translation, name: str, value: Any) -> None:
+    word = str(getattr(value, "value", value)).lower()
+    if word not in ("no", "steps", "epoch"):
+        translation.refuse(name, f"{value!r}; expected no, steps or epoch")
+    elif word == "epoch" and "eval" in name:
+        translation.put("eval.every_epochs", 1.0)
+    elif word == "no" and "eval" in name:
+        translation.settings.pop("eval.every_steps", None)
+    elif word == "no":
+        translation.settings.pop("train.save_every", None)
+    elif word == "epoch":
+        translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
+
+
+def _eval_interval(key: str, number: type):
+    """MindFormers' intervals: -1 is never."""
+
+    def rule(translation: Translation, name: str, value: Any) -> None:
+        if value is not None and value > 0:
+            translation.put(key, number(value))
+
+    return rule
+
+
+def _profile(translation: Translation, name: str, value: Any) -> None:
+    if value:
+        translation.put("callbacks", [*translation.get("callbacks", []), {"name": "profiler"}])
+
+
+def _steps(translation: Translation, name: str, value: Any) -> None:
+    if value > 0:  # Hugging Face's -1: by epochs
+        translation.put("train.steps", value)
+
+
+def _resume(translation: Translation, name: str, value: Any) -> None:
+    if value:
+        translation.put("train.resume", True)
+
+
+def _only_save_strategy(translation: Translation, name: str, value: Any) -> None:
+    if value:
+        translation.ignore(name, "checkpoints are whole and open on any layout; there is no strategy file to save")
+
+
+TABLE = {
+    "output_dir": "output.dir",
+    "num_train_epochs": lambda t, n, v: t.put("train.epochs", float(v)),
+    "max_steps": _steps,
+    "batch_size": "train.batch_size",
+    "per_device_train_batch_size": "train.batch_size",
+    "per_device_eval_batch_size": "eval.batch_size",
+    "eval_batch_size": "eval.batch_size",
+    "gradient_accumulation_steps": "train.accumulation",
+    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
+    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
+    "adam_beta1": both_betas(0),
+    "adam_beta2": both_betas(1),
+    "adam_epsilon": lambda t, n, v: t.put("train.eps", float(v)),
+    "max_grad_norm": clip,
+    "warmup_steps": "train.warmup",
+    "warmup_ratio": "train.warmup",
+    "lr_scheduler_type": choice("train.schedule", SCHEDULES),
+    "lr_scheduler": choice("train.schedule", SCHEDULES),
+    "optim": choice("train.optimizer", OPTIMIZERS),
+    "optimizer": choice("train.optimizer", OPTIMIZERS),
+    "label_smoothing_factor": "train.label_smoothing",
+    "seed": "train.seed",
+    "data_seed": "data.seed",
+    "save_steps": "train.save_every",
+    "save_strategy": _strategy,
+    "save_total_limit": "train.keep_last",
+    "logging_steps": "train.log_every",
+    "report_interval": "train.log_every",
+    "eval_strategy": _strategy,
+    "evaluation_strategy": _strategy,
+    "eval_steps": "eval.every_steps",
+    "eval_step_interval": _eval_interval("eval.every_steps", int),
+    "eval_epoch_interval": _eval_interval("eval.every_epochs", float),
+    "metric_for_best_model": lambda t, n, v: t.put("eval.best_metric", str(v).removeprefix("eval_")),
+    "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if v else "min"),
+    "resume_from_checkpoint": _resume,
+    "resume_training": _resume,
+    "overwrite_output_dir": _flag("output.force"),
+    "fp16": _flag("train.precision", "fp16"),
+    "bf16": _flag("train.precision", "bf16"),
+    "gradient_checkpointing": _flag("train.recompute"),
+    "recompute": _flag("train.recompute"),
+    "neftune_noise_alpha": lambda t, n, v: t.put("train.neftune_alpha", float(v)),
+    "max_length": "data.max_length",
+    "seq_length": "data.max_length",
+    "profile": _profile,
+    "only_save_strategy": _only_save_strategy,
+    "group_by_length": _flag("data.packing", "buckets"),
+    # read by the trainer itself
+    "do_eval": lambda t, n, v: None,
+    "do_train": Ignored("train() and finetune() say it"),
+    "do_predict": Ignored("predict() says it"),
+    "use_parallel": lambda t, n, v: None,
+    "load_checkpoint": lambda t, n, v: None,
+    "sink_mode": SINK,
+    "sink_size": SINK,
+    "dataloader_num_workers": "data.workers",
+    "dataloader_drop_last": Ignored("rows that fill no batch come with the next epoch's"),
+    "logging_dir": Ignored("callbacks: [tensorboard] writes below the run directory"),
+    "logging_strategy": Ignored("metrics.jsonl has a line per step"),
+    "disable_tqdm": Ignored("there is one line without a terminal"),
+    "report_to": Ignored("name a callback instead: tensorboard, csv"),
+    "run_name": "name",
+    "ddp_timeout": Ignored("pet launch watches the workers"),
+    "load_best_model_at_end": Refused("the last weights stay; pet export --best writes the best ones"),
+    "deepspeed": Refused("use set_parallel_config(optimizer_shard=True)"),
+    "fsdp": Refused("use set_parallel_config(optimizer_shard=True)"),
+    "push_to_hub": Refused("nothing is uploaded; see remote_save_url"),
+    "hub_model_id": Refused("nothing is uploaded; see remote_save_url"),
+}
+
+
+class TrainingArguments:
+    """Settings of a run by MindFormers' names. A field that is not given, or None, never overrides the recipe.
+
+    Args:
+        output_dir: the run directory.
+        settings: ``num_train_epochs``, ``batch_size`` (rows per process), ``learning_rate``, ``warmup_steps``,
+            ``weight_decay``, ``adam_beta1``, ``max_grad_norm``, ``lr_scheduler_type``, ``optim``, ``save_steps``,
+            ``save_total_limit``, ``seed``, ``resume_from_checkpoint``, ``use_parallel`` and so on.
+
+    Raises:
+        InputError: an unknown name; the nearest is given.
+    """
+
+    def __init__(self, output_dir: str | None = None, **settings):
+        unknown = [name for name in settings if name not in TABLE]
+        if unknown:
+            raise InputError.collect(f"TrainingArguments has no {name!r}{nearest(name, TABLE)}" for name in unknown)
+        self.given = {name: value for name, value in settings.items() if value is not None}
+        if output_dir is not None:
+            self.given["output_dir"] = output_dir
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in TABLE:
+            raise AttributeError(f"TrainingArguments has no {name!r}{nearest(name, TABLE)}")
+        return self.__dict__.get("given", {}).get(name)
+
+    def __repr__(self) -> str:
+        return f"TrainingArguments({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
+
+
+def translate_arguments(given: Mapping[str, Any], copies: int = 1, translation: Translation | None = None):
+    """Training arguments as a `Translation`.
+
+    Args:
+        given: by MindFormers' names.
+        copies: processes that share the batch. MindFormers counts rows per process, a recipe over all of them.
+        translation: is added to.
+    """
+    translation = translation or Translation("TrainingArguments")
+    given = dict(given)
+    if given.get("warmup_steps"):
+        given.pop("warmup_ratio", None)  # Hugging Face: steps win
+    if (given.get("max_steps") or 0) > 0:
+        given.pop("num_train_epochs", None)
+    if str(given.get("save_strategy", "")).lower() == "no":
+        given.pop("save_steps", None)
+    translation.apply(given, TABLE)
+    for name, key in (
+        ("batch_size", "train.batch_size"),
+        ("per_device_train_batch_size", "train.batch_size"),
+        ("per_device_eval_batch_size", "eval.batch_size"),
+    ):
+        if given.get(name) is not None:
+            translation.put(key, given[name] * copies)
+    return translation

@@ -1,0 +1,143 @@
+"""``pet.Trainer`` in MindFormers' form: names, paths, objects."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from model_zoo.safetensors_io import read_file
+
+ARGUMENTS = {"num_train_epochs": 4, "batch_size": 4, "learning_rate": 1e-2, "max_length": 48, "warmup_steps": 1}
+
+
+def losses(directory):
+    return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_finetune_evaluate_predict_by_paths(base, tmp_path):
+    trainer = pet.Trainer(
+        task="text_generation",
+        model=str(base),
+        pet_method="lora",
+        args=pet.TrainingArguments(output_dir=str(tmp_path / "run"), **ARGUMENTS),
+        train_dataset=str(base / "data.jsonl"),
+        eval_dataset=str(base / "held_out.jsonl"),
+    )
+    before = trainer.evaluate()
+    summary = trainer.finetune()
+    found = losses(tmp_path / "run")
+    assert len(found) == summary["steps"] > 1
+    assert found[-1] < found[0]
+    assert (tmp_path / "run/adapter/adapter_config.json").is_file()
+    assert summary["before"]["loss"] == pytest.approx(before["loss"], rel=1e-5)
+    after = trainer.evaluate()
+    assert after["loss"] == pytest.approx(summary["after"]["loss"], rel=1e-5)
+    assert after["loss"] < before["loss"]
+    (answer,) = trainer.predict(input_data="What is 3?", max_new_tokens=3, top_k=1)
+    model = pet.AutoModel.from_pretrained(str(base))
+    pet.load_adapter(model, tmp_path / "run/adapter")
+    same = pet.pipeline("text_generation", model=model, tokenizer=pet.AutoTokenizer.from_pretrained(str(base)))
+    assert answer == same("What is 3?", max_new_tokens=3, top_k=1)[0]
+
+
+def test_a_cell_and_a_mindspore_dataset(base, tmp_path, perplexity):
+    from mindspore.dataset import GeneratorDataset
+
+    rows = np.random.default_rng(0).integers(10, 40, (8, 17)).astype(np.int32)
+    data = GeneratorDataset([(row,) for row in rows], column_names=["input_ids"], shuffle=False).batch(4)
+    model = pet.AutoModel.from_pretrained(str(base))
+    trainer = pet.Trainer(
+        task="text_generation",
+        model=model,
+        args={"output_dir": str(tmp_path / "run"), "num_train_epochs": 3, "learning_rate": 1e-2, "warmup_steps": 0},
+        train_dataset=data,
+        eval_dataset=data,
+    )
+    assert trainer.evaluate()["perplexity"] == pytest.approx(perplexity(model, rows), rel=1e-4)
+    summary = trainer.train()
+    assert summary["steps"] == 6  # two batches of four, three times
+    found = losses(tmp_path / "run")
+    assert found[-1] < found[0]
+    assert trainer.evaluate()["perplexity"] == pytest.approx(perplexity(model, rows), rel=1e-4)
+    saved = read_file(tmp_path / "run/model/model.safetensors")
+    assert np.array_equal(
+        saved["transformer.h.0.attn.c_attn.weight"], model.transformer.h[0].attn.c_attn.weight.asnumpy()
+    )
+
+
+def test_resuming_goes_on_from_another_run(base, tmp_path):
+    def trainer(output, **more):
+        arguments = {**ARGUMENTS, "save_steps": 2, "output_dir": str(tmp_path / output), **more}
+        data = str(base / "data.jsonl")
+        return pet.Trainer(model=str(base), pet_method="lora", args=arguments, train_dataset=data)
+
+    whole = trainer("whole")
+    whole.finetune()
+    import shutil
+
+    first = sorted((tmp_path / "whole/checkpoints").iterdir())[0]
+    part = tmp_path / "part/checkpoints"
+    part.mkdir(parents=True)
+    shutil.copytree(first, part / first.name)
+    trainer("resumed").finetune(resume=str(tmp_path / "part"))
+    mine, other = (read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("whole", "resumed"))
+    assert mine.keys() == other.keys()
+    assert all(np.array_equal(mine[name], other[name]) for name in mine)
+
+
+def test_the_core_form_is_the_core():
+    from pet.train.trainer import Trainer as Core
+
+    model = pet.AutoModel.from_config({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 50})
+    batches = [{"input_ids": np.arange(16).reshape(2, 8)}]
+    trainer = pet.Trainer(model, batches, steps=2, warmup=0)
+    assert isinstance(trainer.core, Core)
+    assert trainer.train()["steps"] == 2
+    assert len(trainer.history) == 2
+
+
+def test_what_cannot_be_had_says_what_to_do(base):
+    data = str(base / "data.jsonl")
+    with pytest.raises(InputError, match="no base weights: give the directory"):
+        pet.Trainer(model="gpt2", pet_method="lora", train_dataset=data).finetune()
+    with pytest.raises(InputError, match="random weights"):
+        small = pet.GPT2Config(hidden_size=16, num_layers=1, num_heads=2, vocab_size=50)
+        pet.Trainer(model=pet.GPT2LMHeadModel(small), train_dataset=[{"input_ids": [[1, 2, 3]]}]).finetune()
+    with pytest.raises(InputError, match=r"batchsize.*did you mean 'batch_size'"):
+        pet.TrainingArguments(batchsize=3)
+    with pytest.raises(InputError, match=r"pet_method 'lorra'.*'lora'"):
+        pet.Trainer(model=str(base), pet_method="lorra", train_dataset=data)
+    with pytest.raises(InputError, match="push_to_hub"):
+        pet.Trainer(model=str(base), args={"push_to_hub": True}, train_dataset=data).finetune()
+    with pytest.raises(InputError, match="eval_dataset"):
+        pet.Trainer(model=str(base), train_dataset=data, do_eval=True).finetune()
+
+
+def test_unset_arguments_do_not_override_the_recipe(base, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        f"model: {{path: {base}}}\nadapter: {{method: ia3}}\ntrain: {{learning_rate: 3e-3, steps: 7, batch_size: 6}}\n"
+        f"data: {{train: {base}/data.jsonl, max_length: 32}}\n"
+    )
+    arguments = pet.TrainingArguments(batch_size=2, weight_decay=None)
+    recipe = pet.Trainer(recipe=str(tmp_path / "job.yaml"), args=arguments).recipe()
+    assert (recipe.train.learning_rate, recipe.train.steps, recipe.train.batch_size) == (3e-3, 7, 2)
+    assert recipe.adapter.method == "ia3"
+
+
+def test_layouts_and_preset_names(base):
+    trainer = pet.Trainer(model=str(base), args={"batch_size": 2}, train_dataset=str(base / "data.jsonl"))
+    trainer.set_parallel_config(
+        data_parallel=4, model_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True
+    )
+    trainer.set_recompute_config(recompute=True)
+    recipe = trainer.recipe()
+    assert recipe.parallel.processes == 16
+    assert recipe.parallel.shard_optimizer
+    assert recipe.train.batch_size == 2 * 4 * 2  # MindFormers counts the rows of one micro-batch of one copy
+    assert recipe.train.recompute
+    recipe = pet.Trainer(model="glm_tiny_lora", train_dataset=str(base / "data.jsonl")).recipe()
+    assert (recipe.model.path, recipe.adapter.method, recipe.adapter.alpha) == ("glm_tiny", "lora", 32)

@@ -1,0 +1,169 @@
+"""Other systems' job files become recipes that say the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from model_zoo.errors import InputError
+from pet.compat.yaml_files import convert, load_any
+
+MINDFORMERS = """
+seed: 7
+run_mode: finetune
+output_dir: ./out
+load_checkpoint: {base}
+resume_training: False
+context: {{mode: 0, device_target: Ascend, enable_graph_kernel: True}}
+use_parallel: {parallel}
+parallel_config: {{data_parallel: 2, model_parallel: 1, pipeline_stage: 2, micro_batch_num: 2, vocab_emb_dp: True}}
+recompute_config: {{recompute: True}}
+runner_config: {{epochs: 2, batch_size: 3, sink_mode: True, sink_size: 4}}
+runner_wrapper: {{type: MFTrainOneStepCell, use_clip_grad: True, max_grad_norm: 0.5}}
+trainer: {{type: CausalLanguageModelingTrainer, model_name: llama_7b_lora}}
+optimizer: {{type: FP32StateAdamWeightDecay, beta1: 0.9, beta2: 0.95, eps: 1.e-6, weight_decay: 1.e-3}}
+lr_schedule: {{type: CosineWithWarmUpLR, learning_rate: 1.e-4, lr_end: 1.e-5, warmup_ratio: 0.1, total_steps: -1}}
+train_dataset: &train
+  data_loader: {{type: MindDataset, dataset_dir: {base}/data.jsonl, shuffle: True}}
+  input_columns: [input_ids]
+  num_parallel_workers: 8
+train_dataset_task: {{type: CausalLanguageModelDataset, dataset_config: *train}}
+eval_dataset: {{data_loader: {{dataset_dir: {base}/held_out.jsonl}}}}
+do_eval: True
+eval_step_interval: -1
+eval_epoch_interval: 1
+model:
+  model_config:
+    type: LlamaConfig
+    hidden_size: 4096
+    seq_length: 64
+    pet_config: {{pet_type: lora, lora_rank: 16, lora_alpha: 32, lora_dropout: 0.05, target_modules: '.*wq|.*wv'}}
+  arch: {{type: LlamaForCausalLM}}
+callbacks:
+  - {{type: MFLossMonitor, per_print_times: 2}}
+  - {{type: CheckpointMonitor, prefix: llama, save_checkpoint_steps: 5, integrated_save: False, async_save: False}}
+  - {{type: ObsMonitor, upload_sequence: 3}}
+eval_callbacks: [{{type: ObsMonitor}}]
+remote_save_url: file:///tmp/somewhere
+"""
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_mindformers(base, tmp_path):
+    recipe = load_any(write(tmp_path / "run_llama.yaml", MINDFORMERS.format(base=base, parallel=True)))
+    assert recipe.model.path == str(base)
+    assert recipe.adapter.model_dump(include={"method", "rank", "alpha", "dropout", "targets"}) == {
+        "method": "lora",
+        "rank": 16,
+        "alpha": 32.0,
+        "dropout": 0.05,
+        "targets": ["q_proj", "v_proj"],
+    }
+    train = recipe.train
+    assert (train.seed, train.epochs, train.batch_size, train.clip_norm, train.recompute) == (7, 2.0, 12, 0.5, True)
+    assert (train.optimizer, train.betas, train.eps, train.weight_decay) == ("adamw", [0.9, 0.95], 1e-6, 1e-3)
+    assert (train.schedule, train.learning_rate, train.warmup) == ("cosine", 1e-4, 0.1)
+    assert train.final_ratio == pytest.approx(0.1)
+    assert (train.log_every, train.save_every, recipe.data.max_length) == (2, 5, 64)
+    assert (recipe.parallel.data, recipe.parallel.pipeline, recipe.parallel.micro_batches) == (2, 2, 2)
+    assert recipe.eval.every_epochs == 1.0
+    assert recipe.eval.every_steps is None
+    assert recipe.callbacks[0].args == {"url": "file:///tmp/somewhere", "every": 3}
+
+
+def test_converted_text_is_the_same_recipe(base, tmp_path):
+    file = write(tmp_path / "run_llama.yaml", MINDFORMERS.format(base=base, parallel=False))
+    text, ignored = convert(file)
+    assert any(line.startswith("context: ") for line in ignored)
+    assert any(line.startswith("parallel_config: use_parallel is off") for line in ignored)
+    assert all(f"# ignored: {line}" in text for line in ignored)
+    again = load_any(write(tmp_path / "recipe.yaml", text))
+    assert again == load_any(file)
+    with pytest.raises(InputError, match="is a recipe already"):
+        convert(tmp_path / "recipe.yaml")
+
+
+def test_mindformers_refuses_what_would_change_results(base, tmp_path):
+    text = MINDFORMERS.format(base=base, parallel=False) + "layer_decay: 0.65\nlayer_scale: True\nno_such_key: 1\n"
+    with pytest.raises(InputError) as error:
+        load_any(write(tmp_path / "run.yaml", text))
+    assert "layer_scale" in str(error.value)
+    assert "no_such_key: is not known" in str(error.value)
+    assert "layer_decay:" not in str(error.value)
+
+
+def test_llama_factory(base, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(
+        json.dumps({"mine": {"file_name": "rows.json", "columns": {"prompt": "question", "response": "reply"}}})
+    )
+    (tmp_path / "data/rows.json").write_text(json.dumps([{"question": "Who?", "reply": "Me."}] * 3))
+    file = {
+        "model_name_or_path": str(base),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_target": "all",
+        "lora_rank": 4,
+        "dataset": "mine",
+        "dataset_dir": str(tmp_path / "data"),
+        "template": "default",
+        "cutoff_len": 64,
+        "output_dir": str(tmp_path / "saves"),
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "learning_rate": 1e-4,
+        "num_train_epochs": 2.0,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.1,
+        "plot_loss": True,
+        "val_size": 0.4,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    }
+    recipe = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(file)))
+    assert (recipe.adapter.rank, recipe.adapter.alpha, recipe.adapter.targets) == (4, 8.0, ["all-linear"])
+    assert recipe.data.train == [str(tmp_path / "data/rows.json")]
+    assert recipe.data.columns == {"prompt": "question", "answer": "reply"}
+    assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
+    assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
+    with pytest.raises(InputError, match="quantization_bit: 4: weights are not quantised"):
+        load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, "quantization_bit": 4})))
+
+
+def test_axolotl(base, tmp_path):
+    file = {
+        "base_model": str(base),
+        "load_in_8bit": False,
+        "datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}],
+        "val_set_size": 0.25,
+        "adapter": "lora",
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "lora_target_modules": ["c_attn"],
+        "sequence_len": 64,
+        "sample_packing": True,
+        "micro_batch_size": 2,
+        "num_epochs": 2,
+        "max_steps": 6,
+        "optimizer": "adamw_bnb_8bit",
+        "lr_scheduler": "cosine",
+        "learning_rate": 2e-4,
+        "bf16": "auto",
+        "evals_per_epoch": 2,
+        "wandb_project": None,
+        "special_tokens": None,
+        "output_dir": str(tmp_path / "out"),
+    }
+    recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["adapter.rank=6"])
+    assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
+    assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
+    assert recipe.eval.every_epochs == 0.5
+    with pytest.raises(InputError, match="adapter: 'qlora'"):
+        load_any(write(tmp_path / "ax.yaml", yaml.safe_dump({**file, "adapter": "qlora"})))
