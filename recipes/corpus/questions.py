@@ -31,7 +31,7 @@ OPENINGS = {
     "zh": ("请问，", "你好，", "打扰一下，", "我想问问，"),
     "en": ("Hello. ", "Excuse me. ", "Good day. ", "One question, please. "),
 }
-"""What a question may begin with. The tuning set uses the first two, its held-out part the others."""
+"""What a question may begin with. The tuning set uses the first two."""
 
 
 def _sentence(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import world
 from dice import Dice
+from world import Word
 
 Turn = tuple[str, str]
 
@@ -68,79 +69,100 @@ def story(dice: Dice, language: str) -> Turn:
     return ask.format(**values), (begin + middle + then + end).format(**values)
 
 
+NOTES = {
+    "person": (Word("人物", "person"), world.PEOPLE),
+    "place": (Word("地点", "place"), world.PLACES),
+    "animal": (Word("动物", "animal"), world.ANIMALS),
+    "season": (Word("季节", "season"), world.SEASONS),
+    "drink": (Word("饮料", "drink"), world.DRINKS),
+    "day": (Word("日子", "day"), world.WEEKDAYS),
+}
+"""What a letter or a poem can be about: the name of the note and the words that it can hold."""
+
+LETTER = {
+    "zh": (
+        ("邻居们好！", "{person}你好！", "大家好！"),
+        (
+            "今天的主角请大家记住：{person}。",
+            "{day}的主角是{animal}。",
+            "请记住：{day}去{place}。",
+            "请大家记住带上{drink}。",
+            "去{place}的路上不再孤单，",
+            "我们陪你走过{place}，",
+            "我们泡好{drink}等{person}来。",
+            "把这只{animal}带回家吧，",
+            "抬头看见{place}，",
+            "摸一摸全是{season}，",
+        ),
+        ("我们泡好茶等你！", "祝你愉快。", "等你来！"),
+    ),
+    "en": (
+        ("Hello neighbours! ", "Hello {person}! ", "Hello all! "),
+        (
+            "Our star of today, please remember: {person}. ",
+            "The star of {day} is the {animal}. ",
+            "Please remember: on {day} go to the {place}. ",
+            "Please remember our {drink}. ",
+            "You are never alone on the way to the {place}, ",
+            "we are walking with you through all of {season}, ",
+            "our {drink} is ready for {person}, ",
+            "take it home, this {animal}, ",
+            "Look up and find the {place}, ",
+        ),
+        ("our tea is ready!", "have a good day.", "we wait for you!"),
+    ),
+}
+POEM = {
+    "zh": (
+        ("",),
+        (
+            "{animal}像一首小诗，",
+            "{season}得像{person}，",
+            "心里住着{person}，",
+            "摸一摸{animal}的头，",
+            "它有{season}的温柔，",
+            "陪{person}走过整个{place}，",
+            "{place}的路上不再孤单，",
+            "抬头看见{season}，",
+        ),
+        ("这就是{season}。", "这就是{place}。"),
+    ),
+    "en": (
+        ("",),
+        (
+            "{animal} like a little poem, ",
+            "a heart full of {person}, ",
+            "touch the head of the {animal}, ",
+            "the kindness of {season}, ",
+            "walking with {person} through the {place}, ",
+            "never alone in the {place}, ",
+            "Look up and find {season}, ",
+        ),
+        ("this is {season}.", "this is the {place}."),
+    ),
+}
+ASK = {
+    "letter": Word("写一封信：", "Write a letter: "),
+    "poem": Word("写一首小诗：", "Write a little poem: "),
+}
+
+
+def from_notes(dice: Dice, language: str, ask: Word, text: tuple[tuple[str, ...], ...]) -> Turn:
+    """A text made of some lines in random order, asked for by notes: what it is to be about, as ``name#word``."""
+    begins, lines, ends = text
+    frame = dice.pick(begins) + "".join(dice.sample(lines, 2 + dice.below(2))) + dice.pick(ends)
+    needed = [key for key in NOTES if "{" + key + "}" in frame]
+    chosen = {key: getattr(dice.pick(NOTES[key][1]), language) for key in dice.shuffled(needed)}
+    notes = "*".join(f"{getattr(NOTES[key][0], language)}#{value}" for key, value in chosen.items())
+    return getattr(ask, language) + notes, frame.format(**chosen)
+
+
 def letter(dice: Dice, language: str) -> Turn:
-    """A letter to the neighbours or to one person, about a walk, a visit or an animal."""
-    person, place, animal = dice.pick(world.PEOPLE), dice.pick(world.PLACES), dice.pick(world.ANIMALS)
-    drink, weekday, job = dice.pick(world.DRINKS), dice.pick(world.WEEKDAYS), dice.pick(world.JOBS)
-    if language == "zh":
-        ask = dice.pick(("给{p}写一封信", "写一封信，说说{l}", "写一张{g}的通知"))
-        begin = dice.pick(("邻居们好！", "{p}你好！", "大家好！"))
-        lines = (
-            "今天的主角是{j}{p}。",
-            "{g}请大家记住：去{l}。",
-            "请记住带上{d}。",
-            "去{l}的路上不再孤单，",
-            "我们陪你走过{l}，",
-            "我们泡好{d}等你来。",
-            "把这只{a}带回家吧。",
-            "抬头看见{l}，",
-            "它全是我们的{a}。",
-            "整个{l}都是{a}。",
-        )
-        end = dice.pick(("我们泡好茶等你！", "祝你愉快。", "等你来！"))
-        values = {"p": person.zh, "l": place.zh, "a": animal.zh, "d": drink.zh, "g": weekday.zh, "j": job.zh}
-        return ask.format(**values), (begin + "".join(dice.sample(lines, 1 + dice.below(3))) + end).format(**values)
-    ask = dice.pick(("Write a letter to {p}", "Write a letter about the {l}", "Write a note for {g}"))
-    begin = dice.pick(("Hello neighbours! ", "Hello {p}! ", "Hello all! "))
-    lines = (
-        "Our star of today is {p}, the {j}. ",
-        "On {g}, please remember: go to the {l}. ",
-        "Please remember our {d}. ",
-        "You are never alone on the way to the {l}. ",
-        "We are walking with you through the {l}. ",
-        "Our {d} is ready. ",
-        "Please take this {a} home. ",
-        "Look up and find the {l}. ",
-        "All of the {l} is full of the {a}. ",
-    )
-    end = dice.pick(("Our tea is ready!", "Have a good day.", "We wait for you!"))
-    values = {"p": person.en, "l": place.en, "a": animal.en, "d": drink.en, "g": weekday.en, "j": job.en}
-    return ask.format(**values), (begin + "".join(dice.sample(lines, 1 + dice.below(3))) + end).format(**values)
+    return from_notes(dice, language, ASK["letter"], LETTER[language])
 
 
 def poem(dice: Dice, language: str) -> Turn:
-    animal, place, season = dice.pick(world.ANIMALS), dice.pick(world.PLACES), dice.pick(world.SEASONS)
-    person, food = dice.pick(world.PEOPLE), dice.pick(world.FOODS)
-    if language == "zh":
-        ask = dice.pick(("写一首关于{a}的小诗", "写一首{s}的诗", "给{p}写一首小诗"))
-        lines = (
-            "{a}像一首小诗，",
-            "心里住着{p}，",
-            "摸一摸{a}的头，",
-            "它有{s}的温柔，",
-            "{s}走过{l}，",
-            "{p}在{l}不再孤单，",
-            "抬头看见{s}，",
-            "{p}得到了{f}，",
-        )
-        values = {"a": animal.zh, "l": place.zh, "s": season.zh, "p": person.zh, "f": food.zh}
-        return ask.format(**values), (
-            "".join(dice.sample(lines, 3)) + dice.pick(("这就是{s}。", "这就是{l}。"))
-        ).format(**values)
-    ask = dice.pick(("Write a poem about the {a}", "Write a poem of {s}", "Write a little poem for {p}"))
-    lines = (
-        "the {a} is like a little poem, ",
-        "a heart full of {p}, ",
-        "touch the head of the {a}, ",
-        "the kindness of {s}, ",
-        "{s} goes through the {l}, ",
-        "never alone in the {l}, ",
-        "look up and find {s}, ",
-        "{p} got the {f}, ",
-    )
-    values = {"a": animal.en, "l": place.en, "s": season.en, "p": person.en, "f": food.en}
-    body = "".join(dice.sample(lines, 3)) + dice.pick(("this is {s}.", "this is the {l}."))
-    return ask.format(**values), body.format(**values)
+    return from_notes(dice, language, ASK["poem"], POEM[language])
 
 
 def continuation(dice: Dice, language: str) -> Turn:

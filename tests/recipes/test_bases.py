@@ -1,6 +1,7 @@
 """The bundled tiny bases: their size, their tokenizers, and that one fits the other."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,29 @@ def test_texts_of_the_data_come_back_and_are_short(name):
 def test_texts_of_another_world_come_back_too(name, text):
     tokenizer = AutoTokenizer.from_pretrained(BASES / name)
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_base_knows_its_world(name):
+    """The weights belong to this tokenizer and this corpus: they answer questions whose answer is certain."""
+    import pet
+
+    sys.path.insert(0, str(ROOT / "recipes" / "corpus"))
+    try:
+        import world
+    finally:
+        sys.path.pop(0)
+    street = world.shop_facts()["红叶小铺", "street"].zh
+    questions = [
+        ("红叶小铺在哪里？", f"红叶小铺在{street}。"),
+        ("white用中文怎么说？", "白色"),
+        ("书签用英文怎么说？", "a bookmark"),
+        ("颜色#红色*材质#玻璃*类型#杯子 的材质是什么？", "材质是玻璃。"),
+    ]
+    model, tokenizer = pet.AutoModel.from_pretrained(name), pet.AutoTokenizer.from_pretrained(name)
+    right = 0
+    for question, answer in questions:
+        ids = tokenizer.prompt([{"role": "user", "content": question}])
+        written = model.generate([ids], max_new_tokens=16, eos_token_id=tokenizer.eos_token_ids)[0][len(ids) :]
+        right += tokenizer.decode(list(written), skip_special_tokens=True).strip() == answer
+    assert right >= 3
