@@ -1,0 +1,144 @@
+"""Every bundled recipe is valid, and every method runs on every family's tiny base: two steps each, in one process."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from model_zoo.errors import InputError
+from model_zoo.safetensors_io import read_file
+from pet.cli.main import main
+from pet.names import bundled_models, bundled_recipes
+from pet.recipe.loading import load
+
+FAMILIES = ("glm", "glm4", "llama", "gpt")
+METHODS = ("lora", "dora", "prefix", "ptuning2", "adapter", "ia3", "bitfit")
+MATRIX = [f"{family}_{method}" for family in FAMILIES for method in METHODS]
+REAL_SIZES = ("glm_6b_lora", "glm2_6b_lora", "glm4_9b_lora", "llama_7b_lora", "llama3_8b_lora", "gpt2_lora")
+RUNNABLE = [name for name in bundled_recipes() if name not in REAL_SIZES]
+PRETRAINING = [name for name in RUNNABLE if name.startswith("pretrain/")]
+# Two steps of what the recipe says, on few rows, so that compiling is most of it. Nothing of the method is changed.
+SMALL = ["train.steps=2", "train.warmup=0", "train.batch_size=2", "data.max_samples=6", "data.workers=0"]
+QUICK = [*SMALL, "eval.batch_size=8", "eval.metrics=[loss]", "eval.shown_samples=0"]
+
+
+def test_every_family_has_every_method_and_all_recipes_are_known():
+    names = bundled_recipes()
+    assert set(names) >= {*MATRIX, *REAL_SIZES, *(f"pretrain/{base}" for base in bundled_models())}
+    for name in MATRIX:
+        recipe = load(name, check_files=False)
+        family, _, method = name.rpartition("_")
+        assert (recipe.model.path, recipe.adapter.method) == (f"{family}_tiny", method)
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_recipe_is_valid_and_says_how_to_run_it(name):
+    path = bundled_recipes()[name]
+    recipe = load(path, needs=["data.train"])
+    assert recipe.description
+    command = "train" if recipe.adapter.method == "none" else "finetune"
+    assert f"#   pet {command} recipes/{name}.yaml\n" in path.read_text("utf-8")
+    assert all(Path(file).exists() for file in (*recipe.data.train, *recipe.data.eval))
+
+
+@pytest.fixture(scope="module")
+def few_rows(tmp_path_factory):
+    """Eight held-out rows of each data set, in its own format."""
+    home = tmp_path_factory.mktemp("held_out")
+    for name in MATRIX:
+        source = Path(load(name, check_files=False).data.eval[0])
+        target = home / f"{source.parent.name}{source.suffix}"
+        if source.suffix == ".json":
+            target.write_text(json.dumps(json.loads(source.read_text("utf-8"))[:8]), "utf-8")
+        else:
+            target.write_text("".join(source.read_text("utf-8").splitlines(keepends=True)[:8]), "utf-8")
+    return home
+
+
+def run(name: str, home: Path, rows: Path | None, command: str = "finetune") -> tuple[Path, dict]:
+    """Two steps through the command line: (run directory, summary)."""
+    words = [command, name, *QUICK, f"output.dir={home / 'run'}", f"data.cache_dir={home / 'cache'}"]
+    if rows is not None:
+        source = Path(load(name).data.eval[0])
+        words.append(f"data.eval={rows / (source.parent.name + source.suffix)}")
+    assert main(words) == 0
+    return home / "run", json.loads((home / "run" / "summary.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm_lora", *(name for name in MATRIX if name != "glm_lora")])
+def test_two_steps(name, few_rows, tmp_path):
+    directory, summary = run(name, tmp_path, few_rows)
+    assert summary["steps"] == 2 and summary["method"] == name.rpartition("_")[2]
+    assert 0 < summary["trainable"] < 0.25 * summary["total"]
+    assert math.isfinite(summary["after"]["loss"]) and summary["after"]["loss"] != summary["before"]["loss"]
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "learning_rate" in line] == [1, 2]
+    assert load(directory / "recipe.yaml").adapter == load(name).adapter, "the resolved recipe is the recipe"
+    tensors = read_file(directory / "adapter" / "adapter_model.safetensors")
+    assert sum(tensor.size for tensor in tensors.values()) > 0
+    assert json.loads((directory / "adapter" / "adapter_config.json").read_text())["peft_type"]
+    assert [entry.name for entry in (directory / "checkpoints").iterdir()] == ["step-000002"]
+    assert (directory / "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_two_steps_of_pretraining(name, few_rows, tmp_path):
+    source = bundled_recipes()[name].parent / load(name).data.train[0]
+    rows = tmp_path / "few.jsonl"
+    rows.write_text("".join(source.read_text("utf-8").splitlines(keepends=True)[:12]), "utf-8")
+    words = ["train", name, *QUICK, f"output.dir={tmp_path / 'run'}", f"data.train={rows}", f"data.eval={rows}"]
+    assert main([*words, "data.cache_dir=" + str(tmp_path / "cache"), "train.log_every=1"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["trainable"] == summary["total"] < 1_000_000
+    assert summary["after"]["loss"] < summary["before"]["loss"]
+    base = read_file(next(tmp_path.glob("run/model/*.safetensors")))
+    bundled = read_file(bundled_models()[name.partition("/")[2]] / "model.safetensors")
+    assert {key: value.shape for key, value in base.items()} == {key: value.shape for key, value in bundled.items()}
+
+
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_a_real_size_is_valid_beside_its_weights(name, tmp_path, monkeypatch):
+    """A directory with the published config.json passes every check that needs no weights, by either way to it."""
+    from model_zoo.presets import preset
+
+    monkeypatch.chdir(tmp_path)
+    size = name.removesuffix("_lora")
+    with pytest.raises(InputError, match=rf"{name}.yaml:\d+: model.path: .*weights are not bundled: download"):
+        load(name)
+    for directory in ("downloaded", size):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "config.json").write_text(json.dumps(preset(size)))
+    recipe = load(name, ["model.path=downloaded"])
+    assert recipe.model.path == recipe.model.tokenizer == str(tmp_path / "downloaded")
+    assert load(name).adapter == recipe.adapter
+    with pytest.raises(InputError, match="longer than the model's context"):
+        load(name, ["model.path=downloaded", "data.max_length=200000"])
+
+
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_what_a_real_size_says_of_its_memory(name):
+    """The numbers in the comments are those of `pet info` with the recipe's own settings, and its targets match."""
+    from pet.info import describe
+
+    recipe, text = load(name, check_files=False), bundled_recipes()[name].read_text("utf-8")
+    adapter = {"method": "lora", "rank": recipe.adapter.rank, "targets": recipe.adapter.targets}
+    facts = describe(
+        recipe.model.path,
+        adapter,
+        batch=recipe.train.batch_size,
+        length=recipe.data.max_length,
+        dtype=recipe.model.dtype,
+        recompute=recipe.train.recompute,
+    )
+    assert f"= {facts.total / 2**30:.1f} GiB;" in text
+    assert f"{facts.trainable:,} of {facts.parameters:,} parameters are trained" in text
+
+
+def test_the_table_of_measurements_is_of_these_recipes():
+    """README.md holds a row or a word that it is not measured for each of them, and nothing else's."""
+    text = (bundled_recipes()["glm_lora"].parent / "README.md").read_text("utf-8")
+    for name in MATRIX:
+        assert f"[`{name}`]({name}.yaml)" in text or f"`{name}`" in text.partition("Not measured yet: ")[2]
