@@ -41,6 +41,10 @@ batch_rows, batch_columns = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(t
 softmax, log_softmax = ops.Softmax(-1), ops.LogSoftmax(-1)
 gather, pick, part = ops.Gather(), ops.GatherD(), ops.Slice()
 join_last, join_first, join_second, join_third = ops.Concat(-1), ops.Concat(0), ops.Concat(1), ops.Concat(2)
+late = ops.Depend()
+"""`late(x, dout)` is x, but not before dout is there. Without it the compiler would find that the backward pass does
+what the forward pass did already, and keep its results all the time in between, which takes far more memory."""
+
 cast, greater_equal, less, maximum = ops.Cast(), ops.GreaterEqual(), ops.Less(), ops.Maximum()
 counting = ops.Range()
 zero = Tensor(np.zeros((1, 1, 1, 1), np.float32))
@@ -67,6 +71,7 @@ class RMSNormKernel(nn.Cell):
     def bprop(self, x, weight, out, dout):
         # n = x·s; dx = s·(g − n·mean(g·n)) with g = dout·weight
         rows, width = x.shape
+        x = late(x, dout)
         scale = self.normalised(x)
         n = x * scale
         g = dout * tile(reshape(weight, (1, -1)), (rows, 1))
@@ -95,7 +100,7 @@ class LayerNormKernel(nn.Cell):
     def bprop(self, x, weight, bias, out, dout):
         # dx = s·(g − mean(g) − n·mean(g·n)) with g = dout·weight
         rows, width = x.shape
-        n, scale = self.normalised(x)
+        n, scale = self.normalised(late(x, dout))
         g = dout * tile(reshape(weight, (1, -1)), (rows, 1))
         mean = tile(row_sum(g, -1) * (1.0 / width), (1, width))
         along = tile(row_sum(g * n, -1) * (1.0 / width), (1, width))
@@ -113,7 +118,7 @@ class SwiGLUKernel(nn.Cell):
 
     def bprop(self, gate, up, out, dout):
         # silu' = σ + x·σ·(1 − σ)
-        s = sigmoid(gate)
+        s = sigmoid(late(gate, dout))
         silu = gate * s
         return dout * up * (s + silu - silu * s), dout * silu
 
@@ -125,6 +130,7 @@ class GeluTanhKernel(nn.Cell):
         return x * sigmoid(x * (x * x * 0.07135481282731592 + 1.5957691216057308))
 
     def bprop(self, x, out, dout):
+        x = late(x, dout)
         square = x * x
         s = sigmoid(x * (square * 0.07135481282731592 + 1.5957691216057308))
         slope = square * 0.21406443848194776 + 1.5957691216057308  # du/dx
@@ -139,8 +145,8 @@ def part_heads(x, start, head_dim):
     batch, length = start.shape
     heads = x.shape[1] // head_dim
     rows = reshape(x, (batch, length, heads * head_dim))
-    if heads > 1:
-        rows = join_second(ops.Split(-1, heads)(rows))  # (B, heads·S, d)
+    # no shortcut for one head: a branch taken by queries and not by a single key head does not compile
+    rows = join_second(ops.Split(-1, heads)(rows))  # (B, heads·S, d)
     return reshape(rows, (batch, heads, length, head_dim))
 
 
@@ -148,8 +154,7 @@ def join_heads_of(x):
     """``(B, heads, S, d)`` → ``(B·S, heads·d)``."""
     batch, heads, length, head_dim = x.shape
     rows = reshape(x, (batch, heads * length, head_dim))
-    if heads > 1:
-        rows = join_last(ops.Split(1, heads)(rows))  # (B, S, heads·d)
+    rows = join_last(ops.Split(1, heads)(rows))  # (B, S, heads·d)
     return reshape(rows, (batch * length, heads * head_dim))
 
 
@@ -291,6 +296,7 @@ class AttentionKernel(nn.Cell):
     def bprop(self, query, keys, values, start, end, columns, out, dout):
         length, total, width = query.shape[2], keys.shape[2], query.shape[3]
         scale = width**-0.5
+        query = late(query, dout)
         along = row_sum(dout * out, -1)  # (B, heads, S, 1)
         d_query = ()
         d_keys, d_values = None, None

@@ -165,9 +165,11 @@ ATTENTION = [
 ]
 
 
-@pytest.mark.parametrize("block", [256, 4])
-@pytest.mark.parametrize("batch, heads, kv_heads, length, extra, layout, padding", ATTENTION)
-def test_attention(monkeypatch, block, batch, heads, kv_heads, length, extra, layout, padding):
+@pytest.mark.parametrize(
+    "batch, heads, kv_heads, length, extra, layout, padding, block",
+    [(*case, 256) for case in ATTENTION] + [(*ATTENTION[index], 4) for index in (1, 3, 4)],
+)
+def test_attention(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block):
     monkeypatch.setattr(fused, "BLOCK", block)
     start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
     keep = np.ones((batch, length), np.int32)
