@@ -1,0 +1,13 @@
+#!/bin/bash
+# On every machine: bash run_distribute_multi_node.sh "python distribute_task.py …" RANK_TABLE [8,16] 16
+#
+# [8,16] are the numbers of this machine's processes among all 16; every machine has as many. The first machine's
+# address comes from the rank table, or from MASTER_ADDR (and MASTER_PORT, 8118).
+# Logs: output/log/rank_N/worker.log
+set -e
+if [ $# -ne 4 ]; then
+    echo "usage: bash $0 \"CMD\" RANK_TABLE [FIRST,END] RANK_SIZE    (RANK_TABLE may be \"\")" >&2
+    exit 2
+fi
+PLACE=$(python -c "from pet.compat.rank_table import place; print(place('$3', $4, '$2'))")
+eval "exec pet launch $PLACE -- $1"

@@ -1,0 +1,89 @@
+"""What the example scripts share: words for true and false, and arguments that are accepted without meaning."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from model_zoo.errors import InputError, nearest
+
+log = logging.getLogger("pet")
+
+# Arguments of MindFormers' scripts that choose how its engine works; the results are the same without them.
+WITHOUT_MEANING = {
+    "enable_graph_kernel": "the compiler decides for itself",
+    "graph_kernel_flags": "the compiler decides for itself",
+    "mode": "training is compiled in any case",
+    "device_target": "the device of this machine is used",
+    "device_id": "pet launch --devices chooses",
+    "vocab_emb_dp": "the vocabulary is divided where its size allows it",
+    "gradient_aggregation_group": "gradients travel as one vector",
+    "full_batch": "every process reads its own rows",
+    "gradients_mean": "gradients are always those of the mean over the batch",
+    "sink_mode": "a step is one compiled graph in any case",
+    "sink_size": "a step is one compiled graph in any case",
+    "save_graphs": "MindSpore's own MS_DEV_SAVE_GRAPHS does it",
+    "save_graphs_path": "MindSpore's own MS_DEV_SAVE_GRAPHS_PATH does it",
+    "max_device_memory": "memory is taken as it is needed",
+    "max_call_depth": "the compiler decides for itself",
+    "num_workers": "data is read ahead in any case",
+    "auto_trans_ckpt": "checkpoints are whole and open on any layout",
+    "src_strategy": "checkpoints are whole and open on any layout",
+    "strategy_load_checkpoint": "checkpoints are whole and open on any layout",
+}
+
+
+def boolean(text: str) -> bool:
+    """``True``, ``true``, ``1``, ``yes`` and their opposites."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"expected True or False, not {text!r}")
+    return words[text.lower()]
+
+
+def add_switch(parser: argparse.ArgumentParser, name: str, meaning: str, default: bool | None = None) -> None:
+    """``--name``, ``--name True`` or ``--name False``."""
+    parser.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=meaning)
+
+
+def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments; those without meaning here are named in one warning.
+
+    Raises:
+        InputError: an argument that is not known; it might change the results.
+    """
+    known, left = parser.parse_known_args(arguments)
+    ignored, problems = {}, []
+    own = [name.lstrip("-") for action in parser._actions for name in action.option_strings]
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not word.startswith("--"):
+            problems.append(f"argument {word!r} is not known")
+            continue
+        if not equals and left and not left[0].startswith("--"):
+            left.pop(0)
+        if name in WITHOUT_MEANING:
+            ignored[name] = WITHOUT_MEANING[name]
+        else:
+            problems.append(f"--{name} is not known{nearest(name, own)}")
+    if problems:
+        raise InputError.collect(problems)
+    if ignored:
+        log.warning("without meaning here: %s", "; ".join(f"--{name}: {why}" for name, why in ignored.items()))
+    return known
+
+
+def script(main: Callable[[], int | None]) -> None:
+    """Runs a script's ``main``: what is wrong with the input is one message and exit code 2."""
+    try:
+        code = main() or 0
+    except InputError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    job = sys.modules.get("pet.parallel.context")
+    if job is not None:
+        job.leave(code)
+    sys.exit(code)

@@ -1,0 +1,59 @@
+"""Ranges of devices and rank tables, as MindFormers' shell wrappers take them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.parallel.launch import parse_devices
+
+
+def read_table(path: str) -> list[dict[str, Any]]:
+    """The servers of a rank table, each ``{"server_id": host, "device": [{"device_id", "rank_id"}, …]}``.
+
+    Raises:
+        InputError: no such file, or no rank table.
+    """
+    try:
+        servers = json.loads(Path(path).read_text(encoding="utf-8"))["server_list"]
+        for server in servers:
+            str(server["server_id"]), [(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"rank table {path}: cannot be read: {error!r}") from None
+    return servers
+
+
+def devices(span: str, table: str = "") -> str:
+    """``0,1,2,3`` for ``[0,4]``; with a rank table, the device numbers that it gives to these ranks."""
+    wanted = parse_devices(span)
+    if table:
+        known = {int(one["rank_id"]): int(one["device_id"]) for each in read_table(table) for one in each["device"]}
+        missing = [rank for rank in wanted if rank not in known]
+        if missing:
+            raise InputError(f"rank table {table}: has no rank {missing[0]}")
+        wanted = [known[rank] for rank in wanted]
+    return ",".join(map(str, wanted))
+
+
+def place(span: str, size: int, table: str = "") -> str:
+    """The options of ``pet launch`` for the machine that runs the ranks ``span`` of ``size``.
+
+    Raises:
+        InputError: the ranks are not a whole machine's share, or nothing says where the first machine is.
+    """
+    ranks = parse_devices(span)
+    count = len(ranks)
+    if size % count or ranks[0] % count or ranks[-1] >= size:
+        raise InputError(f"{span} of {size}: every machine must have the same number of processes, in order")
+    nodes, node = size // count, ranks[0] // count
+    chosen = devices(span, table) if table else ",".join(map(str, range(count)))
+    options = f"-n {count} --devices {chosen}"
+    if nodes == 1:
+        return options
+    host = read_table(table)[0]["server_id"] if table else os.environ.get("MASTER_ADDR")
+    if not host:
+        raise InputError("the first machine's address is not known; give a rank table, or set MASTER_ADDR")
+    return f"{options} --nnodes {nodes} --node-rank {node} --master {host}:{os.environ.get('MASTER_PORT', '8118')}"

@@ -1,0 +1,78 @@
+"""Examples run as a user runs them: in a process of their own, in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pet.names import bundled_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """A tiny random GPT-2 with a bundled tokenizer, ``data.jsonl`` and ``held_out.jsonl``."""
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+
+    home = tmp_path_factory.mktemp("base")
+    source = bundled_directory() / "bases" / "gpt_tiny"
+    config = json.loads((source / "config.json").read_text())
+    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=128)
+    save_pretrained(AutoModel.from_config(config, seed=1), home)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copyfile(source / name, home / name)
+    for name, numbers in (("data.jsonl", range(16)), ("held_out.jsonl", range(16, 20))):
+        rows = [{"prompt": f"What is {number}?", "completion": f"It is {number}."} for number in numbers]
+        (home / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a command in the test's directory; ``python`` is this one, and scripts are those in ``examples``."""
+    binaries = tmp_path / ".bin"
+    binaries.mkdir()
+    for name, words in (("python", ""), ("pet", " -m pet")):
+        (binaries / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
+        (binaries / name).chmod(0o755)
+
+    def call(*words, code: int = 0, timeout: int = 150, **variables):
+        words = [
+            str(ROOT / "examples" / word) if word.endswith((".py", ".sh")) else str(word) for word in map(str, words)
+        ]
+        environment = {
+            **{key: value for key, value in os.environ.items() if key not in ("RANK_ID", "RANK_SIZE")},
+            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+            "XDG_CACHE_HOME": str(tmp_path / ".cache"),
+            # a font cache made anew in every test would take longer than a run
+            "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),
+            "GLOG_v": "3",
+            "OMP_NUM_THREADS": "2",
+            **variables,
+        }
+        result = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert result.returncode == code, result.stdout[-3000:] + result.stderr[-6000:]
+        return result
+
+    return call
+
+
+@pytest.fixture
+def losses():
+    """The training losses of a run directory."""
+
+    def read(directory: Path) -> list[float]:
+        return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+    return read
