@@ -26,6 +26,7 @@ from mindspore.communication import create_group
 from mindspore.mint import distributed
 
 from pet.parallel.context import join, world_group
+from pet.parallel.heartbeat import waiting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +238,10 @@ def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> 
     """Waits for a tensor of this shape and type from a rank. Messages between two ranks arrive in order."""
     result = Tensor(np.zeros(tuple(shape), np.float32)).astype(dtype)
     _count("receive", label, result.size * result.itemsize)
-    distributed.recv(result, rank)
+    with waiting():
+        distributed.recv(result, rank)
+        if ms.get_context("device_target") == "CPU":
+            result.asnumpy()  # until it is there, this process sleeps
     return result
 
 

@@ -3,8 +3,8 @@
 Two signs of a hang are watched, since neither sees everything:
 
 * A worker that uses no processor time and moves no bytes for a while sleeps or is stopped. Its peers, which wait in a
-  collective, spin on a CPU, so the idle one is the culprit. On an accelerator a host rests while the device works:
-  there this sign is not used.
+  collective, spin on a CPU, so the idle one is the culprit; those that wait for a message sleep, and say so
+  (`waiting`). On an accelerator a host rests while the device works: there this sign is not used.
 * A worker that says "you will hear from me within t seconds" (`beat`) and is not heard from. That sees an endless loop
   too, and works everywhere. The one who beats chooses t, and takes the promise back (`rest`) before work whose length
   nobody knows, such as compiling.
@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 BEAT_FILE = "PET_BEAT_FILE"
 IDLE_SHARE = 0.002
 """A worker that uses less than this share of one core is idle; MindSpore's own threads use 0.0001."""
+
+_deadline = 0.0
 
 
 def beat(within: float, idle: bool = False) -> None:
@@ -37,7 +40,19 @@ def rest() -> None:
     _write(0.0)
 
 
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Within, this process may sleep: it waits for a peer, and if that one hangs, that one is the culprit."""
+    _write(_deadline, idle=True)
+    try:
+        yield
+    finally:
+        _write(_deadline)
+
+
 def _write(deadline: float, idle: bool = False) -> None:
+    global _deadline
+    _deadline = deadline
     path = os.environ.get(BEAT_FILE)
     if path:
         # one short write: a reader sees the old line or the new one

@@ -22,6 +22,7 @@ from mindspore import ParameterTuple, Tensor
 
 from model_zoo.errors import InputError
 from pet.parallel import collectives
+from pet.parallel.heartbeat import waiting
 from pet.parallel.mesh import Mesh
 from pet.train.compiled import Compiled
 from pet.train.segments import flatten
@@ -76,8 +77,9 @@ class Neighbours:
 
     def finish(self) -> None:
         """Returns when everything sent has left."""
-        for handle, _ in self.under_way:
-            handle.wait()
+        with waiting():
+            for handle, _ in self.under_way:
+                handle.wait()
         self.under_way = []
 
 

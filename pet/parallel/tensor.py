@@ -23,8 +23,12 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from adapters.bitfit import AddedBias
+from adapters.bottleneck import Bottleneck
 from adapters.dora import SMALLEST, Magnitude
 from adapters.dropout import Dropout
+from adapters.ia3 import IA3
+from adapters.low_rank_adapter import LowRankAdapter
 from adapters.matching import named
 from adapters.method import AdapterModule
 from adapters.registry import registry
@@ -163,7 +167,9 @@ def cut_cell(model: nn.Cell, cell: nn.Cell, group: Group, column: bool, blocks: 
     side = "out" if column else "in"
     for module in adapter_modules(cell):
         for name, parameter in module.parameters_and_names():
-            axes = ADAPTER_AXES[name]
+            if acts_on_sum(module) and not column:
+                continue  # it is the same on every member, and so is its gradient
+            axes = axes_of(module, name)
             if side in axes:
                 cut(parameter, Division(axes.index(side), blocks, group.size), group, True)
             else:
@@ -198,6 +204,20 @@ def cut(parameter, division: Division, group: Group, loaded: bool) -> None:
     mark(parameter, SPLIT, division)
 
 
+def axes_of(module: AdapterModule, name: str) -> tuple[str, ...] | None:
+    """Which side of its cell each axis of an adapter's parameter belongs to; None where nobody knows."""
+    if isinstance(module, IA3):
+        return ("", "in") if module.changes_input else ("out", "")
+    if isinstance(module, AddedBias):
+        return ("out",)
+    return ADAPTER_AXES.get(name)
+
+
+def acts_on_sum(module: AdapterModule) -> bool:
+    """Whether a module needs a cell's whole output: one that is not linear in it, and what is added once."""
+    return isinstance(module, (Bottleneck, LowRankAdapter, AddedBias))
+
+
 def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
     """The adapter modules on a cell."""
     return [child for child in cell.cells() if isinstance(child, AdapterModule)]
@@ -205,9 +225,11 @@ def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
 
 def refuse_unsharable(plan) -> None:
     """Raises InputError for adapters whose tensors have no known place in a divided cell."""
-    for path, cell, _, _ in plan:
+    for path, cell, column, _ in plan:
         for module in adapter_modules(cell):
-            unknown = [name for name, _ in module.parameters_and_names() if name not in ADAPTER_AXES]
+            if acts_on_sum(module) and not column and not getattr(module, "parallel", False):
+                continue
+            unknown = [name for name, _ in module.parameters_and_names() if axes_of(module, name) is None]
             if unknown:
                 raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
 
@@ -254,6 +276,8 @@ def region_class(cls: type) -> type:
 def make_row_parallel(cell: nn.Cell, group: Group) -> None:
     """Turns a linear cell, with or without adapters, into one whose output is summed over the group."""
     cls = getattr(type(cell), "plain", type(cell))
+    for module in adapter_modules(cell):
+        module.after_sum = acts_on_sum(module)
     if "active" not in cell.__dict__:
         object.__setattr__(cell, "active", ())
     cell.reduce_from_group = ReduceFromGroup(group)
@@ -281,9 +305,15 @@ def row_class(cls: type) -> type:
                     base = self.add_bias(base, bias)
                 y = base
                 for module in self.active:
-                    changed = module.on_base(x, y, base, self.weight, bias) if module.needs_base else module(x, y)
-                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
-                return self.reduce_from_group(y)
+                    if not module.after_sum:
+                        changed = module.on_base(x, y, base, self.weight, bias) if module.needs_base else module(x, y)
+                        y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                y = self.reduce_from_group(y)
+                for module in self.active:
+                    if module.after_sum:
+                        changed = module(x, y)
+                        y = changed if module.rows is None else select_rows(module.rows, changed, y)
+                return y
 
         RowParallel.__name__ = RowParallel.__qualname__ = f"RowParallel{cls.__name__}"
         RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class

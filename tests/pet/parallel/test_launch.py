@@ -124,6 +124,13 @@ def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
     assert_gone(tmp_path / "pids", 2)
 
 
+def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
+    code = "import os, time\nfrom pet.parallel.heartbeat import waiting\n"
+    code += "end = time.time() + 6\nif os.environ['RANK_ID'] == '0':\n    while time.time() < end: pass\n"
+    code += "else:\n    with waiting(): time.sleep(6)"
+    assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))[0] == 0
+
+
 def test_default_limit_ends_a_hang_within_twenty_seconds(tmp_path):
     code = NOTE_PID + "time.sleep(100) if r == 1 else [0 for _ in iter(int, 1)]"
     result, _, _, seconds = finish(start(tmp_path, ["-n", "2"], code))

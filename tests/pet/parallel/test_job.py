@@ -1,0 +1,96 @@
+"""Real workers: collectives that say what they should, jobs that others started, and the end of a failing one."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CHECK = """
+import numpy as np
+from pet.parallel.context import join, leave
+job = join()
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from pet.parallel import collectives
+everybody, other = collectives.world(), 1 - job.rank
+with collectives.counting() as traffic:
+    half = Tensor(np.full((2, 3), job.rank + 1, np.float32)).astype(ms.bfloat16)
+    assert collectives.all_reduce(half, everybody).astype(ms.float32).asnumpy().tolist() == [[3.0] * 3] * 2
+    assert collectives.all_reduce(Tensor(np.arange(3)), everybody).asnumpy().tolist() == [0, 2, 4]
+    assert collectives.sum_numbers([1e10 + job.rank + 0.25, np.inf], everybody) == [2e10 + 1.5, np.inf]
+    assert collectives.all_gather_object({"rank": job.rank}, everybody) == [{"rank": 0}, {"rank": 1}]
+    x = Tensor(np.full(4, job.rank, np.float32))
+    assert collectives.broadcast(x, 1, everybody).asnumpy().tolist() == [1.0] * 4
+    sent = collectives.send(x, other)
+    assert collectives.receive((4,), ms.float32, other).asnumpy().tolist() == [other] * 4
+    sent.wait()
+assert traffic["send", "pipeline"].bytes == 16 and traffic["all_reduce", "world"].calls == 2
+
+class Region(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.copy, self.reduce = collectives.CopyToGroup(everybody), collectives.ReduceFromGroup(everybody)
+        self.share = float(job.rank + 1)
+    def construct(self, x):
+        return (self.reduce(self.copy(x) * x * self.share)).sum()
+
+class Slope(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.slope = ms.value_and_grad(Region(), 0)
+    @ms.jit
+    def construct(self, x):
+        return self.slope(x)
+
+# the sum of rank-weighted x²: 3·x², of which the copied factor's slope is summed, the other's is not
+value, slope = Slope()(Tensor(np.full(4, 2.0, np.float32)))
+assert float(value.asnumpy()) == 3 * 4 * 4 and slope.asnumpy().tolist() == [2 * 3.0 + 2 * (job.rank + 1.0)] * 4
+"""
+
+
+def run(tmp_path, launcher: list[str], code: str) -> subprocess.CompletedProcess:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", *launcher, sys.executable, str(script)]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_collectives(tmp_path):
+    done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], CHECK + "print('all is well')")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is well" in done.stdout and "all is well" in (tmp_path / "output/log/rank_1/worker.log").read_text()
+
+
+def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
+    code = CHECK + (
+        "import time; print('began', time.time())\n"
+        "if job.rank == 1:\n"
+        "    raise RuntimeError('in the middle of a step')\n"
+        "collectives.barrier()\n"
+    )
+    done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], code)
+    began = float(done.stdout.split("began")[1].split()[0])
+    assert time.time() - began < 20
+    assert done.returncode == 1
+    assert "[rank 1] RuntimeError: in the middle of a step" in done.stderr
+
+
+@pytest.mark.slow
+def test_joins_msrun(tmp_path):
+    port = 10000 + os.getpid() % 20000
+    options = ["--worker_num=2", "--local_worker_num=2", "--join=True", f"--master_port={port}", "--log_dir=msrun"]
+    code = CHECK + "from pathlib import Path; Path(f'well_{job.rank}').touch(); assert job.launcher == 'msrun'"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # msrun starts what is called python
+    (tmp_path / "script.py").write_text(code)
+    command = [str(Path(sys.executable).with_name("msrun")), *options, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (tmp_path / "well_0").exists() and (tmp_path / "well_1").exists()
