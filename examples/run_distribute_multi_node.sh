@@ -3,6 +3,7 @@
 #
 # [8,16] are the numbers of this machine's processes among all 16; every machine has as many. The first machine's
 # address comes from the rank table, or from MASTER_ADDR (and MASTER_PORT, 8118).
+# PET_LAUNCH_OPTIONS may hold more options of pet launch, such as --hang-timeout 60 on a busy machine.
 # Logs: output/log/rank_N/worker.log
 set -e
 if [ $# -ne 4 ]; then
@@ -10,4 +11,4 @@ if [ $# -ne 4 ]; then
     exit 2
 fi
 PLACE=$(python -c "from pet.compat.rank_table import place; print(place('$3', $4, '$2'))")
-eval "exec pet launch $PLACE -- $1"
+eval "exec pet launch $PET_LAUNCH_OPTIONS $PLACE -- $1"

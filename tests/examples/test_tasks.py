@@ -46,7 +46,7 @@ def test_one_process_finetune_eval_predict(base, tmp_path, run, losses):
     numbers = ast.literal_eval(said.strip().splitlines()[-1])
     assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, tmp_path / "output/adapter"), rel=1e-4)
     said = run(
-        "python", "standalone_task.py", *common, "--run_mode", "predict", "--predict_data", "hello!", 
+        "python", "standalone_task.py", *common, "--run_mode", "predict", "--predict_data", "hello!",
         "--load_checkpoint", "output", "--max_length", 12,
     ).stdout  # fmt: skip
     (answer,) = ast.literal_eval(said.strip().splitlines()[-1])
@@ -59,7 +59,8 @@ def test_two_processes_by_the_shell_wrapper(base, tmp_path, run, losses):
         f"--run_mode finetune --train_dataset {base}/data.jsonl --use_parallel True --data_parallel 2 "
         + " ".join(map(str, SIZES)).replace("--batch_size 4", "--batch_size 2")
     )
-    run("bash", "run_distribute_single_node.sh", command, "", "[0,2]", 2)
+    # tests share their machine: a worker that waits for a turn does not hang
+    run("bash", "run_distribute_single_node.sh", command, "", "[0,2]", 2, PET_LAUNCH_OPTIONS="--hang-timeout 120")
     assert (tmp_path / "output/log/rank_1/worker.log").is_file()
     assert "process 1 of 2" in (tmp_path / "output/log/rank_1/worker.log").read_text()
     two = losses(tmp_path / "output")
