@@ -1,0 +1,181 @@
+"""FlagAI's trainer: ``class MyTrainer(Trainer): def forward_step(self, data, model, mems)``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet.compat.translation import Ignored, Translation
+
+ENVIRONMENTS = {
+    "pytorch": "standalone",
+    "standalone": "standalone",
+    "pytorchDDP": "data_parallel",
+    "data_parallel": "data_parallel",
+    "deepspeed": "optimizer_shard",
+    "optimizer_shard": "optimizer_shard",
+    "deepspeed+mpu": "hybrid",
+    "bmtrain": "optimizer_shard",
+    "hybrid": "hybrid",
+}
+LAUNCHED = Ignored("pet launch starts the processes; see examples/run_distribute_multi_node.sh")
+TABLE = {
+    "epochs": lambda t, n, v: t.put("train.epochs", float(v)),
+    "batch_size": "train.batch_size",
+    "lr": lambda t, n, v: t.put("train.learning_rate", float(v)),
+    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
+    "warm_up": lambda t, n, v: t.put("train.warmup", v),
+    "gradient_accumulation_steps": "train.accumulation",
+    "clip_grad": lambda t, n, v: t.settings.update({"train.clip_norm": float(v) or None}),
+    "seed": "train.seed",
+    "log_interval": "train.log_every",
+    "save_interval": "train.save_every",
+    "eval_interval": "eval.every_steps",
+    "fp16": lambda t, n, v: t.put("train.precision", "fp16") if v else None,
+    "checkpoint_activations": lambda t, n, v: t.put("train.recompute", True) if v else None,
+    "experiment_name": "name",
+    "save_dir": "output.dir",
+    "load_dir": lambda t, n, v: None,
+    "num_gpus": lambda t, n, v: None,
+    "model_parallel_size": lambda t, n, v: None,
+    "pytorch_device": Ignored("the device of this machine is used"),
+    "num_nodes": LAUNCHED,
+    "master_ip": LAUNCHED,
+    "master_port": LAUNCHED,
+    "hostfile": LAUNCHED,
+    "training_script": LAUNCHED,
+    "training_paras": LAUNCHED,
+    "deepspeed_config": Ignored("optimizer_shard divides the optimizer's state"),
+    "deepspeed_activation_checkpointing": Ignored("checkpoint_activations says it"),
+    "num_checkpoints": Ignored("layers are recomputed as a whole or not at all"),
+    "tensorboard": lambda t, n, v: t.put("callbacks", [{"name": "tensorboard"}]) if v else None,
+    "tensorboard_dir": Ignored("it is below the run directory"),
+    "save_optim": Ignored("checkpoints hold everything that a run goes on with"),
+    "save_rng": Ignored("checkpoints hold everything that a run goes on with"),
+    "load_type": Ignored("checkpoints hold everything that a run goes on with"),
+    "load_optim": Ignored("checkpoints hold everything that a run goes on with"),
+    "not_call_launch": Ignored("nothing is launched from within a script"),
+    "local_rank": Ignored("the environment says it"),
+}
+# FlagAI's own defaults, where ours are others
+DEFAULTS = {
+    "epochs": 1,
+    "lr": 1e-3,
+    "warm_up": 0.1,
+    "weight_decay": 0.0,
+    "batch_size": 1,
+    "clip_grad": 1.0,
+    "seed": 1234,
+}
+
+
+class Trainer:
+    """FlagAI's trainer over the core's. Sub-classes may override `forward_step`.
+
+    Args:
+        env_type: ``standalone``, ``data_parallel``, ``optimizer_shard`` (data-parallel, with the optimizer's state
+            divided) or ``hybrid`` (layers divided over ``model_parallel_size`` processes besides); also by FlagAI's
+            names ``pytorch``, ``pytorchDDP``, ``deepspeed``, ``deepspeed+mpu``.
+        settings: FlagAI's: ``epochs``, ``batch_size`` (rows per process), ``lr``, ``weight_decay``, ``warm_up``,
+            ``gradient_accumulation_steps``, ``clip_grad``, ``seed``, ``fp16``, ``checkpoint_activations``,
+            ``log_interval``, ``eval_interval``, ``save_interval``, ``save_dir``, ``load_dir`` (a run directory to go on
+            from), ``experiment_name`` …
+
+    Raises:
+        InputError: an unknown environment or setting.
+    """
+
+    def __init__(self, env_type: str = "standalone", **settings):
+        if env_type not in ENVIRONMENTS:
+            raise InputError(
+                f"Trainer: env_type {env_type!r} is not known; supported: {', '.join(ENVIRONMENTS)}"
+                f"{nearest(env_type, ENVIRONMENTS)}"
+            )
+        self.env_type, self.settings = ENVIRONMENTS[env_type], settings
+        self._translation().finish()
+
+    def forward_step(self, data: dict[str, Any], model, mems=None) -> dict[str, Any]:
+        """The loss of a batch; by default cross-entropy of the model's logits over ``data["labels"]``.
+
+        Args:
+            data: ``input_ids``, ``labels``, ``position_ids``, ``start``, ``end``, Tensors ``(B, S)``.
+            model: the model.
+            mems: always None; FlagAI's models hand on memories here.
+
+        Returns:
+            ``{"loss": mean over the labels}``, or ``{"logits": …}`` alone, from which the loss is computed.
+        """
+        raise TypeError("forward_step is called only where it is overridden")
+
+    def train(
+        self, model, optimizer=None, lr_scheduler=None, train_dataset=None, valid_dataset=None, metric_methods=(),
+        collate_fn=None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Trains, and writes ``save_dir``; returns what its summary.json holds.
+
+        Args:
+            model: a model, with or without an adapter on it.
+            optimizer, lr_scheduler: None; the settings choose them.
+            train_dataset, valid_dataset: indexable datasets of dictionaries.
+            metric_methods: none; loss, perplexity and accuracy are measured.
+            collate_fn: from a list of samples to a dictionary with ``input_ids`` ``(B, S)``, and ``labels`` unshifted
+                with −100 where nothing is learnt; where they are left out every token is one.
+
+        Raises:
+            InputError: what cannot be served, or data of another form.
+        """
+        from pet.objects import Objects, run
+        from pet.recipe.loading import from_dict
+        from pet.results import bring_checkpoint
+
+        for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if value is not None:
+                raise InputError(f"Trainer.train: {name}: the trainer makes its own by lr, warm_up and weight_decay")
+        if list(metric_methods):
+            raise InputError("Trainer.train: metric_methods: loss, perplexity and accuracy are measured; no others")
+        if train_dataset is None:
+            raise InputError("Trainer.train: train_dataset is missing")
+        t = self._translation()
+        rhythm = t.settings.pop("eval.every_steps", None)
+        t.put("model.path", ".")
+        t.put("adapter", {"method": "none"})
+        t.put("eval.metrics", ["loss", "perplexity", "accuracy"])
+        if "output.dir" not in t.settings:
+            t.put("output.dir", os.path.join("checkpoints", str(t.get("name", "experiment"))))
+        recipe = from_dict({}, t.settings, name="flagai", check_files=False)
+        recipe.output.force = True
+        if self.settings.get("load_dir"):
+            bring_checkpoint(self.settings["load_dir"], recipe.output.dir)
+            recipe.train.resume, recipe.output.force = True, False
+        own = type(self).forward_step is not Trainer.forward_step
+
+        def forward(data, model):
+            return self.forward_step(data, model, None)
+
+        objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
+        summary = run(recipe, objects, eval_rhythm={"every_steps": rhythm} if rhythm and valid_dataset else None)
+        self.directory = Path(recipe.output.dir)
+        return summary
+
+    def _translation(self) -> Translation:
+        from pet.parallel.environment import read_job
+
+        t = Translation("flagai.Trainer")
+        t.apply({**DEFAULTS, **self.settings}, TABLE)
+        size = read_job().size
+        tensor = int(self.settings.get("model_parallel_size") or 1)
+        if self.env_type != "hybrid" and tensor > 1:
+            t.refuse("model_parallel_size", f"{tensor}: needs env_type='hybrid'")
+        elif self.env_type == "standalone" and size > 1:
+            t.refuse("env_type", f"standalone, but the job has {size} processes; use data_parallel")
+        elif size % tensor:
+            t.refuse("model_parallel_size", f"{tensor} does not divide the job's {size} processes")
+        else:
+            t.put("parallel.data", size // tensor)
+            t.put("parallel.tensor", tensor)
+            t.put("parallel.shard_optimizer", (self.env_type == "optimizer_shard" and size > 1) or None)
+            if isinstance(t.get("train.batch_size"), int):
+                t.put("train.batch_size", t.get("train.batch_size") * (size // tensor))
+        return t
