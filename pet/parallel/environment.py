@@ -45,7 +45,8 @@ def read_job(environ: Mapping[str, str] | None = None) -> Job:
         InputError: a rank outside the size, or a variable that is not a number.
     """
     environ = os.environ if environ is None else environ
-    if environ.get("MS_ROLE") == "MS_WORKER" and "MS_WORKER_NUM" in environ:
+    if environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED") and "MS_WORKER_NUM" in environ:
+        # msrun runs the script once more as its scheduler: there joining serves the workers until they end
         size = _number(environ, "MS_WORKER_NUM")
         rank = _number(environ, "MS_NODE_ID", _number(environ, "RANK_ID", 0))
         launcher, master = "msrun", ""
