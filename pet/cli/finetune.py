@@ -25,12 +25,12 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="go on with the run in output.dir")
     parser.add_argument("--force", action="store_true", help="delete another run that lies in output.dir")
     options = parser.read(arguments)
-    from pet.recipe.loading import load
+    from pet.compat.yaml_files import load_any
 
     overrides = [*options.overrides]
     overrides += ["train.resume=true"] if options.resume else []
     overrides += ["output.force=true"] if options.force else []
-    recipe = load(options.recipe, overrides, needs=["data.train"])
+    recipe = load_any(options.recipe, overrides, needs=["data.train"])
     from pet.parallel.environment import read_job
     from pet.run_directory import check
 

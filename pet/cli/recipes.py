@@ -21,7 +21,7 @@ EXAMPLES = [
     ("pet recipes copy glm_lora mine.yaml", "a copy to change, with the data it names beside it"),
     ("pet recipes schema > pet.schema.json", "for editors that complete and check YAML"),
 ]
-ACTIONS = ("list", "show", "copy", "schema")
+ACTIONS = ("list", "show", "copy", "schema", "convert")
 
 
 def _summary(path: Path) -> tuple[str, str, str]:
@@ -114,16 +114,22 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
 def main(arguments: Sequence[str]) -> int:
     """List, show, copy, or write the schema."""
     parser = Parser("pet recipes", "The bundled recipes, and the settings that a recipe can have.", EXAMPLES)
-    parser.add_argument("action", nargs="?", default="list", metavar="list | show | copy | schema")
-    parser.add_argument("words", nargs="*", metavar="NAME", help="a bundled name or a file; then DEST, or overrides")
+    parser.add_argument("action", nargs="?", default="list", metavar="list | show | copy | schema | convert")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAME",
+        help="a bundled name or a file; then DEST, or overrides; for convert "
+        "a job file of MindFormers, LLaMA-Factory or axolotl",
+    )
     parser.add_argument("--plain", action="store_true", help="show: without the meaning of each key")
     parser.add_argument("--force", action="store_true", help="copy: replace files that are there")
     options = parser.read(arguments)
     if options.action not in ACTIONS:
         raise InputError(f"pet recipes has no action {options.action!r}{nearest(options.action, ACTIONS)}")
-    wanted = {"list": (0, 0), "show": (1, 1000), "copy": (1, 2), "schema": (0, 0)}[options.action]
+    wanted = {"list": (0, 0), "show": (1, 1000), "copy": (1, 2), "schema": (0, 0), "convert": (1, 1)}[options.action]
     if not wanted[0] <= len(options.words) <= wanted[1]:
-        usage = {"show": "show NAME [key.sub=value ...]", "copy": "copy NAME [DEST]"}.get(
+        usage = {"show": "show NAME [key.sub=value ...]", "copy": "copy NAME [DEST]", "convert": "convert FILE"}.get(
             options.action, options.action
         )
         raise InputError(f"expected pet recipes {usage}")
@@ -131,6 +137,10 @@ def main(arguments: Sequence[str]) -> int:
         _list()
     elif options.action == "copy":
         _copy(options.words[0], options.words[1] if len(options.words) > 1 else None, options.force)
+    elif options.action == "convert":
+        from pet.compat.yaml_files import convert
+
+        print(convert(options.words[0])[0], end="")
     elif options.action == "schema":
         from pet.recipe.show import json_schema
 

@@ -1,0 +1,31 @@
+"""A ModelArts job: paths from the environment, a MindFormers file, the results in a mounted store."""
+
+from __future__ import annotations
+
+import json
+
+import pet
+
+
+def test_a_job_with_a_store(base, tmp_path, run, losses):
+    (tmp_path / "job.yaml").write_text(
+        f"run_mode: finetune\nload_checkpoint: {base}\ntrainer: {{type: CausalLanguageModelingTrainer}}\n"
+        "runner_config: {epochs: 3, batch_size: 4, sink_mode: True}\n"
+        "optimizer: {type: FP32StateAdamWeightDecay, learning_rate: 1.e-2}\n"
+        "model: {model_config: {type: GPT2Config, seq_length: 48, pet_config: {pet_type: lora, lora_rank: 4}}}\n"
+        "callbacks: [{type: MFLossMonitor}, {type: CheckpointMonitor, prefix: gpt, save_checkpoint_steps: 5}]\n"
+    )
+    store = tmp_path / "mount" / "results"
+    run(
+        "python", "run_mindformer.py", "--config", "job.yaml", "--train_dataset_dir", "${MA_MOUNT_PATH}/data.jsonl",
+        "--remote_save_url", f"file://{store}", "--output_dir", "run", "--run_mode", "finetune",
+        MA_MOUNT_PATH=str(base), timeout=280,
+    )  # fmt: skip
+    found = losses(store)
+    assert found == losses(tmp_path / "run")
+    assert found[-1] < found[0]
+    assert json.loads((store / "summary.json").read_text())["steps"] == len(found)
+    assert (store / "checkpoints/step-000005/state.json").is_file()
+    model = pet.AutoModel.from_pretrained(str(base))
+    pet.load_adapter(model, store / "adapter")
+    assert pet.list_adapters(model) == ["default"]

@@ -1,0 +1,68 @@
+"""Uploads: incremental, at the interval and at the end, also of a run that fails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from pet.compat.modelarts import Target, Upload, expand
+from pet.train.callbacks import Callback
+
+
+def test_only_what_changed_is_sent_again(tmp_path):
+    run, store = tmp_path / "run", tmp_path / "store"
+    (run / "adapter").mkdir(parents=True)
+    (run / "a.txt").write_text("1")
+    (run / "adapter/b.txt").write_text("2")
+    (run / ".unfinished").write_text("3")
+    upload = Upload(f"file://{store}")
+    assert upload.upload(run) == ["a.txt", "adapter/b.txt"]
+    assert upload.upload(run) == []
+    (run / "a.txt").write_text("11")
+    assert upload.upload(run) == ["a.txt"]
+    assert (store / "a.txt").read_text() == "11"
+    assert sorted(path.name for path in store.rglob("*") if path.is_file()) == ["a.txt", "b.txt"]
+
+
+def test_addresses(monkeypatch, tmp_path):
+    monkeypatch.setenv("MA_MOUNT_PATH", str(tmp_path))
+    assert expand("${MA_MOUNT_PATH}/data") == f"{tmp_path}/data"
+    with pytest.raises(InputError, match="'MA_NOT_THERE' is not set"):
+        expand("${MA_NOT_THERE}/data")
+    with pytest.raises(InputError, match="obs:// needs the package moxing"):
+        Target("obs://bucket/place")
+    with pytest.raises(InputError, match="was expected"):
+        Target("/just/a/path")
+
+
+def test_the_dump_is_uploaded_too(monkeypatch, tmp_path):
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump/tensor.npy").write_bytes(b"0")
+    (tmp_path / "dump.json").write_text(json.dumps({"common_dump_settings": {"path": str(tmp_path / "dump")}}))
+    monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", str(tmp_path / "dump.json"))
+    (tmp_path / "run").mkdir()
+    assert Upload(f"file://{tmp_path}/store").upload(tmp_path / "run") == ["dump/tensor.npy"]
+
+
+class Fails(Callback):
+    def step(self, trainer, record):
+        if record["step"] == 3:
+            raise RuntimeError("power cut")
+
+
+def test_a_failed_run_is_uploaded(base, tmp_path):
+    store = tmp_path / "store"
+    trainer = pet.Trainer(
+        model=str(base),
+        pet_method="lora",
+        args={"output_dir": str(tmp_path / "run"), "max_steps": 4, "batch_size": 4, "save_steps": 2, "max_length": 48},
+        train_dataset=str(base / "data.jsonl"),
+        callbacks=[Upload(f"file://{store}"), Fails()],
+    )
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.finetune()
+    assert (store / "checkpoints/step-000002/state.json").is_file()
+    assert len((store / "metrics.jsonl").read_text().splitlines()) == 3
