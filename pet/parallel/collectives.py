@@ -205,7 +205,9 @@ def all_gather(x: Tensor, group: Group) -> list[Tensor]:
         return [x]
     _count("all_gather", group.label, x.size * x.itemsize)
     parts = [ops.zeros_like(x) for _ in group.ranks]
-    distributed.all_gather(parts, x, group=group.name)
+    with waiting():
+        distributed.all_gather(parts, x, group=group.name)
+        _arrived(parts[-1])
     return parts
 
 
@@ -214,7 +216,8 @@ def all_gather_object(value, group: Group) -> list:
     if group.size == 1:
         return [value]
     values = [None] * group.size
-    distributed.all_gather_object(values, value, group=group.name)
+    with waiting():
+        distributed.all_gather_object(values, value, group=group.name)
     return values
 
 
@@ -224,7 +227,9 @@ def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
         return x
     _count("broadcast", group.label, x.size * x.itemsize)
     result = x.copy()
-    distributed.broadcast(result, group.ranks[place], group=group.name)
+    with waiting():
+        distributed.broadcast(result, group.ranks[place], group=group.name)
+        _arrived(result)
     return result
 
 
@@ -240,9 +245,14 @@ def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> 
     _count("receive", label, result.size * result.itemsize)
     with waiting():
         distributed.recv(result, rank)
-        if ms.get_context("device_target") == "CPU":
-            result.asnumpy()  # until it is there, this process sleeps
+        _arrived(result)
     return result
+
+
+def _arrived(x: Tensor) -> None:
+    """On a CPU a process sleeps until a message is there; that must be over before it may no longer seem idle."""
+    if ms.get_context("device_target") == "CPU":
+        x.asnumpy()
 
 
 def barrier() -> None:
@@ -250,4 +260,5 @@ def barrier() -> None:
     everybody = world()
     if everybody.size > 1:
         # MCCL's own barrier returns without waiting
-        ops.AllReduce(group=everybody.name)(Tensor(np.zeros(1, np.float32))).asnumpy()
+        with waiting():
+            ops.AllReduce(group=everybody.name)(Tensor(np.zeros(1, np.float32))).asnumpy()
