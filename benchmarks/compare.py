@@ -33,6 +33,22 @@ SIDES = {"pet": ("mine.py", {}), "peer": ("peer.py", {}), "peer active": ("peer.
 PACKAGES = ("mindspore", "torch", "transformers", "peft", "numpy")
 
 
+BUSY = 0.2
+"""Above this share of the processor used by others, a case is void: the sides do not suffer alike from neighbours."""
+
+
+def busy_seconds() -> float:
+    """Processor time that anything on this machine has used (Linux)."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds(process: int) -> float:
+    """Processor time of one process (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Worker:
     """One side's process, stopped unless it is its turn."""
 
@@ -53,7 +69,14 @@ class Worker:
         )
 
     def turn(self, count: int) -> dict:
-        """Lets the process run until it has answered."""
+        """Lets the process run until it has answered; adds the share of the processor that others used meanwhile."""
+        began, busy, own = time.perf_counter(), busy_seconds(), own_seconds(self.process.pid)
+        answer = self.answer(count)
+        others = busy_seconds() - busy - (own_seconds(self.process.pid) - own)
+        answer["others"] = max(0.0, others) / (os.cpu_count() * (time.perf_counter() - began))
+        return answer
+
+    def answer(self, count: int) -> dict:
         self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
@@ -113,14 +136,18 @@ def run_case(name: str, rounds: int, steps: int, threads: int) -> dict:
             firsts, starts, void = first_turns(case, workers, start)
             count = 1 if case.kind != "train" else steps
             seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-            answers = {}
+            answers, others = {}, []
             for _ in range(rounds):
                 for side, worker in workers.items():
                     answers[side] = worker.turn(count)
                     seconds[side].append(answers[side]["seconds"] / count)
+                    others.append(answers[side]["others"])
         finally:
             for worker in workers.values():
                 worker.end()
+    others = statistics.median(others)
+    if not void and others > BUSY:
+        void = f"the machine was busy with other things ({others:.0%})"
     result = {
         "void": void,
         "seconds": {side: spread(values) for side, values in seconds.items()},
@@ -134,7 +161,7 @@ def run_case(name: str, rounds: int, steps: int, threads: int) -> dict:
         "start_seconds": starts,
         "rounds": rounds,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "load": os.getloadavg()[1],
+        "others": others,
     }
     if case.kind == "packed":
         result["useful_tokens"] = answers["pet"]["useful_tokens"]
@@ -171,13 +198,13 @@ def report(results: dict[str, dict]) -> str:
         "Written by `python benchmarks/compare.py`, which says how it measures. " + machine(),
         "",
         "Ratios are medians of per-round ratios with the least and the most; *active* is the peer with",
-        "`OMP_WAIT_POLICY=active`. Load is the machine's load average over five minutes at the end of a case: where it",
-        "is above the number of cores, others were computing at the same time, which blurs the ratios.",
+        "`OMP_WAIT_POLICY=active`. *Others* is the share of the processor that other programs used meanwhile (median",
+        "over turns); it should be near 0, and above 20 % a case is void.",
         "",
         "## Training step: time of this library / time of the peer",
         "",
         "| case | | batch × length | ratio | ratio, active | peak memory, MB (ratio) | first step, s (peer) "
-        "| start to first step, s (peer) | date, load |",
+        "| start to first step, s (peer) | date, others |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
@@ -188,7 +215,7 @@ def report(results: dict[str, dict]) -> str:
         "",
         "## Useful tokens per second, and decoded tokens per second: this library / the peer",
         "",
-        "| case | | ratio | ratio, active | tokens/s here | peak memory, MB (ratio) | date, load |",
+        "| case | | ratio | ratio, active | tokens/s here | peak memory, MB (ratio) | date, others |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
@@ -211,7 +238,7 @@ def train_row(name: str, case, result: dict) -> str:
         first, start = result["first_seconds"], result["start_seconds"]
         cells += [ratio_cell(result["ratio"]["peer"]), ratio_cell(result["ratio"]["peer active"]), memory_cell(result)]
         cells += [f"{first['pet']:.1f} ({first['peer']:.1f})", f"{start['pet']:.1f} ({start['peer']:.1f})"]
-    return "| " + " | ".join([*cells, f"{result['date']}, {result['load']:.0f}"]) + " |"
+    return "| " + " | ".join([*cells, f"{result['date']}, {result['others']:.0%}"]) + " |"
 
 
 def rate_row(name: str, case, result: dict) -> str:
@@ -222,7 +249,7 @@ def rate_row(name: str, case, result: dict) -> str:
     else:
         cells += [ratio_cell(result["ratio"][side], invert=True) for side in ("peer", "peer active")]
         cells += [f"{tokens / result['seconds']['pet'][0]:.0f}", memory_cell(result)]
-    return "| " + " | ".join([*cells, f"{result['date']}, {result['load']:.0f}"]) + " |"
+    return "| " + " | ".join([*cells, f"{result['date']}, {result['others']:.0%}"]) + " |"
 
 
 def main() -> None:
