@@ -15,9 +15,13 @@ from pet.names import bundled_directory
 # Put at the end of an example, so that it takes seconds instead of minutes.
 SHORT = "train.steps=2 train.warmup=0 data.max_samples=16 eval.before=false eval.metrics=[loss] eval.shown_samples=1"
 SHORT += " generation.max_new_tokens=4 data.workers=0"
-SHORTER = {"finetune": SHORT, "train": SHORT + " data.max_length=32", "predict": "--max-new-tokens 4"}
-SHORTER["evaluate"] = "eval.metrics=[loss] eval.shown_samples=0"
-SHORTER["chat"] = "--max-new-tokens 4"
+SHORTER = {
+    "finetune": SHORT + " data.eval=my_test.jsonl",
+    "train": SHORT + " data.eval=null data.max_length=32",
+    "evaluate": "eval.metrics=[loss] eval.shown_samples=0 data.eval=my_test.jsonl",
+    "predict": "--max-new-tokens 4",
+    "chat": "--max-new-tokens 4",
+}
 # These need other machines, or a program of the user's.
 ELSEWHERE = ("--nnodes", "python train.py", "pet launch -n 2 -- pet")
 # In this order, because later commands look at what earlier ones made.
