@@ -45,7 +45,7 @@ def recipe(tmp_path, fixtures, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes"], ["validate", "JOB"]], ids=lambda words: words[0])
 def test_quick_commands_are_quick(recipe, arguments):
-    """Under 0.7 seconds, counted in processor time: it is all they need, and other work on the machine is not theirs."""
+    """Under 0.7 seconds of processor time, which is all that they need: other work on the machine is not theirs."""
     arguments = [str(recipe) if word == "JOB" else word for word in arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     best = float("inf")
