@@ -44,7 +44,7 @@ def run(tmp_path):
         (binaries / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
         (binaries / name).chmod(0o755)
 
-    def call(*words, code: int = 0, timeout: int = 150, **variables):
+    def call(*words, code: int = 0, timeout: int = 280, **variables):
         words = [
             str(ROOT / "examples" / word) if word.endswith((".py", ".sh")) else str(word) for word in map(str, words)
         ]
