@@ -172,6 +172,10 @@ class _Workers:
         self.processes: list[subprocess.Popen] = []
         self.watches: list[Watch] = []
         self.copier = None
+        self.handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self.handlers[number] = signal.signal(number, self._interrupted)
         # a hung worker is ended with SIGABRT, for which Python prints every thread's stack; nobody wants the core file
         self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))
@@ -240,18 +244,12 @@ class _Workers:
 
     def wait(self) -> int:
         """Until all workers of all machines are through, or one has failed."""
-        previous = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                previous[number] = signal.signal(number, self._interrupted)
         try:
             self._poll()
             if self.failure is not None:
                 self.control.fail(*self.failure[:2])
         finally:
             self._end(0.0 if self.failure is None else self.grace)
-            for number, handler in previous.items():
-                signal.signal(number, handler)
         if self.failure is None:
             return 0
         code, message, rank = self.failure
@@ -321,6 +319,8 @@ class _Workers:
             self.guard.stdin.close()
         self.guard.wait()
         resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
     def _signal_all(self, number: int) -> None:
         for process in self.processes:
