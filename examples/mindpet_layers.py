@@ -55,7 +55,7 @@ def main() -> None:
     network = Network()
     freeze_delta(network, mode="lora")  # the base and the bottleneck adapter stay as they are
     data = GeneratorDataset(list(samples()), column_names=["x", "y"], shuffle=False).batch(16)
-    optimizer = nn.Adam(network.trainable_params(), learning_rate=2e-3)
+    optimizer = nn.Adam(network.trainable_params(), learning_rate=5e-3)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     saved = TrainableParamsCheckPoint(options.output, prefix="lora", config={"keep_checkpoint_max": 1})
     model = ms.Model(network, loss, optimizer)
