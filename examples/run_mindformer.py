@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--train_dataset_dir")
     parser.add_argument("--eval_dataset_dir")
     parser.add_argument("--predict_data")
-    parser.add_argument("--load_checkpoint", help="a checkpoint, adapter or run directory")
+    parser.add_argument("--load_checkpoint", help="a checkpoint, adapter or run directory, or MindFormers .ckpt")
     parser.add_argument("--output_dir")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--epochs", type=float)

@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--train_dataset", help="a file, or a directory of files")
     parser.add_argument("--eval_dataset", help="the same, to measure on")
     parser.add_argument("--predict_data", help="a text, or a file with one on each line")
-    parser.add_argument("--load_checkpoint", help="a checkpoint, adapter or run directory to start from")
+    parser.add_argument("--load_checkpoint", help="a checkpoint, adapter or run directory, or MindFormers .ckpt")
     parser.add_argument("--tokenizer", help="where the tokenizer lies, if not beside the model")
     parser.add_argument("--max_length", type=int, default=64, help="of prompt and answer, when predicting")
     add_switch(parser, "resume_training", "go on with the run in --load_checkpoint, or else in --output_dir")

@@ -113,7 +113,8 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     if path.name == "config.json" and path.is_file():
         return path.parent
     if path.exists():
-        raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory")
+        way = f"; pet convert {text} --output DIR makes one" if path.suffix == ".ckpt" else ""
+        raise InputError(f"model {text!r}: is a file, expected a Hugging Face checkpoint directory{way}")
     presets = preset_names()
     if text in presets:
         raise InputError(

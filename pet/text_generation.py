@@ -57,6 +57,10 @@ class TextGeneration:
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}
         draws = (options.get("top_k") or 1) != 1 or "top_p" in options or "temperature" in options
+        if defaults := getattr(self.model, "generation_defaults", None):  # those of a MindFormers configuration
+            from pet.compat.mindformers_generation import completed
+
+            options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
         options.setdefault("eos_token_id", self.tokenizer.eos_token_ids or None)
         prompts = [self.prompt(one) for one in texts]

@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("pet.cli.chat", "talk with a model on the terminal"),
     "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
     "export": ("pet.cli.export", "put a run's adapter or merged model into a directory to give away"),
+    "convert": ("pet.cli.convert", "MindFormers .ckpt files to Hugging Face directories, and back"),
     "info": ("pet.cli.info", "what a model, adapter or run directory holds"),
     "data": ("pet.cli.data", "show what the model will see of a recipe's data"),
     "recipes": ("pet.cli.recipes", "list, show or copy the bundled recipes; write the JSON schema"),

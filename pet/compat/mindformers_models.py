@@ -12,24 +12,39 @@ import numpy as np
 
 from model_zoo import glm, glm4, gpt, llama
 from model_zoo import tokenizers as own
+from model_zoo.checkpoint import load_into
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
 from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet.auto import AutoConfig, AutoModel, AutoTokenizer
+from pet.compat.ckpt import converted, find_ckpt, is_ckpt
+from pet.compat.ckpt_names import Form
+from pet.compat.ckpt_view import MindFormersCheckpoint
+from pet.compat.mindformers_generation import NAMES as GENERATION
+from pet.compat.mindformers_generation import give_defaults
 from pet.compat.presets import bare_name
 from pet.names import find_tokenizer
 
-# Arguments that say how MindFormers runs a model; the results are the same without them.
+# Arguments that say how MindFormers runs or stores a model; the results are the same without them.
 WITHOUT_MEANING = {
     *("use_past", "batch_size", "use_flash_attention", "use_prompt_flash_attention", "use_incre_flash_attention"),
     *("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype", "param_init_type"),
     *("layernorm_compute_dtype", "softmax_compute_dtype", "embedding_init_type", "parallel_config", "moe_config"),
     *("checkpoint_name_or_path", "offset", "type", "name", "use_paged_attention", "block_size", "num_blocks"),
     *("is_dynamic", "qkv_concat", "fine_grain_interleave", "use_ring_attention", "is_first_iteration", "model_name"),
-    *("max_decode_length", "repetition_penalty", "temperature", "top_k", "top_p", "do_sample", "max_length"),
-    *("max_new_tokens", "initializer_range", "bos_token", "eos_token", "pad_token", "ignore_token_id", "model_type"),
+    *(
+        "qkv_concat",
+        "mlp_concat",
+        "use_rearrange_rope",
+        "initializer_range",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "ignore_token_id",
+        "model_type",
+    ),
 }
 # MindFormers' names -> the names in a config.json
 GPT2_NAMES = {
@@ -82,7 +97,7 @@ def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str
                 problems.append(
                     f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
                 )
-        elif key not in WITHOUT_MEANING:
+        elif key not in WITHOUT_MEANING and key not in GENERATION:
             problems.append(f"{cls.__name__} has no {name!r}{nearest(name, [*names, *sorted(fields)])}")
     if problems:
         raise InputError.collect(problems)
@@ -99,6 +114,8 @@ class _Config:
         config = cls._own.from_dict(config_values(cls._own, cls._names, given))
         # no field: it must not be written to a config.json
         config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
+        config.generation = {name: given[name] for name in GENERATION if name in given}
+        config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
         return config
 
     @staticmethod
@@ -150,15 +167,23 @@ class _Model:
 
     def __new__(cls, config=None):
         checkpoint = getattr(config, "checkpoint_name_or_path", None)
-        if checkpoint:
-            return cls.from_pretrained(checkpoint)
+        if checkpoint and not is_ckpt(checkpoint):
+            model = cls.from_pretrained(checkpoint)
+            give_defaults(model, config.generation)
+            return model
         model = AutoModel.from_config(config if config is not None else cls._preset)
-        model.random_weights = True
+        model.random_weights = not checkpoint
+        if checkpoint:
+            with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), config.form) as view:
+                load_into(model, view)
+        give_defaults(model, getattr(config, "generation", {}))
         return model
 
     @staticmethod
     def from_pretrained(name_or_directory):
-        """The model of a checkpoint directory or bundled base, with its weights."""
+        """The model of a checkpoint directory, bundled base or MindFormers ``.ckpt`` file, with its weights."""
+        if is_ckpt(name_or_directory):
+            return AutoModel.from_pretrained(converted(name_or_directory))
         return AutoModel.from_pretrained(bare_name(name_or_directory))
 
 

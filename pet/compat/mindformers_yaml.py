@@ -39,7 +39,7 @@ TOP = {
     "src_strategy_path_or_dir": Ignored("checkpoints are whole and open on any layout"),
     "auto_trans_ckpt": Ignored("checkpoints are whole and open on any layout"),
     "transform_process_num": Ignored("checkpoints are whole and open on any layout"),
-    "load_ckpt_format": Ignored("weights are read from safetensors"),
+    "load_ckpt_format": Ignored("the file itself says it"),
     "context": ACCELERATOR,
     "parallel": ACCELERATOR,
     "metric": Ignored("eval.metrics says what is measured"),

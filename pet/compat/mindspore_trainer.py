@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt import converted, is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
 from pet.compat.translation import Ignored, Translation
 
@@ -130,7 +131,8 @@ def build_transformer_model(config_path=None, model: str = "auto", checkpoint_pa
     Args:
         config_path: a config.json, a checkpoint directory, or a bundled base's or preset's name.
         model: of no effect: the configuration says which it is.
-        checkpoint_path: where the weights are, if not beside the configuration.
+        checkpoint_path: where the weights are, if not beside the configuration: a directory, or a MindFormers
+            ``.ckpt`` file.
         changes: keys of config.json to change; then the weights are random.
     """
     from pet.auto import AutoModel
@@ -139,6 +141,8 @@ def build_transformer_model(config_path=None, model: str = "auto", checkpoint_pa
     source = checkpoint_path or config_path
     if source is None:
         raise InputError("build_transformer_model: config_path is missing")
+    if is_ckpt(source):
+        source = converted(source, config_path if checkpoint_path else None)
     if changes or str(source) in preset_names() or Path(str(source)).is_file():
         built = AutoModel.from_config({**model_config(config_path or source), **changes})
     else:

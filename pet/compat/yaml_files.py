@@ -43,14 +43,22 @@ def translate_file(path: str | os.PathLike) -> tuple[str, Translation | None]:
     Raises:
         InputError: no such file, or no YAML.
     """
+    kind, file, values = values_of(path)
+    return kind, None if kind == "recipe" else _translator(kind)(values, file)
+
+
+def values_of(path: str | os.PathLike) -> tuple[str, Path, Any]:
+    """What a file is, where it is, and what stands in it.
+
+    Raises:
+        InputError: no such file; or no YAML, where it is no recipe: a recipe's own loading says more of those.
+    """
     file = find_recipe(path)
     source = read(file, str(path))
     kind = kind_of(source.value)
-    if kind == "recipe":
-        return kind, None
-    if source.problems:
+    if kind != "recipe" and source.problems:
         raise InputError.collect(source.problems)
-    return kind, _translator(kind)(source.value, file)
+    return kind, file, source.value
 
 
 def load_any(
@@ -76,8 +84,38 @@ def load_any(
     kind, translation = translate_file(path)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
+    if check_files and not _overridden(overrides):
+        bring_model(translation, kind, path)
     translation.finish()
     return from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
+
+
+def _overridden(overrides: Iterable[str] | Mapping[str, Any] | None) -> bool:
+    """Whether the command line names another model."""
+    if isinstance(overrides, Mapping):
+        return "model.path" in overrides
+    return any(str(one).startswith("model.path=") for one in overrides or ())
+
+
+def bring_model(translation: Translation, kind: str, path: str | os.PathLike) -> None:
+    """Puts the directory made of a MindFormers ``.ckpt`` file in place of the file."""
+    from pet.compat.ckpt import bring, is_ckpt
+
+    given = translation.get("model.path")
+    if given is None or not is_ckpt(given):
+        return
+    if kind != "mindformers":
+        raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
+    from pet.compat.mindformers_sizes import alpha_of, form_of, name_of
+
+    _, file, values = values_of(path)
+    model, adapter = bring(given, file, form_of(values), alpha_of(values))
+    if adapter is not None:  # LoRA matrices alone: the base is the model that the file names besides
+        model = name_of(values)
+        if model is None:
+            raise InputError(f"{path}: {given} holds LoRA matrices only; give the base by checkpoint_name_or_path")
+        translation.put("adapter.load", str(adapter))
+    translation.put("model.path", model)
 
 
 def tree_of(translation: Translation) -> dict[str, Any]:
@@ -110,5 +148,10 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     tree = tree_of(translation)
     from_dict(tree, name=Path(path).stem, check_files=False)  # it must be a recipe
     head = f"# from {Path(path).name} ({kind})\n"
+    model = Path(str(translation.get("model.path")))
+    if model.suffix == ".ckpt":
+        place = model.with_suffix(".hf")
+        head += f"# first: pet convert {model} --output {place} --config {path}\n"
+        tree["model"]["path"] = str(place)
     head += "".join(f"# ignored: {line}\n" for line in translation.ignored_lines())
     return head + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), translation.ignored_lines()

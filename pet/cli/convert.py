@@ -1,0 +1,125 @@
+"""``pet convert``: MindFormers' ``.ckpt`` files to Hugging Face directories, and back; weights and LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from pet.cli.parser import Parser
+
+EXAMPLES = [
+    ("pet convert glm_tiny --output glm_tiny.ckpt", "a model directory or bundled base as a file for MindFormers"),
+    ("pet convert glm_tiny.ckpt --output glm --config glm_tiny", "a MindFormers file as a Hugging Face directory"),
+    (
+        "pet convert output/glm_lora/adapter --output lora.ckpt --config glm_tiny",
+        "an adapter's matrices as a file; says which lora_rank and lora_alpha MindFormers' pet_config needs",
+    ),
+    (
+        "pet convert lora.ckpt --output from_ckpt --config glm_tiny --alpha 16",
+        "and back; --config may be the job's YAML file, which also says alpha",
+    ),
+]
+
+
+def _is_yaml(name: str | None) -> bool:
+    return name is not None and Path(name).suffix in (".yaml", ".yml")
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "yes": True, "false": False, "no": False}
+    if text.lower() not in words:
+        raise InputError(f"expected true or false, not {text!r}")
+    return words[text.lower()]
+
+
+def _form(options):
+    from pet.compat.ckpt_names import Form
+    from pet.compat.mindformers_sizes import form_of, read_file
+
+    given = form_of(read_file(Path(options.config))) if _is_yaml(options.config) else Form()
+    return Form(
+        given.qkv_concat if options.qkv_concat is None else _boolean(options.qkv_concat),
+        given.mlp_concat if options.mlp_concat is None else _boolean(options.mlp_concat),
+        given.use_rearrange_rope or options.rearranged_rope,
+        options.old_names,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert, and say what was done."""
+    parser = Parser(
+        "pet convert",
+        "Convert between MindSpore's .ckpt files with MindFormers' parameter names (GPT-2, LLaMA, ChatGLM-6B, ChatGLM2 "
+        "and 3, GLM-4) and Hugging Face directories, bit for bit. One tensor is in memory at a time.",
+        EXAMPLES,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a .ckpt file, a model directory, or an adapter directory")
+    parser.add_argument("--output", required=True, metavar="PLACE", help="a directory, or a file ending in .ckpt")
+    parser.add_argument(
+        "--config",
+        help="of the base: a preset's or bundled base's name, a directory or config.json, or a MindFormers YAML file; "
+        "left out: config.json beside the .ckpt file, or the preset of its shapes",
+    )
+    parser.add_argument("--part", choices=["model", "adapter"], help="of a .ckpt file that holds weights and LoRA")
+    parser.add_argument("--alpha", type=float, metavar="N", help="lora_alpha of a .ckpt file's LoRA matrices")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
+    parser.add_argument("--qkv-concat", metavar="BOOL", help="writing .ckpt: one matrix for query, key and value")
+    parser.add_argument("--mlp-concat", metavar="BOOL", help="writing .ckpt of ChatGLM2: one matrix for gate and up")
+    parser.add_argument(
+        "--rearranged-rope", action="store_true", help="ChatGLM2: query and key as with use_rearrange_rope: True"
+    )
+    parser.add_argument("--old-names", action="store_true", help="writing .ckpt: ChatGLM2's and LoRA's first names")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one weight file (default 5GB)")
+    parser.add_argument("--force", action="store_true", help="write over what is there")
+    options = parser.read(arguments)
+    output = Path(options.output)
+    there = any(output.iterdir()) if output.is_dir() else output.exists()
+    if there and not options.force:
+        raise InputError(f"--output {output}: is there already; give another place, or --force")
+    print(_from_ckpt(options, output) if _reads_ckpt(options.source) else _to_ckpt(options, output))
+    return 0
+
+
+def _reads_ckpt(source: str) -> bool:
+    from pet.compat.ckpt import is_ckpt
+
+    if Path(source).suffix == ".ckpt" and not Path(source).exists():
+        raise InputError(f"{source}: no such file")
+    return is_ckpt(source)
+
+
+def _from_ckpt(options, output: Path):
+    from pet.compat.ckpt import find_ckpt, kinds_in, to_directory
+
+    if output.suffix == ".ckpt":
+        raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")
+    path = find_ckpt(options.source)
+    weights, lora = kinds_in(path)
+    if weights and lora and options.part is None:
+        raise InputError(f"{path}: holds weights and LoRA matrices: say --part model, or --part adapter")
+    if options.part == "adapter" or not weights:
+        from pet.compat.ckpt_lora import to_adapter
+        from pet.compat.mindformers_sizes import alpha_of, read_file
+
+        alpha = options.alpha
+        if alpha is None and _is_yaml(options.config):
+            alpha = alpha_of(read_file(Path(options.config)))
+        if alpha is None:
+            raise InputError(f"{path}: the file does not say lora_alpha; give --alpha N, as in the job's pet_config")
+        return to_adapter(path, output, alpha, options.config, _form(options))
+    return to_directory(path, output, options.config, _form(options), options.dtype, options.max_shard_size)
+
+
+def _to_ckpt(options, output: Path):
+    if output.suffix != ".ckpt":
+        raise InputError(f"--output {output}: SOURCE is a directory, so a file ending in .ckpt was expected")
+    if (Path(options.source) / "adapter_config.json").is_file():
+        from pet.compat.ckpt_lora import to_lora_file
+
+        if not options.config:
+            raise InputError(f"{options.source}: is an adapter; --config says of which base")
+        return to_lora_file(options.source, output, options.config, _form(options))
+    from pet.compat.ckpt import to_file
+
+    return to_file(options.source, output, _form(options), options.dtype)

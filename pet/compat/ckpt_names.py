@@ -1,0 +1,234 @@
+"""MindFormers' parameter names beside Hugging Face's, one table per family, as in that project's conversion scripts.
+
+``{}`` is the number of a layer. Where the two divide a matrix differently, the parts of it stand in a tuple, in the
+order of the matrix's outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from model_zoo.counting import Sizes, layout_of, parameter_shapes, sizes, tied_head
+from model_zoo.errors import InputError
+
+Names = str | tuple[str, ...]
+
+
+def _both(theirs: Names, ours: Names, weight: str = "weight", bias: str = "bias") -> dict[Names, Names]:
+    """Two entries, for a weight and its bias; norms of MindSpore call them gamma and beta."""
+
+    def named(names: Names, suffix: str) -> Names:
+        return f"{names}.{suffix}" if isinstance(names, str) else tuple(f"{name}.{suffix}" for name in names)
+
+    return {named(theirs, weight): named(ours, "weight"), named(theirs, bias): named(ours, "bias")}
+
+
+def _norm(theirs: str, ours: str) -> dict[Names, Names]:
+    return _both(theirs, ours, "gamma", "beta")
+
+
+def _parts(stem: str, *parts: str) -> tuple[str, ...]:
+    return tuple(f"{stem}.{part}" for part in parts)
+
+
+_BLOCK, _H = "backbone.blocks.{}", "transformer.h.{}"
+GPT2 = {
+    "backbone.embedding.word_embedding.embedding_table": "transformer.wte.weight",
+    "backbone.embedding.position_embedding.embedding_table": "transformer.wpe.weight",
+    **_norm(f"{_BLOCK}.layernorm1", f"{_H}.ln_1"),
+    **_both(_parts(f"{_BLOCK}.attention", "dense1", "dense2", "dense3"), f"{_H}.attn.c_attn"),
+    **_both(f"{_BLOCK}.attention.projection", f"{_H}.attn.c_proj"),
+    **_norm(f"{_BLOCK}.layernorm2", f"{_H}.ln_2"),
+    **_both(f"{_BLOCK}.output.mapping", f"{_H}.mlp.c_fc"),
+    **_both(f"{_BLOCK}.output.projection", f"{_H}.mlp.c_proj"),
+    **_norm("backbone.layernorm", "transformer.ln_f"),
+}
+
+_LAYER = "model.layers.{}"
+_ATTENTION, _QKV = f"{_LAYER}.attention", _parts(f"{_LAYER}.self_attn", "q_proj", "k_proj", "v_proj")
+LLAMA = {
+    "model.tok_embeddings.embedding_weight": "model.embed_tokens.weight",
+    f"{_LAYER}.attention_norm.weight": f"{_LAYER}.input_layernorm.weight",
+    **_both(f"{_ATTENTION}.wq", _QKV[0]),
+    **_both(f"{_ATTENTION}.wk", _QKV[1]),
+    **_both(f"{_ATTENTION}.wv", _QKV[2]),
+    **_both(f"{_ATTENTION}.wo", f"{_LAYER}.self_attn.o_proj"),
+    f"{_LAYER}.ffn_norm.weight": f"{_LAYER}.post_attention_layernorm.weight",
+    **_both(f"{_LAYER}.feed_forward.w1", f"{_LAYER}.mlp.gate_proj"),
+    **_both(f"{_LAYER}.feed_forward.w3", f"{_LAYER}.mlp.up_proj"),
+    **_both(f"{_LAYER}.feed_forward.w2", f"{_LAYER}.mlp.down_proj"),
+    "model.norm_out.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+# qkv_concat: True
+LLAMA_JOINED = {
+    **_both(f"{_ATTENTION}.w_qkv", _QKV),
+    **_both(f"{_LAYER}.feed_forward.w_gate_hidden", _parts(f"{_LAYER}.mlp", "gate_proj", "up_proj")),
+}
+
+_LAYER_1 = "transformer.layers.{}"
+GLM = {
+    "transformer.word_embeddings.embedding_table": "transformer.word_embeddings.weight",
+    **_norm(f"{_LAYER_1}.input_layernorm", f"{_LAYER_1}.input_layernorm"),
+    **_both(f"{_LAYER_1}.attention.query_key_value", f"{_LAYER_1}.attention.query_key_value"),
+    **_both(f"{_LAYER_1}.attention.dense", f"{_LAYER_1}.attention.dense"),
+    **_norm(f"{_LAYER_1}.post_attention_layernorm", f"{_LAYER_1}.post_attention_layernorm"),
+    **_both(f"{_LAYER_1}.mlp.dense_h_to_4h", f"{_LAYER_1}.mlp.dense_h_to_4h"),
+    **_both(f"{_LAYER_1}.mlp.dense_4h_to_h", f"{_LAYER_1}.mlp.dense_4h_to_h"),
+    **_norm("transformer.final_layernorm", "transformer.final_layernorm"),
+    "lm_head.weight": "lm_head.weight",
+}
+
+_LAYER_2 = "transformer.encoder.layers.{}"
+_QKV_2, _UP_2 = f"{_LAYER_2}.self_attention.query_key_value", f"{_LAYER_2}.mlp.dense_h_to_4h"
+GLM2 = {
+    "transformer.embedding.embedding_weight": "transformer.embedding.word_embeddings.weight",
+    f"{_LAYER_2}.input_layernorm.weight": f"{_LAYER_2}.input_layernorm.weight",
+    **_both(_QKV_2, _QKV_2),
+    **_both(f"{_LAYER_2}.self_attention.dense", f"{_LAYER_2}.self_attention.dense"),
+    f"{_LAYER_2}.post_attention_layernorm.weight": f"{_LAYER_2}.post_attention_layernorm.weight",
+    **_both(_UP_2, _UP_2),
+    **_both(f"{_LAYER_2}.mlp.dense_4h_to_h", f"{_LAYER_2}.mlp.dense_4h_to_h"),
+    "transformer.encoder.final_layernorm.weight": "transformer.encoder.final_layernorm.weight",
+    "transformer.output_layer.weight": "transformer.output_layer.weight",
+}
+# qkv_concat: False, mlp_concat: False
+GLM2_QKV = _both(_parts(f"{_LAYER_2}.self_attention", "wq", "wk", "wv"), _QKV_2)
+GLM2_MLP = _both(_parts(f"{_LAYER_2}.mlp", "dense_left", "dense_right"), _UP_2)
+# before MindFormers 1.2
+GLM2_OLD = {"transformer.embedding.embedding_table": "transformer.embedding.word_embeddings.weight"}
+
+TABLES = {"gpt2": GPT2, "llama": LLAMA, "chatglm": GLM, "chatglm2": GLM2}
+
+# What a checkpoint of a training run or of incremental inference holds beside the weights.
+NO_WEIGHTS = (
+    r"(adam_[mv]|moments?[12]?|accu_grads|accum|momentum)\..*",
+    r"(global_step|learning_rate|beta[12]_power|loss_scale|scale_sense|epoch_num|step_num)",
+    r"(current_iterator_step|last_overflow_iterator_step|state|lr|network_version|cur_.*_num)",
+    r".*\.(key_past|value_past|key_cache|value_cache)",
+    r"backbone\.blocks\.\d+\.attention\.(beta|masked_beta)",
+    r"transformer\.rotary_pos_emb\.inv_freq",
+)
+LORA = r"(?P<stem>.+)\.(mindpet|tk)_delta_lora_(?P<part>[aAbB])"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How MindFormers' configuration divides the matrices; the names are those of its model_config.
+
+    Attributes:
+        qkv_concat: one matrix for query, key and value (LLaMA: and one for gate and up). Default: as there, which is
+            no for LLaMA, yes for ChatGLM2.
+        mlp_concat: ChatGLM2: one matrix for gate and up. Default: yes.
+        use_rearrange_rope: ChatGLM2: even outputs of each query and key head first, then the odd ones.
+        old_names: ChatGLM2: the embedding's name before MindFormers 1.2.
+    """
+
+    qkv_concat: bool | None = None
+    mlp_concat: bool | None = None
+    use_rearrange_rope: bool = False
+    old_names: bool = False
+
+
+def form_of(names: Iterable[str], given: Form | None = None) -> Form:
+    """The form of a checkpoint by its names; of what they do not tell, the order of a head's outputs, `given` does."""
+    last = {part for name in names for part in name.split(".")}
+    return Form(
+        qkv_concat="w_qkv" in last or "query_key_value" in last,
+        mlp_concat="dense_left" not in last,
+        use_rearrange_rope=bool(given and given.use_rearrange_rope),
+        old_names="transformer.embedding.embedding_table" in set(names),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tensors of theirs and of ours that hold the same numbers.
+
+    Attributes:
+        theirs, ours: names; on one side there is one.
+        rows: outputs of each part on the side that has several; of the one where there is no such side.
+        transposed: ours is stored (in, out), the parts (out, in).
+        rearranged: per part, the width of the heads whose outputs are in MindFormers' order, or 0.
+    """
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    rows: tuple[int, ...]
+    transposed: bool = False
+    rearranged: tuple[int, ...] = ()
+
+
+def groups(config: Mapping[str, Any], form: Form | None = None) -> list[Group]:
+    """All tensors of a model, theirs beside ours.
+
+    Args:
+        config: the dictionary of a config.json.
+        form: how MindFormers divides the matrices; its own way by default.
+
+    Raises:
+        InputError: a model that MindFormers' tables have no names for, or a form that it does not have.
+    """
+    layout, form = layout_of(config), form or Form()
+    if layout not in TABLES:
+        raise InputError(
+            f"MindFormers has no names for model_type {config.get('model_type')!r}: its GLM-4 is of ChatGLM's layout"
+        )
+    if layout == "gpt2" and config.get("tie_word_embeddings") is False:
+        raise InputError("MindFormers' GPT-2 has no head of its own, this model has (tie_word_embeddings: false)")
+    shapes, n = dict(parameter_shapes(config)), sizes(config)
+    head = tied_head(config)
+    if head is not None and layout != "gpt2":  # there every head has a weight
+        shapes[head[0]] = shapes[head[1]]
+    found, covered = [], set()
+    for theirs, ours in _table(layout, form).items():
+        for layer in range(n.layers if "{}" in str(theirs) else 1):
+            one = Group(_filled(theirs, layer), _filled(ours, layer), ())
+            if all(name in shapes for name in one.ours):
+                found.append(_measured(one, shapes, n, layout, form))
+                covered.update(one.ours)
+    left = [name for name in shapes if name not in covered]
+    if left:
+        raise InputError(f"MindFormers has no names for {', '.join(left[:3])}, of {len(left)} tensors of this model")
+    order = {name: place for place, name in enumerate(shapes)}
+    return sorted(found, key=lambda group: order[group.ours[0]])
+
+
+def _table(layout: str, form: Form) -> dict[Names, Names]:
+    """The family's table in a form."""
+    table = dict(TABLES[layout])
+    replaced: list[dict[Names, Names]] = []
+    if layout == "llama":
+        replaced = [LLAMA_JOINED] if form.qkv_concat else []
+    elif layout == "chatglm2":
+        replaced += [GLM2_QKV] if form.qkv_concat is False else []
+        replaced += [GLM2_MLP] if form.mlp_concat is False else []
+        replaced += [GLM2_OLD] if form.old_names else []
+    for entries in replaced:
+        gone = {name for ours in entries.values() for name in ([ours] if isinstance(ours, str) else ours)}
+        table = {theirs: ours for theirs, ours in table.items() if ours not in gone} | entries
+    return table
+
+
+def _filled(names: Names, layer: int) -> tuple[str, ...]:
+    return tuple(name.format(layer) for name in ([names] if isinstance(names, str) else names))
+
+
+def _measured(group: Group, shapes: Mapping[str, tuple[int, ...]], n: Sizes, layout: str, form: Form) -> Group:
+    """The group with the sizes of its parts."""
+    shape = shapes[group.ours[0]]
+    transposed = layout == "gpt2" and len(group.theirs) == 3 and len(shape) == 2
+    outputs = shape[1] if transposed else shape[0]
+    qkv = (n.heads * n.head_dim, n.kv_heads * n.head_dim, n.kv_heads * n.head_dim)
+    rearranged: tuple[int, ...] = ()
+    if len(group.ours) > 1:
+        rows = tuple(shapes[name][0] for name in group.ours)
+    elif len(group.theirs) == 1:
+        rows = (outputs,)
+    else:
+        rows = (outputs // 2,) * 2 if len(group.theirs) == 2 else qkv
+    if layout == "chatglm2" and form.use_rearrange_rope and "query_key_value" in group.ours[0]:
+        rows, rearranged = qkv, (n.head_dim, n.head_dim, 0)
+    return Group(group.theirs, group.ours, rows, transposed, rearranged)

@@ -1,0 +1,437 @@
+"""MindFormers' ``.ckpt`` files: names and shapes as in its conversion tables, every way there and back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file
+from pet.compat import ckpt_file
+from pet.compat.ckpt import config_for, converted, find_ckpt, to_directory, to_file
+from pet.compat.ckpt_file import CkptFile, write_ckpt
+from pet.compat.ckpt_lora import to_adapter, to_lora_file
+from pet.compat.ckpt_names import Form
+
+# The names that MindFormers' scripts write for a layer, with their shapes in terms of the dimensions.
+GPT2 = {
+    "layernorm1.gamma": "h",
+    "layernorm1.beta": "h",
+    "layernorm2.gamma": "h",
+    "layernorm2.beta": "h",
+    "attention.projection.weight": "h h",
+    "attention.projection.bias": "h",
+    "attention.dense1.weight": "h h",
+    "attention.dense1.bias": "h",
+    "attention.dense2.weight": "h h",
+    "attention.dense2.bias": "h",
+    "attention.dense3.weight": "h h",
+    "attention.dense3.bias": "h",
+    "output.mapping.weight": "h f",  # (in, out), as in GPT-2's own files
+    "output.mapping.bias": "f",
+    "output.projection.weight": "f h",
+    "output.projection.bias": "h",
+}
+LLAMA = {
+    "attention_norm.weight": "h",
+    "ffn_norm.weight": "h",
+    "attention.wq.weight": "q h",
+    "attention.wk.weight": "k h",
+    "attention.wv.weight": "k h",
+    "attention.wo.weight": "h q",
+    "feed_forward.w1.weight": "f h",
+    "feed_forward.w2.weight": "h f",
+    "feed_forward.w3.weight": "f h",
+}
+GLM = {
+    "input_layernorm.gamma": "h",
+    "input_layernorm.beta": "h",
+    "post_attention_layernorm.gamma": "h",
+    "post_attention_layernorm.beta": "h",
+    "attention.query_key_value.weight": "3h h",
+    "attention.query_key_value.bias": "3h",
+    "attention.dense.weight": "h h",
+    "attention.dense.bias": "h",
+    "mlp.dense_h_to_4h.weight": "f h",
+    "mlp.dense_h_to_4h.bias": "f",
+    "mlp.dense_4h_to_h.weight": "h f",
+    "mlp.dense_4h_to_h.bias": "h",
+}
+GLM2 = {
+    "input_layernorm.weight": "h",
+    "post_attention_layernorm.weight": "h",
+    "self_attention.query_key_value.weight": "q+2k h",
+    "self_attention.query_key_value.bias": "q+2k",
+    "self_attention.dense.weight": "h q",
+    "mlp.dense_h_to_4h.weight": "2f h",
+    "mlp.dense_4h_to_h.weight": "h f",
+}
+FAMILIES = {
+    "gpt2": (
+        "backbone.blocks.{}.",
+        GPT2,
+        {
+            "backbone.embedding.word_embedding.embedding_table": "v h",
+            "backbone.embedding.position_embedding.embedding_table": "c h",
+            "backbone.layernorm.gamma": "h",
+            "backbone.layernorm.beta": "h",
+        },
+    ),
+    "llama_gqa": (
+        "model.layers.{}.",
+        LLAMA,
+        {"model.tok_embeddings.embedding_weight": "v h", "model.norm_out.weight": "h", "lm_head.weight": "v h"},
+    ),
+    "chatglm1": (
+        "transformer.layers.{}.",
+        GLM,
+        {
+            "transformer.word_embeddings.embedding_table": "v h",
+            "transformer.final_layernorm.gamma": "h",
+            "transformer.final_layernorm.beta": "h",
+            "lm_head.weight": "v h",
+        },
+    ),
+    "chatglm2": (
+        "transformer.encoder.layers.{}.",
+        GLM2,
+        {
+            "transformer.embedding.embedding_weight": "v h",
+            "transformer.encoder.final_layernorm.weight": "h",
+            "transformer.output_layer.weight": "v h",
+        },
+    ),
+}
+
+
+def dimensions(directory):
+    from model_zoo.counting import sizes
+
+    n = sizes(json.loads((directory / "config.json").read_text()))
+    q, k = n.heads * n.head_dim, n.kv_heads * n.head_dim
+    table = {"h": n.hidden, "f": n.ffn, "v": n.vocab, "c": n.context, "q": q, "k": k}
+    return n, {**table, "3h": 3 * n.hidden, "2f": 2 * n.ffn, "q+2k": q + 2 * k}
+
+
+def weights(directory):
+    """A directory's tensors, without buffers that are no parameters."""
+    return {name: value for name, value in read_file(directory / "model.safetensors").items() if "inv_freq" not in name}
+
+
+def bits(path):
+    with CkptFile(path) as file:
+        return {name: (info, file.read(name).tobytes()) for name, info in file.tensors.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_and_shapes_are_those_of_the_conversion_tables(fixtures, tmp_path, family):
+    directory, file = fixtures / family, tmp_path / "model.ckpt"
+    to_file(directory, file)
+    found = {name: tuple(value.shape) for name, value in ms.load_checkpoint(str(file)).items()}
+    layer, inside, outside = FAMILIES[family]
+    n, size = dimensions(directory)
+    expected = {layer.format(i) + name: shape for i in range(n.layers) for name, shape in inside.items()} | outside
+    expected = {name: tuple(size[word] for word in shape.split()) for name, shape in expected.items()}
+    assert found == expected
+
+
+def test_matrices_are_divided_as_there(fixtures, tmp_path):
+    to_file(fixtures / "gpt2", tmp_path / "gpt2.ckpt")
+    found, ours = ms.load_checkpoint(str(tmp_path / "gpt2.ckpt")), weights(fixtures / "gpt2")
+    fused = ours["transformer.h.1.attn.c_attn.weight"]
+    width = len(fused)
+    for number in range(3):
+        columns = slice(number * width, (number + 1) * width)
+        dense = f"backbone.blocks.1.attention.dense{number + 1}"
+        assert np.array_equal(found[f"{dense}.weight"].asnumpy(), fused[:, columns].T)
+        assert np.array_equal(found[f"{dense}.bias"].asnumpy(), ours["transformer.h.1.attn.c_attn.bias"][columns])
+    mapping = found["backbone.blocks.0.output.mapping.weight"].asnumpy()
+    assert np.array_equal(mapping, ours["transformer.h.0.mlp.c_fc.weight"])
+
+    n, size = dimensions(fixtures / "chatglm2")
+    fused = weights(fixtures / "chatglm2")["transformer.encoder.layers.0.self_attention.query_key_value.weight"]
+    to_file(fixtures / "chatglm2", tmp_path / "glm2.ckpt", Form(qkv_concat=False, use_rearrange_rope=True))
+    found = ms.load_checkpoint(str(tmp_path / "glm2.ckpt"))
+    attention = "transformer.encoder.layers.0.self_attention"
+    head = fused[n.head_dim : 2 * n.head_dim]  # the second query head: even outputs first, then odd ones
+    there = found[f"{attention}.wq.weight"].asnumpy()[n.head_dim : 2 * n.head_dim]
+    assert np.array_equal(there, np.concatenate([head[0::2], head[1::2]]))
+    assert np.array_equal(found[f"{attention}.wv.weight"].asnumpy(), fused[-size["k"] :])
+
+
+FORMS = [
+    ("gpt2", Form()),
+    ("llama_gqa", Form()),
+    ("llama_gqa", Form(qkv_concat=True)),
+    ("chatglm1", Form()),
+    ("chatglm2", Form()),
+    ("chatglm2", Form(qkv_concat=False, mlp_concat=False)),
+    ("chatglm2", Form(mlp_concat=False, old_names=True)),
+    ("chatglm2", Form(use_rearrange_rope=True)),
+    ("chatglm2", Form(qkv_concat=False, mlp_concat=False, use_rearrange_rope=True)),
+]
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS)
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_there_and_back_is_bit_exact(fixtures, tmp_path, family, form, dtype):
+    source = fixtures / family
+    to_file(source, tmp_path / "one.ckpt", form, dtype)
+    report = to_directory(tmp_path / "one.ckpt", tmp_path / "back", source, form)
+    assert report.left_out == ()
+    to_file(tmp_path / "back", tmp_path / "two.ckpt", form)
+    assert bits(tmp_path / "one.ckpt") == bits(tmp_path / "two.ckpt")
+    original, back = weights(source), weights(tmp_path / "back")
+    assert sorted(back) == sorted(original)
+    for name, value in original.items():
+        expected = value if dtype is None else ms.Tensor(value).astype(ms.bfloat16).astype(ms.float32).asnumpy()
+        assert np.array_equal(back[name], expected), name
+    with SafetensorsFile(tmp_path / "back/model.safetensors") as file:
+        assert {info.dtype for info in file.tensors.values()} == {dtype or "float32"}
+
+
+def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
+    """What `save_checkpoint` writes of a training run: cut tensors, a checksum, an optimizer's state, remarks."""
+    to_file(fixtures / "gpt2", tmp_path / "plain.ckpt")
+    tensors = ms.load_checkpoint(str(tmp_path / "plain.ckpt"))
+    state = {f"adam_m.{name}": value for name, value in tensors.items()}
+    saved = [{"name": name, "data": value} for name, value in {**tensors, **state}.items()]
+    saved.append({"name": "global_step", "data": ms.Tensor([7], ms.int32)})
+    saved.append({"name": "backbone.blocks.0.key_past", "data": ms.Tensor(np.zeros((1, 2)), ms.float16)})
+    serialization = __import__("mindspore.train.serialization", fromlist=["SLICE_SIZE"])
+    monkeypatch.setattr(serialization, "SLICE_SIZE", 1)  # in KB: every matrix is cut
+    ms.save_checkpoint(
+        saved, str(tmp_path / "run.ckpt"), append_dict={"epoch_num": 3, "loss_scale": 2.0, "note": "x"}, crc_check=True
+    )
+    report = to_directory(tmp_path / "run.ckpt", tmp_path / "back", fixtures / "gpt2")
+    assert len(report.left_out) == len(tensors) + 4
+    assert "adam_m" in str(report)
+    to_directory(tmp_path / "plain.ckpt", tmp_path / "same", fixtures / "gpt2")
+    first, second = (tmp_path / place / "model.safetensors" for place in ("back", "same"))
+    assert first.read_bytes() == second.read_bytes()
+    # cut tensors of our own are read by MindSpore
+    monkeypatch.setattr(ckpt_file, "SLICE", 100)
+    with CkptFile(tmp_path / "plain.ckpt") as file:
+        write_ckpt(tmp_path / "cut.ckpt", file.tensors, file.read)
+    again = ms.load_checkpoint(str(tmp_path / "cut.ckpt"))
+    assert all(np.array_equal(again[name].asnumpy(), value.asnumpy()) for name, value in tensors.items())
+
+
+def test_what_does_not_fit_is_listed(fixtures, tmp_path):
+    file = tmp_path / "a.ckpt"
+    to_file(fixtures / "llama_gqa", file)
+    with CkptFile(file) as there:
+        tensors, arrays = dict(there.tensors), {name: there.read(name) for name in there.tensors}
+    name = "model.layers.0.attention.wq.weight"
+    tensors = {old.replace("layers.0.attention.wq", "layers.0.attention.qw"): value for old, value in tensors.items()}
+    arrays["model.layers.0.attention.qw.weight"] = arrays[name]
+    del tensors["model.norm_out.weight"]
+    write_ckpt(file, tensors, arrays.__getitem__)
+    with pytest.raises(InputError) as error:
+        to_directory(file, tmp_path / "out", fixtures / "llama_gqa")
+    assert f"{name} is missing" in str(error.value)
+    assert "model.norm_out.weight is missing" in str(error.value)
+    assert f"attention.qw.weight is no parameter of this model (did you mean {name!r}" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=r"has shape .*, this model needs"):
+        to_directory(file, tmp_path / "out", fixtures / "llama_mha")
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(InputError, match="not a whole MindSpore checkpoint"):
+        CkptFile(file)
+    with pytest.raises(InputError, match="MindFormers has no names for model_type 'glm'"):
+        to_file(fixtures / "glm", tmp_path / "b.ckpt")
+    (tmp_path / "ranks/rank_0").mkdir(parents=True)
+    to_file(fixtures / "gpt2", tmp_path / "ranks/rank_0/gpt2.ckpt")
+    assert find_ckpt(tmp_path / "ranks").name == "gpt2.ckpt"
+    (tmp_path / "ranks/rank_1").mkdir()
+    with pytest.raises(InputError, match="pet transform"):
+        find_ckpt(tmp_path / "ranks")
+
+
+def test_the_configuration_is_found(tmp_path, monkeypatch):
+    from model_zoo import presets
+
+    small = {**presets.PRESETS["gpt2"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4}
+    monkeypatch.setitem(presets.PRESETS, "gpt2_mini", small)
+    from model_zoo.counting import parameter_shapes
+
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text(json.dumps(small))
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(small).items()}
+    write_file(tmp_path / "hf/model.safetensors", zeros, {"format": "pt"})
+    (tmp_path / "place").mkdir()
+    file = tmp_path / "place/mini.ckpt"
+    to_file(tmp_path / "hf", file)
+    assert config_for(file) == small
+    monkeypatch.setitem(presets.PRESETS, "gpt2_other", {**small, "n_head": 4})
+    with pytest.raises(InputError, match="gpt2_mini, gpt2_other have tensors of these shapes"):
+        config_for(file)
+    shutil.copy(tmp_path / "hf/config.json", file.parent / "config.json")
+    assert config_for(file)["n_head"] == 2
+
+
+# LoRA ----------------------------------------------------------------------------------------------------------------
+
+
+def lora_file(path, matrices, rank, prefix="mindpet", same=False):
+    """A file of LoRA matrices for {name: (out, in)}; B is not zero."""
+    random = np.random.default_rng(0)
+    shared = random.normal(size=(rank, next(iter(matrices.values()))[1])).astype(np.float32)
+    arrays = {}
+    for name, (out, width) in matrices.items():
+        a = shared if same else random.normal(size=(rank, width)).astype(np.float32)
+        arrays[f"{name}.{prefix}_delta_lora_a"] = a
+        arrays[f"{name}.{prefix}_delta_lora_b"] = random.normal(size=(out, rank)).astype(np.float32)
+    write_ckpt(path, {name: ("float32", array.shape) for name, array in arrays.items()}, arrays.__getitem__)
+    return arrays
+
+
+@pytest.mark.parametrize(("prefix", "same"), [("mindpet", False), ("tk", True)])
+def test_lora_on_parts_of_gpt2s_matrix(fixtures, tmp_path, prefix, same):
+    n, _ = dimensions(fixtures / "gpt2")
+    h, rank, alpha = n.hidden, 2, 6.0
+    dense = "backbone.blocks.{}.attention.dense{}"
+    parts = (1, 2, 3) if same else (1, 3)  # MindFormers adapts query and value
+    names = [dense.format(layer, part) for layer in range(n.layers) for part in parts]
+    theirs = lora_file(tmp_path / "lora.ckpt", dict.fromkeys(names, (h, h)), rank, prefix, same)
+    to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", alpha, fixtures / "gpt2")
+    model = pet.AutoModel.from_pretrained(str(fixtures / "gpt2"))
+    pet.load_adapter(model, tmp_path / "adapter")
+    pet.merge(model)
+    before = weights(fixtures / "gpt2")
+    for layer in range(n.layers):
+        fused = before[f"transformer.h.{layer}.attn.c_attn.weight"].copy()
+        for part in parts:
+            a, b = (theirs[f"{dense.format(layer, part)}.{prefix}_delta_lora_{letter}"] for letter in "ab")
+            fused[:, (part - 1) * h : part * h] += alpha / rank * (b @ a).T
+        after = model.transformer.h[layer].attn.c_attn.weight.asnumpy()
+        assert np.allclose(after, fused, atol=1e-5)
+    report = to_lora_file(tmp_path / "adapter", tmp_path / "back.ckpt", fixtures / "gpt2", Form(old_names=same))
+    assert "lora_rank: 2, lora_alpha: 6" in str(report)
+    assert bits(tmp_path / "back.ckpt") == bits(tmp_path / "lora.ckpt")
+
+
+def test_lora_of_the_other_families(fixtures, tmp_path):
+    n, size = dimensions(fixtures / "llama_gqa")
+    names = {}
+    for layer in range(n.layers):
+        names[f"model.layers.{layer}.attention.wq"] = (size["q"], n.hidden)
+        names[f"model.layers.{layer}.attention.wv"] = (size["k"], n.hidden)
+    theirs = lora_file(tmp_path / "llama.ckpt", names, 4)
+    to_adapter(tmp_path / "llama.ckpt", tmp_path / "llama", 8, fixtures / "llama_gqa")
+    ours = read_file(tmp_path / "llama/adapter_model.safetensors")
+    b = ours["base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"]
+    assert np.array_equal(b, theirs["model.layers.1.attention.wv.mindpet_delta_lora_b"])
+    settings = json.loads((tmp_path / "llama/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (4, 8, ["q_proj", "v_proj"])
+    to_lora_file(tmp_path / "llama", tmp_path / "back.ckpt", fixtures / "llama_gqa")
+    assert bits(tmp_path / "back.ckpt") == bits(tmp_path / "llama.ckpt")
+
+    n, size = dimensions(fixtures / "chatglm2")
+    name = "transformer.encoder.layers.{}.self_attention.query_key_value"
+    shapes = {name.format(layer): (size["q+2k"], n.hidden) for layer in range(n.layers)}
+    lora_file(tmp_path / "glm2.ckpt", shapes, 2)
+    form = Form(use_rearrange_rope=True)
+    to_adapter(tmp_path / "glm2.ckpt", tmp_path / "glm2", 2, fixtures / "chatglm2", form)
+    to_lora_file(tmp_path / "glm2", tmp_path / "glm2_back.ckpt", fixtures / "chatglm2", form)
+    assert bits(tmp_path / "glm2_back.ckpt") == bits(tmp_path / "glm2.ckpt")
+    with pytest.raises(InputError, match=r"self_attention.qkv is no matrix of this model.*query_key_value"):
+        shapes = {"transformer.encoder.layers.0.self_attention.qkv": (4, 4)}
+        lora_file(tmp_path / "odd.ckpt", shapes, 2)
+        to_adapter(tmp_path / "odd.ckpt", tmp_path / "odd", 2, fixtures / "chatglm2")
+
+
+# Front doors ---------------------------------------------------------------------------------------------------------
+
+
+def test_front_doors_take_ckpt_files(base, tmp_path):
+    from model_zoo.fingerprint import fingerprint
+
+    file = tmp_path / "models/gpt.ckpt"
+    to_file(base, file)
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "seq_length": 128, "vocab_size": 1216}
+    original = pet.AutoModel.from_pretrained(str(base))
+    model = pet.GPT2LMHeadModel(pet.GPT2Config(checkpoint_name_or_path=str(file), **shape))
+    ids = np.arange(10, 20)[None]
+    assert np.array_equal(model(ids).asnumpy(), original(ids).asnumpy())
+    trainer = pet.Trainer(
+        model=str(base),
+        pet_method="lora",
+        args={"output_dir": str(tmp_path / "run"), "max_steps": 2, "batch_size": 4},
+        train_dataset=str(base / "data.jsonl"),
+        load_checkpoint=str(file),
+    )
+    place = tmp_path / "models/gpt.hf"
+    model, adapter = trainer._weights()
+    assert (model, adapter) == (str(place), None)
+    assert trainer.recipe("finetune", model).model.path == str(place)
+    assert (place / "merges.txt").is_file()
+    time = (place / "model.safetensors").stat().st_mtime_ns
+    assert converted(file, str(base)) == place
+    assert (place / "model.safetensors").stat().st_mtime_ns == time  # made once
+    loaded = pet.AutoModel.from_pretrained(str(place))
+    assert fingerprint(loaded.config.to_dict(), loaded) == fingerprint(original.config.to_dict(), original)
+
+
+def test_a_job_file_with_ckpt_files(base, tmp_path, capsys):
+    from pet.cli.main import main
+    from pet.compat.yaml_files import load_any
+
+    to_file(base, tmp_path / "gpt.ckpt")
+    job = tmp_path / "job.yaml"
+    sizes = "hidden_size: 32, num_layers: 2, num_heads: 2, seq_length: 128, vocab_size: 1216"
+    tuning = "pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 8}"
+    job.write_text(
+        f"run_mode: finetune\nload_checkpoint: gpt.ckpt\nrunner_config: {{epochs: 1, batch_size: 4}}\n"
+        f"model: {{model_config: {{type: GPT2Config, {sizes}, {tuning}}}}}\n"
+        f"train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl}}}}\n"
+    )
+    assert main(["recipes", "convert", "job.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "# first: pet convert gpt.ckpt --output gpt.hf --config job.yaml" in said
+    assert not (tmp_path / "gpt.hf").exists()
+    recipe = load_any("job.yaml")
+    assert recipe.model.path == str(tmp_path / "gpt.hf")
+    assert (tmp_path / "gpt.hf/model.safetensors").is_file()
+    # an adapter in the same form, on a base that the file names besides
+    lora_file(tmp_path / "lora.ckpt", {"backbone.blocks.0.attention.dense1": (32, 32)}, 4)
+    text = job.read_text().replace("gpt.ckpt", "lora.ckpt")
+    job.write_text(text.replace("{type: GPT2Config", f"{{checkpoint_name_or_path: {base}, type: GPT2Config"))
+    recipe = load_any("job.yaml")
+    assert (recipe.model.path, recipe.adapter.load) == (str(base), str(tmp_path / "lora.adapter"))
+
+
+def test_the_command(base, tmp_path, capsys):
+    from pet.cli.main import main
+
+    def pet_convert(*words):
+        code = main(["convert", *map(str, words)])
+        return code, "".join(capsys.readouterr())
+
+    assert pet_convert(base, "--output", "a.ckpt")[0] == 0
+    assert pet_convert("a.ckpt", "--output", "a", "--config", base) == (0, "a: 28 tensors\n")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir())[-2:] == ["tokenizer_config.json", "vocab.json"]
+    assert "is there already" in pet_convert("a.ckpt", "--output", "a", "--config", base)[1]
+    lora_file(tmp_path / "l.ckpt", {"backbone.blocks.0.attention.projection": (32, 32)}, 2)
+    assert "give --alpha" in pet_convert("l.ckpt", "--output", "b", "--config", base)[1]
+    assert pet_convert("l.ckpt", "--output", "b", "--config", base, "--alpha", 4)[0] == 0
+    both = {}
+    for name in ("a.ckpt", "l.ckpt"):
+        with CkptFile(tmp_path / name) as file:
+            both |= {key: file.read(key) for key in file.tensors}
+    write_ckpt("both.ckpt", {key: ("float32", value.shape) for key, value in both.items()}, both.__getitem__)
+    assert "--part model, or --part adapter" in pet_convert("both.ckpt", "--output", "c", "--config", base)[1]
+    assert "2 left out" in pet_convert("both.ckpt", "--output", "c", "--config", base, "--part", "model")[1]
+    assert (tmp_path / "c/model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
+    words = ("both.ckpt", "--output", "d", "--config", base, "--part", "adapter", "--alpha", 4)
+    assert pet_convert(*words)[0] == 0
+    assert (tmp_path / "d/adapter_model.safetensors").read_bytes() == (
+        tmp_path / "b/adapter_model.safetensors"
+    ).read_bytes()
+    assert "a file ending in .ckpt was expected" in pet_convert(base, "--output", "e")[1]
+    assert pet_convert("absent.ckpt", "--output", "e") == (2, "pet convert: absent.ckpt: no such file\n")
