@@ -74,7 +74,7 @@ class RMSNormKernel(nn.Cell):
         x = late(x, dout)
         scale = self.normalised(x)
         n = x * scale
-        g = dout * tile(reshape(weight, (1, -1)), (rows, 1))
+        g = dout * tile(reshape(late(weight, dout), (1, -1)), (rows, 1))
         mean = tile(row_sum(g * n, -1) * (1.0 / width), (1, width))
         return scale * (g - n * mean), column_sum(dout * n, 0)
 
@@ -101,7 +101,7 @@ class LayerNormKernel(nn.Cell):
         # dx = s·(g − mean(g) − n·mean(g·n)) with g = dout·weight
         rows, width = x.shape
         n, scale = self.normalised(late(x, dout))
-        g = dout * tile(reshape(weight, (1, -1)), (rows, 1))
+        g = dout * tile(reshape(late(weight, dout), (1, -1)), (rows, 1))
         mean = tile(row_sum(g, -1) * (1.0 / width), (1, width))
         along = tile(row_sum(g * n, -1) * (1.0 / width), (1, width))
         return scale * (g - mean - n * along), column_sum(dout * n, 0), column_sum(dout, 0)
@@ -287,6 +287,8 @@ class AttentionKernel(nn.Cell):
         for first in range(0, length, BLOCK):
             count = BLOCK if first + BLOCK < length else length - first
             seen = total - length + first + count if self.causal else total
+            if first > 0:  # one block after the other, or all their probabilities would be there at once
+                query = late(query, mixed[-1])
             block = self.rows(query, first, count)
             k, v = self.rows(keys, 0, seen), self.rows(values, 0, seen)
             p = self.probabilities(block, k, start, end, columns, first, count, length)
@@ -296,13 +298,15 @@ class AttentionKernel(nn.Cell):
     def bprop(self, query, keys, values, start, end, columns, out, dout):
         length, total, width = query.shape[2], keys.shape[2], query.shape[3]
         scale = width**-0.5
-        query = late(query, dout)
+        query, keys, values = late(query, dout), late(keys, dout), late(values, dout)
         along = row_sum(dout * out, -1)  # (B, heads, S, 1)
         d_query = ()
         d_keys, d_values = None, None
         for first in range(0, length, BLOCK):
             count = BLOCK if first + BLOCK < length else length - first
             seen = total - length + first + count if self.causal else total
+            if first > 0:
+                query, dout = late(query, d_values), late(dout, d_values)
             block = self.rows(query, first, count)
             k, v = self.rows(keys, 0, seen), self.rows(values, 0, seen)
             g = self.grouped(self.rows(dout, first, count), k)
@@ -359,6 +363,8 @@ class LinearCrossEntropyKernel(nn.Cell):
         total, gradients = 0.0, ()
         for first in range(0, rows, size):
             count = size if first + size < rows else rows - first
+            if first > 0:  # one after the other: all at once they would hold all logits after all
+                hidden = late(hidden, gradients[-1])
             loss, gradient = self.piece(
                 part(hidden, (first, 0), (count, width)), weight, part(targets, (first,), (count,))
             )
