@@ -136,6 +136,17 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | 
     directory = Path(recipe.output.dir)
     evaluation = recipe.eval.model_copy(update=eval_rhythm or {})
     counted = count(model, world)
+
+    def finish(outcome: dict[str, Any]) -> dict[str, Any]:
+        after = trainer.evaluate()
+        summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
+        weights = whole_weights(trainer)
+        if world.is_main:
+            save(world.whole(model, weights), directory, recipe, tokenizer, save_model)
+            write_json(directory / "summary.json", summary)
+        world.barrier()
+        return summary
+
     trainer = Trainer(
         model,
         feed,
@@ -147,25 +158,22 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | 
         forward_step=objects.forward_step,
         world=world,
         save_extra=lambda stage: save(world.whole(model, trainer.whole_weights), stage, recipe, tokenizer, save_model),
+        finish=finish,
         title=recipe.name or directory.name,
     )
     if world.is_main:
         open_for(recipe)
         (directory / "recipe.yaml").unlink()
     world.barrier()
-    outcome = trainer.train(resume=recipe.train.resume)
-    after = trainer.evaluate()
-    summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
-    weights = whole_weights(trainer)
-    if world.is_main:
-        save(world.whole(model, weights), directory, recipe, tokenizer, save_model)
-        write_json(directory / "summary.json", summary)
-    world.barrier()
-    return summary
+    return trainer.train(resume=recipe.train.resume)
 
 
-def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> None:
-    """``adapter/`` where the model has one; else ``model/``, or ``trained.safetensors`` of a cell of no family."""
+def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> str | None:
+    """``adapter/`` where the model has one; else ``model/``, or ``trained.safetensors`` of a cell of no family.
+
+    Returns:
+        The directory that holds the trained weights under their own names, where there is one.
+    """
     from adapters.apply import list_adapters, trainable_parameters
     from adapters.files import save_adapter
     from model_zoo.safetensors_io import write_file
@@ -181,10 +189,13 @@ def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> Non
         else:
             with atomic_directory(directory / "model") as stage:
                 save_pretrained(model, stage)
+        return "model"
     else:
         parameters = {parameter.name: parameter.asnumpy() for parameter in trainable_parameters(model)}
         directory.mkdir(parents=True, exist_ok=True)
         write_file(directory / "trained.safetensors", parameters, {"format": "ms"})
+        return "."
+    return None
 
 
 def measure(recipe, objects: Objects) -> dict[str, float]:

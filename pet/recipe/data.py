@@ -70,10 +70,15 @@ class Data(Section):
         None, ge=0, le=256, description="Processes that tokenise; 0: this one. Left out: the cores, when it pays."
     )
     streaming: bool = Field(
-        False, description="Tokenise while training instead of beforehand, for data that should not be stored twice."
+        False,
+        description="Tokenise while training instead of beforehand, for data that should not be stored twice. Needs "
+        "train.steps, since the length of an epoch is not known.",
     )
     stream_window: int = Field(
-        8192, ge=1, description="Rows that are shuffled and packed together when streaming; more mixes better."
+        8192,
+        ge=1,
+        le=16384,
+        description="Rows that are shuffled and packed together when streaming; more mixes better.",
     )
     cache_dir: HerePath | None = Field(
         None,

@@ -271,3 +271,5 @@ def _fill(recipe: Recipe, stem: str) -> None:
         recipe.model.tokenizer = str(path.parent) if path.name == "config.json" else recipe.model.path
     recipe.eval.batch_size = recipe.eval.batch_size or recipe.train.batch_size
     recipe.eval.best_mode = recipe.eval.direction()
+    if recipe.eval.load_best_model_at_end is None:
+        recipe.eval.load_best_model_at_end = recipe.eval.patience is not None

@@ -150,6 +150,24 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
             "eval.every_steps eval.every_epochs",
             "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
         )
+    if evaluation.load_best_model_at_end and not rhythm:
+        yield _find(
+            "eval.load_best_model_at_end",
+            "eval.every_steps eval.every_epochs",
+            "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
+        )
+    if evaluation.generate == "ends" and not rhythm:
+        yield _find(
+            "eval.generate",
+            "eval.every_steps eval.every_epochs",
+            "has no effect without evaluations in between; set eval.every_steps or eval.every_epochs",
+        )
+    if evaluation.generate == "ends" and evaluation.best_metric in GENERATED:
+        yield _find(
+            "eval.generate",
+            "eval.best_metric",
+            f"eval.best_metric is {evaluation.best_metric}, which has to be measured along the way; set always",
+        )
     if evaluation.best_metric not in evaluation.metrics:
         yield _find(
             "eval.best_metric",
@@ -183,10 +201,61 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield _find(
                 "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
             )
-    if not settings.streaming and _changed(recipe, "data", "stream_window"):
-        yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
     if settings.template is not None and "{prompt}" not in settings.template:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
+    if settings.format in ("text", "tokens"):
+        yield from _without_questions(recipe)
+
+
+def _without_questions(recipe: Recipe) -> Iterator[Finding]:
+    """Rows of raw text or of ids: nobody asks and nobody answers in them."""
+    settings = recipe.data
+    for name in ("template", "system"):
+        if getattr(settings, name) is not None:
+            yield _find(f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with")
+    # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
+    if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
+        yield _find("data.train_on", "data.format", f"has no effect on {settings.format} rows")
+    if written := [name for name in recipe.eval.metrics if name in GENERATED]:
+        yield _find(
+            "eval.metrics",
+            "data.format",
+            f"{', '.join(written)} compare answers to questions, and {settings.format} rows hold none",
+        )
+
+
+def streaming(recipe: Recipe) -> Iterator[Finding]:
+    """What cannot be known of data that is tokenised while it is used."""
+    settings = recipe.data
+    if not settings.streaming:
+        if _changed(recipe, "data", "stream_window"):
+            yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
+        return
+    if settings.eval_fraction:
+        yield _find(
+            "data.eval_fraction",
+            "data.streaming",
+            "rows that stream cannot be divided; give data.eval a file of its own",
+        )
+    if settings.packing == "buckets" and settings.buckets is None:
+        yield _find(
+            "data.buckets",
+            "data.packing data.streaming data.max_length",
+            f"streaming cannot choose the lengths by the data; give them, such as "
+            f"[{settings.max_length // 4}, {settings.max_length // 2}, {settings.max_length}]",
+        )
+    if recipe.train.steps is None:
+        yield _find(
+            "train.steps",
+            "train.epochs data.streaming",
+            "is needed with data.streaming: how long an epoch is shows only at its end",
+        )
+    if recipe.eval.every_epochs is not None:
+        yield _find(
+            "eval.every_epochs",
+            "data.streaming",
+            "how long an epoch is shows only at its end when data streams; set eval.every_steps",
+        )
 
 
 def model(recipe: Recipe) -> Iterator[Finding]:
@@ -230,6 +299,13 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
             "model.path model.config adapter.length",
             f"{sum_} is longer than the model's context of {limit} tokens",
         )
+    # the default gives way to a small context by itself
+    if _changed(recipe, "generation", "max_new_tokens") and recipe.generation.max_new_tokens + virtual >= limit:
+        yield _find(
+            "generation.max_new_tokens",
+            "model.path model.config adapter.length",
+            f"{recipe.generation.max_new_tokens} leave no room for a question in the model's context of {limit} tokens",
+        )
 
 
-RULES = (length, batches, optimizer, evaluation, generation, data, model)
+RULES = (length, batches, optimizer, evaluation, generation, data, streaming, model)

@@ -137,6 +137,11 @@ class Eval(Section):
         64, ge=1, description="Rows that are answered for rouge_*, bleu and exact_match; null: all of them."
     )
     shown_samples: int = Field(3, ge=0, description="Answers shown side by side, before and after.")
+    generate: Literal["always", "ends"] = Field(
+        "always",
+        description="When answers are written: at every evaluation, or only before and after training. With ends the "
+        "evaluations in between measure what comes from the logits, which takes a fraction of the time.",
+    )
     best_metric: Metric = Field("loss", description="Decides which checkpoint is the best; must be in metrics.")
     best_mode: Literal["min", "max"] | None = Field(
         None, description="Which direction is better. Left out: min for loss and perplexity, else max."
@@ -145,6 +150,11 @@ class Eval(Section):
         None, ge=1, description="Stop after so many evaluations without a better best_metric. Left out: never."
     )
     min_delta: float = Field(0.0, ge=0, description="What counts as better: at least by this much.")
+    load_best_model_at_end: bool | None = Field(
+        None,
+        description="Whether the result is of the best evaluation's step instead of the last one's: adapter/, merged/ "
+        "and the numbers after. Left out: true with patience, which ends a run after its best step; else false.",
+    )
 
     def direction(self) -> Literal["min", "max"]:
         """``best_mode``, or the natural one of ``best_metric``."""

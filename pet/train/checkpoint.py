@@ -5,6 +5,7 @@
         optimizer.safetensors   ``<slot>.<parameter name>``
         state.json              step, position in the data, loss scale, history; and the digest of every file
         adapter/                the adapter in PEFT's format, for use without this trainer
+        model/                  where every weight is trained: the whole model, in place of weights.safetensors
 
 All numbers that the next step depends on are in there. What is random (order of the data, dropout, noise) is a function
 of seed and step, so there is no generator to save; and a checkpoint lies between two optimizer steps, where no gradient
@@ -28,14 +29,15 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file, write_file
+from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 
 log = logging.getLogger("pet")
 
 NAME = re.compile(r"step-(\d{6,})")
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-FORMAT = 1
+# 1: all weights in weights.safetensors. 2: state.json says in which files they are.
+FORMAT = 2
 
 
 class Damaged(Exception):
@@ -83,7 +85,7 @@ def save(
     weights: dict[str, np.ndarray],
     optimizer: dict[str, np.ndarray],
     state: dict[str, Any],
-    extra: Callable[[Path], None] | None = None,
+    extra: Callable[[Path], str | None] | None = None,
 ) -> Path:
     """Writes a checkpoint; after a kill at any moment it is there in full, or not at all.
 
@@ -91,19 +93,26 @@ def save(
         directory: the run's ``checkpoints``.
         step: optimizer steps done.
         weights, optimizer, state: see `Checkpoint`; the state must be JSON.
-        extra: called with the directory, to put more into it.
+        extra: called with the directory, to put more into it. It may return the name of a directory (within) whose
+            safetensors files hold weights under the same names; those are not written a second time.
 
     Returns:
         The checkpoint's directory.
     """
     path = path_of(directory, step)
     with atomic_directory(path) as stage:
-        write_file(stage / WEIGHTS, weights)
+        place = extra(stage) if extra is not None else None
+        holders = sorted((stage / place).glob("*.safetensors")) if place is not None else []
+        held = {name for holder in holders for name in _names_in(holder)}
+        rest = {name: value for name, value in weights.items() if name not in held}
+        if rest or not holders:
+            write_file(stage / WEIGHTS, rest)
+            holders.append(stage / WEIGHTS)
         write_file(stage / OPTIMIZER, optimizer)
-        if extra is not None:
-            extra(stage)
-        files = {name: _digest(stage / name) for name in (WEIGHTS, OPTIMIZER)}
+        holding = [holder.relative_to(stage).as_posix() for holder in holders]
+        files = {name: _digest(stage / name) for name in (*holding, OPTIMIZER)}
         content = {"format": FORMAT, "step": step, "state": state, "files": files}
+        content["weights"] = {"files": holding, "names": sorted(weights)}
         write_json(stage / STATE, {"digest": _digest_of(content), **content})
     return path
 
@@ -131,7 +140,16 @@ def load(path: str | os.PathLike) -> Checkpoint:
             raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
         if found != expected:
             raise Damaged(f"{name} has changed since it was written")
-    return Checkpoint(path, read_file(path / WEIGHTS), read_file(path / OPTIMIZER), content["state"])
+    where = content.get("weights") or {"files": [WEIGHTS], "names": None}
+    weights = {name: value for file in where["files"] for name, value in read_file(path / file).items()}
+    if where["names"] is not None:  # a model's files may hold more: what is tied, and what was not trained
+        weights = {name: weights[name] for name in where["names"]}
+    return Checkpoint(path, weights, read_file(path / OPTIMIZER), content["state"])
+
+
+def _names_in(path: Path) -> list[str]:
+    with SafetensorsFile(path) as file:
+        return list(file.tensors)
 
 
 def load_last(directory: str | os.PathLike) -> Checkpoint | None:

@@ -210,8 +210,7 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         """The metrics by name, loss and perplexity always among them."""
         wanted = self.settings.metrics
-        measured = self.losses()
-        found = {name: value for name, value in measured.items() if name in {"loss", "perplexity", *wanted}}
+        found = self.from_logits()
         written = [name for name in wanted if name in GENERATED]
         if self.answers is not None and (written or self.settings.shown_samples):
             limit = self.settings.generated_samples if written else self.settings.shown_samples
@@ -223,3 +222,8 @@ class Evaluation:
                 texts, references = [a.answer for a in answers], [a.reference for a in answers]
                 found.update(score(written, texts, references))
         return found
+
+    def from_logits(self) -> dict[str, float]:
+        """Those of the metrics for which nothing has to be written."""
+        wanted = {"loss", "perplexity", *self.settings.metrics}
+        return {name: value for name, value in self.losses().items() if name in wanted}

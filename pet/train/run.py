@@ -124,6 +124,18 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         evaluation = Evaluation(losses, answers, recipe.eval)
     counted = count(model, world)
     built_in = ["progress", "metrics", "plot"] if world.is_main else []
+
+    def finish(outcome: dict[str, Any]) -> dict[str, Any]:
+        """All files of the run, before the callbacks are told of its end: one that uploads finds everything."""
+        after = trainer.evaluate()
+        summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
+        weights = whole_weights(trainer)
+        if world.is_main:
+            save_result(recipe, prepared, directory, world.whole(model, weights))
+            write_json(directory / "summary.json", summary)
+        world.barrier()
+        return summary
+
     trainer = Trainer(
         model,
         prepared.train_feed,
@@ -135,6 +147,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         evaluation=evaluation,
         world=world,
         save_extra=lambda stage: save_result(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
+        finish=finish,
         title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
     )
     if world.is_main:
@@ -142,17 +155,12 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         show(report.before(facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
-        outcome = trainer.train(resume=recipe.train.resume)
+        summary = trainer.train(resume=recipe.train.resume)
     except Interrupted:
         if world.is_main:
             show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
         raise
-    after = trainer.evaluate()
-    summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
-    weights = whole_weights(trainer)
     if world.is_main:
-        save_result(recipe, prepared, directory, world.whole(model, weights))
-        write_json(directory / "summary.json", summary)
         show(told(trainer, evaluation, summary, directory))
     world.barrier()
     return summary
@@ -202,15 +210,18 @@ def plain(value) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def save_result(recipe, prepared, directory: Path, model) -> None:
+def save_result(recipe, prepared, directory: Path, model) -> str | None:
     """Puts what was trained into a directory: ``adapter/``, or ``model/`` where every weight is.
 
     Args:
         model: the whole one; where processes divide it, its frozen base is not there.
+
+    Returns:
+        ``"model"`` where that holds every trained weight under its own name, so that no checkpoint needs it twice.
     """
     if recipe.adapter.method == "none":
         save_model(model, prepared.tokenizer, directory / "model")
-        return
+        return "model"
     from adapters.files import known_fingerprint, knows, save_adapter
     from adapters.registry import registry
 
@@ -226,7 +237,7 @@ def save_result(recipe, prepared, directory: Path, model) -> None:
 
             shutil.rmtree(directory / "merged", ignore_errors=True)
             merge_checkpoint(find_model(recipe.model.path), directory / "adapter", directory / "merged")
-            return
+            return None
         from adapters.merge import merge, unmerge
 
         merge(model)
@@ -234,6 +245,7 @@ def save_result(recipe, prepared, directory: Path, model) -> None:
             save_model(model, prepared.tokenizer, directory / "merged")
         finally:
             unmerge(model)
+    return None
 
 
 def save_model(model, tokenizer, directory: Path) -> None:
@@ -267,6 +279,7 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "trainable": trainable,
         "total": total,
         "best": outcome["best"],
+        "weights_step": outcome["weights_step"],
         "stopped": outcome["stopped"],
     }
 
@@ -292,10 +305,12 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
         parts.append(f"stopped early: {summary['stopped']}")
     best = trainer.best.step
     if best is not None and best != summary["steps"]:
-        name = trainer.eval_settings.best_metric
-        parts.append(
-            f"the best {name} ({trainer.best.value:.4f}) was at step {best}: checkpoints/step-{best:06d}/adapter"
-        )
+        name, result = trainer.eval_settings.best_metric, "model" if summary["method"] == "none" else "adapter"
+        text = f"the best {name} ({trainer.best.value:.4f}) was at step {best}"
+        if summary["weights_step"] == best:
+            parts.append(f"{text}: {result}/ holds its weights, not those of the last step")
+        else:
+            parts.append(f"{text}: checkpoints/step-{best:06d}/{result}; {result}/ is of the last step")
     table = report.comparison(trainer.before, summary["after"])
     if table:
         parts.append(table)

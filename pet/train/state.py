@@ -7,8 +7,8 @@ import logging
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, ops
 
+from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
@@ -97,7 +97,7 @@ def restore(trainer, found: Checkpoint) -> None:
     Raises:
         InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
     """
-    state, parameters = found.state, trained(trainer)
+    state = found.state
     for key, mine in fixed(trainer).items():
         if state[key] != mine:
             log.warning(
@@ -107,6 +107,22 @@ def restore(trainer, found: Checkpoint) -> None:
                 state[key],
                 mine,
             )
+    restore_weights(trainer, found)
+    trainer.optimizer.load_state(trainer.world.scatter(found.optimizer))
+    trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
+    trainer.loss_scale.load(state["loss_scale"])
+    trainer.watch.load(state["watch"])
+    trainer.before = state["before"]
+    trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
+
+
+def restore_weights(trainer, found: Checkpoint) -> None:
+    """Takes over a checkpoint's weights alone.
+
+    Raises:
+        InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
+    """
+    parameters = trained(trainer)
     weights, problems = trainer.world.scatter(found.weights), []
     for name, parameter in parameters.items():
         if name not in weights:
@@ -119,10 +135,4 @@ def restore(trainer, found: Checkpoint) -> None:
     if problems:
         raise InputError.collect(problems)
     for name, parameter in parameters.items():
-        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])).astype(parameter.dtype))
-    trainer.optimizer.load_state(trainer.world.scatter(found.optimizer))
-    trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
-    trainer.loss_scale.load(state["loss_scale"])
-    trainer.watch.load(state["watch"])
-    trainer.before = state["before"]
-    trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
+        write_parameter(parameter, weights[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -11,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.train import checkpoint as files
-from pet.train import state
 from pet.train.callbacks import Callback, make_callbacks
-from pet.train.callbacks.records import read_metrics
-from pet.train.evaluate import Answer, Evaluation, LossEvaluation
+from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
 from pet.train.loss import CausalLoss
 from pet.train.loss_scale import LossScale
+from pet.train.measuring import Measuring
 from pet.train.memory import present_memory
 from pet.train.noise import key_setter
 from pet.train.optimizers import make_optimizer
 from pet.train.precision import set_precision, set_recompute
+from pet.train.saving import Saving
 from pet.train.schedules import Schedule
 from pet.train.segments import make_segments
 from pet.train.settings import total_steps, with_settings
-from pet.train.state import Best, Position
+from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
 from pet.train.stop import Interrupted, LossWatch, Signals, failure
 from pet.train.world import World
@@ -34,7 +32,7 @@ from pet.train.world import World
 log = logging.getLogger("pet")
 
 
-class Trainer:
+class Trainer(Measuring, Saving):
     """Trains a model's trainable parameters.
 
     Args:
@@ -51,13 +49,17 @@ class Trainer:
             of the model. ``data`` has input_ids, labels, position_ids, start and end.
         evaluation: what measures the model, in place of the one made of ``eval_data``.
         world: sums over processes; default a single one.
-        save_extra: called with a checkpoint's directory while it is written, to put more into it.
+        save_extra: called with a checkpoint's directory while it is written, to put more into it
+            (`pet.train.checkpoint.save`).
+        finish: called with the outcome when the last step is done and everything is to be written; gives the outcome
+            that `train` returns and the callbacks' ``end`` gets. Not called where the run fails or a signal ends it.
         title: what the run is called in pictures.
         compiled: False runs everything operator by operator, to look for mistakes in a cell.
         settings: fields of the ``train`` section by name, over ``train``.
 
     Raises:
-        InputError: an unknown setting, nothing to train, or data of an unknown form.
+        InputError: an unknown setting, nothing to train, data of an unknown form, or the best weights are to be loaded
+            at the end and there is no directory to keep them in.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class Trainer:
         forward_step: Callable | None = None,
         evaluation: Callable[[], dict[str, float]] | None = None,
         world: World | None = None,
-        save_extra: Callable[[Path], None] | None = None,
+        save_extra: Callable[[Path], str | None] | None = None,
+        finish: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         title: str = "training",
         compiled: bool = True,
         **settings,
@@ -81,22 +84,20 @@ class Trainer:
         from pet.recipe.training import Eval
 
         self.settings = with_settings(train, settings)
-        self.eval_settings = eval or Eval()
+        self.begin_measuring(evaluation, eval or Eval())
+        self.begin_saving(directory, save_extra)
+        if self.eval_settings.load_best_model_at_end and self.directory is None:
+            raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
         self.model, self.world, self.title = model, world or World(), title
-        self.directory = Path(directory) if directory is not None else None
-        self.save_extra, self.whole_weights = save_extra, {}
         self.feed = as_feed(train_data, self.settings.accumulation, model)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)
         self.watch = LossWatch(self.settings.max_loss_ratio)
-        self.position, self.best = Position(), Best()
+        self.position = Position()
         self.history: list[dict[str, Any]] = []
-        self.before: dict[str, float] | None = None
-        self.before_samples: list[Answer] = []
-        self.last_measured: tuple[tuple, dict[str, float]] | None = None
         self.stop_reason: str | None = None
-        self.callbacks, self.compiled = make_callbacks(callbacks), compiled
+        self.callbacks, self.compiled, self.finish = make_callbacks(callbacks), compiled, finish
         segments = make_segments(
             [parameter for parameter in model.get_parameters() if parameter.requires_grad],
             learning_rate=self.settings.learning_rate,
@@ -123,7 +124,6 @@ class Trainer:
             compiled=compiled,
         )
         self.train_step = self.world.wrap_step(step, model)
-        self.evaluation = evaluation
         if evaluation is None and eval_data is not None:
             eval_feed = as_feed(eval_data, 1, model)
             losses = LossEvaluation(model, eval_feed, forward_step=forward_step, world=self.world, compiled=compiled)
@@ -155,14 +155,19 @@ class Trainer:
                 self.measure_before()
                 self.model.set_train(True)
                 self.run_steps(begin, signals)
-                outcome = self.outcome()
-            except BaseException as error:
-                outcome = {**self.outcome(), "error": str(error)}
-                raise
-            finally:
                 self.model.set_train(False)
-                self.notify("end", outcome)
-            if signals.received is not None:
+                interrupted = self.world.any(signals.received is not None)
+                if not interrupted and self.eval_settings.load_best_model_at_end:
+                    self.load_best()
+                outcome = self.outcome()
+                if not interrupted and self.finish is not None:
+                    outcome = self.finish(outcome)
+            except BaseException as error:
+                self.model.set_train(False)
+                self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
+                raise
+            self.end(outcome)
+            if interrupted:
                 raise Interrupted(signals.exit_code)
         return outcome
 
@@ -276,84 +281,30 @@ class Trainer:
             for callback in self.callbacks:
                 getattr(callback, moment)(self, *arguments)
 
+    def end(self, outcome: dict[str, Any], failed: bool = False) -> None:
+        """Tells every callback of the end; one that fails there keeps no other from being told.
+
+        Args:
+            outcome: what they get.
+            failed: the run has an error of its own, which is more important than theirs.
+        """
+        if not self.world.is_main:
+            return
+        first: Exception | None = None
+        for callback in self.callbacks:
+            try:
+                callback.end(self, outcome)
+            except Exception as error:
+                log.warning("%s failed at the end of the run: %s", type(callback).__name__, error)
+                first = first or error
+        if first is not None and not failed:
+            raise first
+
     def log(self, record: dict[str, Any], last: bool) -> None:
         """Hands a step's record on, every ``log_every`` steps and where something was measured."""
         if record["step"] % self.settings.log_every == 0 or last or "eval_loss" in record:
             self.history.append(record)
             self.notify("step", record)
-
-    def evaluate_if_due(self, record: dict[str, Any], last: bool) -> None:
-        """Evaluates where the settings ask for it, and adds the numbers to the record."""
-        if self.evaluation is None or not (last or self.due(record)):
-            return
-        self.model.set_train(False)
-        measured = self.evaluation()
-        self.last_measured = ((self.position.step, getattr(self.model, "adapter_state", None)), measured)
-        self.model.set_train(True)
-        record.update({f"eval_{name}": value for name, value in measured.items()})
-        self.note_best(measured)
-        self.notify("evaluation", {"step": self.position.step, **measured})
-
-    def measure_before(self) -> None:
-        """Measures the model before its first step, to have a before and after."""
-        if self.before is None and self.evaluation is not None and self.eval_settings.before:
-            self.before = self.evaluation()
-            self.before_samples = list(getattr(self.evaluation, "samples", []))
-
-    def evaluate(self) -> dict[str, float] | None:
-        """The measures of the model as it is; those of the last evaluation where no step came after it.
-
-        Returns:
-            The metrics by name, or None where there is nothing to measure on.
-        """
-        if self.evaluation is None:
-            return None
-        now = (self.position.step, getattr(self.model, "adapter_state", None))
-        if self.last_measured is None or self.last_measured[0] != now:
-            with self.fast():
-                self.last_measured = (now, self.evaluation())
-        return self.last_measured[1]
-
-    @contextlib.contextmanager
-    def fast(self):
-        """The model's compiled kernels within the block; cells of the user's own have none."""
-        chosen = self.model if self.compiled and hasattr(self.model, "set_fast") else None
-        if chosen is not None:
-            chosen.set_fast(True)
-        try:
-            yield
-        finally:
-            if chosen is not None:
-                chosen.set_fast(False)
-
-    def due(self, record: dict[str, Any]) -> bool:
-        """Whether an evaluation falls on this step."""
-        settings, position = self.eval_settings, self.position
-        if settings.every_steps is not None and position.step % settings.every_steps == 0:
-            return True
-        if settings.every_epochs is None:
-            return False
-        length = self.feed.steps_per_epoch(position.epoch)
-        if not length:
-            return False
-        now, before = record["epoch"], record["epoch"] - 1.0 / length
-        return math.floor(now / settings.every_epochs + 1e-9) > math.floor(before / settings.every_epochs + 1e-9)
-
-    def note_best(self, measured: dict[str, float]) -> None:
-        """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
-        settings = self.eval_settings
-        value = measured.get(settings.best_metric)
-        if value is None:
-            return
-        sign = -1.0 if settings.direction() == "min" else 1.0
-        if self.best.value is None or sign * (value - self.best.value) > settings.min_delta:
-            self.best = Best(self.position.step, value, 0)
-            return
-        self.best.since += 1
-        if settings.patience is not None and self.best.since >= settings.patience:
-            self.stop(
-                f"{settings.best_metric} was not better than {self.best.value:g} for {self.best.since} evaluations"
-            )
 
     def outcome(self) -> dict[str, Any]:
         """What the run came to so far."""
@@ -368,57 +319,6 @@ class Trainer:
             "tokens_per_second": position.timed_tokens / max(position.timed_seconds, 1e-9),
             "padding": 1.0 - position.useful_tokens / max(position.tokens, 1),
             "stopped": self.stop_reason,
+            "weights_step": self.weights_step if self.weights_step is not None else position.step,
             "best": {"step": self.best.step, self.eval_settings.best_metric: self.best.value},
         }
-
-    # Checkpoints -----------------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_directory(self) -> Path:
-        """Where the run's checkpoints are."""
-        return self.directory / "checkpoints"
-
-    def last_checkpoint(self) -> str | None:
-        """The newest checkpoint's path, as a word for messages."""
-        if self.directory is None:
-            return None
-        found = files.checkpoints(self.checkpoint_directory)
-        return str(found[-1]) if found else None
-
-    def save(self) -> None:
-        """Writes a checkpoint of the present step, and deletes those that are not kept."""
-        weights, optimizer, numbers = state.snapshot(self)
-        if self.world.is_main:
-            path = files.save(
-                self.checkpoint_directory, self.position.step, weights, optimizer, numbers, self.save_extra
-            )
-            kept = {self.best.step} if self.best.step is not None else set()
-            files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
-            self.notify("save", path)
-        self.world.barrier()
-
-    def resume(self, source: bool | str | Path = True) -> None:
-        """Goes on from a checkpoint: every number is what it was, and so is every number that follows.
-
-        Raises:
-            InputError: no whole checkpoint, or one of another model or other settings.
-        """
-        if source is True:
-            if self.directory is None:
-                raise InputError("resume needs a run directory, or a checkpoint's path")
-            found = files.load_last(self.checkpoint_directory)
-            if found is None:
-                log.info("no checkpoint in %s: starting at the first step", self.checkpoint_directory)
-                return
-        else:
-            try:
-                found = files.load(source)
-            except files.Damaged as error:
-                raise InputError(f"checkpoint {source}: damaged: {error}") from error
-        state.restore(self, found)
-        if source is True:
-            lines = read_metrics(self.directory / "metrics.jsonl")
-            self.history = [line for line in lines if line["step"] <= self.position.step]
-            if self.world.is_main:
-                files.discard_after(self.checkpoint_directory, self.position.step)
-        log.info("going on from %s", found.path)

@@ -9,6 +9,23 @@ import pytest
 from pet.cli.main import main
 from pet.names import bundled_directory
 
+WATCHER = '''
+import json
+from pathlib import Path
+
+
+class Watcher:
+    """Notes what lies in the run directory when the run is over."""
+
+    def start(self, trainer):
+        pass
+
+    step = evaluation = save = lambda self, trainer, told: None
+
+    def end(self, trainer, summary):
+        there = sorted(path.relative_to(trainer.directory).as_posix() for path in trainer.directory.rglob("*"))
+        Path(f"seen-{trainer.directory.name}.json").write_text(json.dumps({"there": there, "summary": summary}))
+'''
 QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}}' for number in range(12)]
 
 
@@ -30,7 +47,9 @@ def home(tmp_path_factory):
         "model: {path: base}\ndata: {train: data.jsonl, eval: data.jsonl, max_length: 32}\n"
         "train: {steps: 3, batch_size: 4, learning_rate: 1e-2, warmup: 0}\n"
         "eval: {metrics: [loss, perplexity, accuracy], shown_samples: 1}\ngeneration: {max_new_tokens: 4}\n"
+        "callbacks: ['watcher:Watcher']\n"
     )
+    (home / "watcher.py").write_text(WATCHER)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["finetune", "job.yaml"]) == 0
@@ -54,6 +73,42 @@ def test_the_run_directory(here):
     assert summary["after"]["loss"] < summary["before"]["loss"]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {entry.name for entry in (run / "adapter").iterdir()}
+
+
+def test_callbacks_are_told_of_the_end_when_everything_is_written(here):
+    seen = json.loads((here / "seen-job.json").read_text())
+    wanted = {"summary.json", "loss.png", "metrics.jsonl", "recipe.yaml", "adapter/adapter_model.safetensors"}
+    assert {*wanted, "checkpoints/step-000003/state.json"} <= set(seen["there"])
+    assert seen["summary"] == json.loads((here / "output" / "job" / "summary.json").read_text())
+
+
+def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, capsys):
+    words = ["train.learning_rate=1e30", "train.clip_norm=null", "train.save_every=1", "eval.before=false"]
+    assert main(["finetune", "job.yaml", *words, "output.dir=failed", "--force"]) == 1
+    error = capsys.readouterr().err
+    assert "step 2: the loss is nan; samples of this step: " in error and "data.jsonl:" in error
+    assert "the last good checkpoint is" in error and "failed/checkpoints/step-000001" in error
+    assert "Traceback" not in error
+    seen = json.loads((here / "seen-failed.json").read_text())
+    assert {"metrics.jsonl", "loss.png", "recipe.yaml", "checkpoints/step-000001/state.json"} <= set(seen["there"])
+    assert "summary.json" not in seen["there"] and "the loss is nan" in seen["summary"]["error"]
+
+
+def test_the_result_is_the_best_step_where_that_is_asked_for(here, capsys):
+    words = ["eval.every_steps=1", "eval.load_best_model_at_end=true", "eval.metrics=[loss, exact_match]"]
+    words += ["eval.generate=ends", "eval.generated_samples=2", "train.learning_rate=0.5", "train.schedule=constant"]
+    assert main(["finetune", "job.yaml", *words, "output.dir=best_run", "--force"]) == 0
+    run = here / "best_run"
+    summary = json.loads((run / "summary.json").read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = min(lines, key=lambda line: line["eval_loss"])
+    assert summary["weights_step"] == summary["best"]["step"] == best["step"] < summary["steps"] == 3
+    assert summary["after"]["loss"] == best["eval_loss"]
+    assert ["eval_exact_match" in line for line in lines] == [False, False, True], "in between nothing is written"
+    assert "exact_match" in summary["after"] and "exact_match" in summary["before"]
+    file = "adapter/adapter_model.safetensors"
+    assert (run / file).read_bytes() == (run / "checkpoints" / f"step-{best['step']:06d}" / file).read_bytes()
+    assert f"was at step {best['step']}: adapter/ holds its weights" in capsys.readouterr().out
 
 
 def test_another_run_there_is_refused(here, capsys):

@@ -223,6 +223,32 @@ def test_all_problems_in_one_report(write):
         (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),
         (["data.buckets=[64, 100]", "data.packing=buckets"], "data.buckets", "must be data.max_length (128)"),
         (["data.template=hello"], "data.template", "{prompt}"),
+        (["data.template=Ask {prompt}", "data.format=text"], "data.template", "text rows have no question"),
+        (["data.system=Be short.", "data.format=tokens"], "data.system", "tokens rows have no question"),
+        (["data.train_on=last", "data.format=text"], "data.train_on", "no effect on text rows"),
+        (["data.train_on=all", "data.format=tokens"], "data.train_on", "no effect on tokens rows"),
+        (["data.format=text", "eval.metrics=[loss, rouge_l]"], "eval.metrics", "text rows hold none"),
+        (["data.stream_window=64"], "data.stream_window", "no effect without data.streaming"),
+        (["data.streaming=true", "data.stream_window=20000"], "data.stream_window", "at most 16384"),
+        (["data.streaming=true", "data.eval_fraction=0.1"], "data.eval_fraction", "rows that stream cannot be divided"),
+        (["data.streaming=true", "data.packing=buckets"], "data.buckets", "give them, such as [32, 64, 128]"),
+        (["data.streaming=true", "train.epochs=2"], "train.steps", "is needed with data.streaming"),
+        (
+            ["data.streaming=true", "data.eval=home/train.jsonl", "eval.every_epochs=1"],
+            "eval.every_epochs",
+            "set eval.every_steps",
+        ),
+        (["eval.load_best_model_at_end=true"], "eval.load_best_model_at_end", "needs evaluations along the way"),
+        (["eval.generate=ends"], "eval.generate", "no effect without evaluations in between"),
+        (
+            [
+                "data.eval_fraction=0.5",
+                "eval={every_steps: 2, generate: ends, metrics: [loss, bleu], best_metric: bleu}",
+            ],
+            "eval.generate",
+            "eval.best_metric is bleu",
+        ),
+        (["generation.max_new_tokens=256"], "generation.max_new_tokens", "no room for a question"),
         (["model.from_scratch=true"], "model.from_scratch", "random weights"),
         (["train.resume=true", "output.force=true"], "output.force", "keep one"),
         (["output.merged=true", "adapter={method: prefix}"], "output.merged", "cannot be merged"),
@@ -253,6 +279,23 @@ def test_rules(write, changes, key, words):
     assert len(found) == 1, found
     assert f"{key}: " in found[0]
     assert words in found[0]
+
+
+def test_settings_that_go_with_streaming_and_with_rows_of_ids(write):
+    changes = ["data.streaming=true", "data.packing=buckets", "data.buckets=[64, 128]", "data.stream_window=16384"]
+    assert load(write(), changes).data.stream_window == 16384
+    assert load(write(), ["data.format=tokens", "data.packing=longest"]).data.format == "tokens"
+    assert load(write(), ["data.format=text", "data.train_on=all"]).data.train_on == "all"
+    # the default length of answers is no reason to refuse a small context
+    assert load(write(), ["model.config={max_position_embeddings: 48}", "data.max_length=48"]).data.max_length == 48
+
+
+def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):
+    rhythm = ["data.eval_fraction=0.5", "eval.every_steps=2"]
+    assert load(write(), rhythm).eval.load_best_model_at_end is False
+    assert load(write(), [*rhythm, "eval.patience=3"]).eval.load_best_model_at_end is True
+    last = load(write(), [*rhythm, "eval.patience=3", "eval.load_best_model_at_end=false"])
+    assert last.eval.load_best_model_at_end is False
 
 
 def test_processes_that_were_started_must_fit(write, monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_zoo.errors import InputError
+from model_zoo.safetensors_io import read_file, write_file
 from pet.train import checkpoint as files
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}
@@ -28,6 +29,38 @@ def test_round_trip_keeps_every_bit(tmp_path):
         assert found.weights[name].dtype == value.dtype and np.array_equal(found.weights[name], value)
     assert np.array_equal(found.optimizer["exp_avg.a.weight"], OPTIMIZER["exp_avg.a.weight"])
     assert found.state == {**STATE, "step": 20}
+
+
+def test_weights_that_a_model_directory_holds_are_written_once(tmp_path):
+    def extra(stage):
+        (stage / "model").mkdir()
+        for name, tensors in (
+            ("one", {"a.weight": WEIGHTS["a.weight"]}),
+            ("two", {"b": WEIGHTS["b"], "tied": np.ones(3)}),
+        ):
+            write_file(stage / "model" / f"{name}.safetensors", tensors)
+        return "model"
+
+    path = files.save(tmp_path, 1, WEIGHTS, OPTIMIZER, STATE, extra)
+    assert not (path / files.WEIGHTS).exists()
+    found = files.load(path).weights
+    assert found.keys() == WEIGHTS.keys() and all(np.array_equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+    more = {**WEIGHTS, "head": np.float32([3])}
+    path = files.save(tmp_path, 2, more, OPTIMIZER, STATE, extra)
+    assert read_file(path / files.WEIGHTS).keys() == {"head"}, "what the directory lacks"
+    assert files.load(path).weights.keys() == more.keys()
+    os.truncate(path / "model" / "one.safetensors", 30)
+    with pytest.raises(files.Damaged, match=r"model/one.safetensors has changed"):
+        files.load(path)
+
+
+def test_a_checkpoint_of_the_first_format_is_still_read(tmp_path):
+    path = write(tmp_path, 1)
+    content = json.loads((path / files.STATE).read_text())
+    del content["digest"], content["weights"]
+    content["format"] = 1
+    (path / files.STATE).write_text(json.dumps({"digest": files._digest_of(content), **content}))
+    assert files.load(path).weights.keys() == WEIGHTS.keys()
 
 
 @settings(max_examples=60, deadline=None)

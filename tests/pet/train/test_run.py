@@ -15,6 +15,7 @@ from pet.recipe.loading import from_dict
 from pet.train import run
 from pet.train.callbacks import Callback
 from pet.train.callbacks.records import read_metrics
+from pet.train.checkpoint import load
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,10 @@ def test_training_every_weight_from_random_ones(base, tmp_path):
     summary = run.train(recipe(base, tmp_path, **changes), show=lambda text: None)
     assert summary["trainable"] == summary["total"]
     assert summary["after"]["loss"] < summary["before"]["loss"]
+    (last,) = (tmp_path / "checkpoints").iterdir()
+    assert not (last / "weights.safetensors").exists(), "model/ holds them already"
+    result, kept = read_file(tmp_path / "model" / "model.safetensors"), load(last).weights
+    assert kept and all(np.array_equal(value, result[name]) for name, value in kept.items())
     from pet.auto import AutoModel, AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(tmp_path / "model").encode("It is") != []

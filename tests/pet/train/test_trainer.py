@@ -10,7 +10,7 @@ from model_zoo.errors import InputError
 from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
-from pet.train.checkpoint import checkpoints
+from pet.train.checkpoint import checkpoints, load
 from pet.train.stop import LossWatch, RunFailed
 from pet.train.trainer import Trainer
 
@@ -161,6 +161,65 @@ def test_resume_in_one_process_and_other_models_are_refused(toy, batch, tmp_path
     with pytest.raises(InputError, match="'bias' is not trained here"):
         make(other, data, directory=tmp_path).train(resume=True)
     assert "total_steps" in caplog.text
+
+
+def test_the_best_weights_are_the_result_where_that_is_asked_for(toy, batch, tmp_path, weights, caplog):
+    measured = iter([2.0, 1.0, 1.5, 7.0, 7.0])
+    told = []
+
+    class Last(Callback):
+        def end(self, trainer, summary):
+            told.append((summary["weights_step"], weights(trainer.model)))
+
+    settings = {"steps": 3, "directory": tmp_path, "save_every": 1, "callbacks": [Last()]}
+    wanted = Eval(every_steps=1, before=False, load_best_model_at_end=True)
+    trainer = make(toy(), [batch(4)], eval=wanted, evaluation=lambda: {"loss": next(measured)}, **settings)
+    outcome = trainer.train()
+    best = load(tmp_path / "checkpoints" / "step-000002").weights
+    assert (outcome["steps"], outcome["weights_step"], outcome["best"]["step"]) == (3, 2, 2)
+    assert told[0][0] == 2, "callbacks see the best weights at the end"
+    for name, value in weights(trainer.model).items():
+        assert np.array_equal(value, best[name]) and np.array_equal(told[0][1][name], best[name])
+    assert trainer.evaluate() == {"loss": 7.0}, "other weights are measured anew"
+    last = load(tmp_path / "checkpoints" / "step-000003").weights
+    assert not np.array_equal(last["mix"], best["mix"])
+    # a damaged one is not loaded
+    (tmp_path / "checkpoints" / "step-000002" / "weights.safetensors").write_bytes(b"")
+    trainer.resume()
+    trainer.load_best()
+    assert np.array_equal(weights(trainer.model)["mix"], last["mix"])
+    assert "the best checkpoint" in caplog.text and "is damaged" in caplog.text
+    with pytest.raises(InputError, match="load_best_model_at_end: needs a directory"):
+        make(toy(), [batch(4)], eval=wanted)
+
+
+def test_what_is_to_be_written_is_written_before_the_end_is_told(toy, batch):
+    moments = []
+
+    class Ends(Callback):
+        def end(self, trainer, summary):
+            moments.append(summary)
+            raise ValueError("the upload failed")
+
+    class Also(Callback):
+        def end(self, trainer, summary):
+            moments.append(summary)
+
+    def finish(outcome):
+        moments.append("written")
+        return {"all": outcome["steps"]}
+
+    with pytest.raises(ValueError, match="the upload failed"):
+        make(toy(), [batch(4)], steps=1, callbacks=[Ends(), Also()], finish=finish).train()
+    assert moments == ["written", {"all": 1}, {"all": 1}]
+
+    def fails(outcome):
+        raise OSError("no space left")
+
+    moments.clear()
+    with pytest.raises(OSError, match="no space left"):
+        make(toy(), [batch(4)], steps=1, callbacks=[Ends(), Also()], finish=fails).train()
+    assert [told["error"] for told in moments] == ["no space left"] * 2
 
 
 class Recorder(Callback):

@@ -1,0 +1,111 @@
+"""When a run is measured, what came of it, and which evaluation was the best."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from pet.train.evaluate import Answer
+from pet.train.state import Best
+
+
+class Measuring:
+    """The part of `pet.train.trainer.Trainer` that measures.
+
+    Attributes:
+        evaluation: gives the metrics by name; None where there is nothing to measure on. Between the first and the
+            last evaluation it is asked for those ``from_logits`` alone, where the settings say so.
+        before, before_samples: metrics and answers of the model before its first step.
+        best: the best evaluation so far.
+        last_measured: the model's state at the last full evaluation, and what it came to.
+    """
+
+    def begin_measuring(self, evaluation, settings) -> None:
+        """Nothing has been measured yet. ``settings`` is a recipe's ``eval`` section."""
+        self.evaluation, self.eval_settings = evaluation, settings
+        self.before: dict[str, float] | None = None
+        self.before_samples: list[Answer] = []
+        self.best = Best()
+        self.last_measured: tuple[tuple, dict[str, float]] | None = None
+
+    def measure_before(self) -> None:
+        """Measures the model before its first step, to have a before and after."""
+        if self.before is None and self.evaluation is not None and self.eval_settings.before:
+            self.before = self.evaluation()
+            self.before_samples = list(getattr(self.evaluation, "samples", []))
+
+    def evaluate_if_due(self, record: dict[str, Any], last: bool) -> None:
+        """Evaluates where the settings ask for it, and adds the numbers to the record."""
+        if self.evaluation is None or not (last or self.due(record)):
+            return
+        brief = not last and self.eval_settings.generate == "ends" and hasattr(self.evaluation, "from_logits")
+        self.model.set_train(False)
+        if brief:
+            measured = self.evaluation.from_logits()
+        else:
+            measured = self.evaluation()
+            self.last_measured = (self.measured_state(), measured)
+        self.model.set_train(True)
+        record.update({f"eval_{name}": value for name, value in measured.items()})
+        self.note_best(measured)
+        self.notify("evaluation", {"step": self.position.step, **measured})
+
+    def evaluate(self) -> dict[str, float] | None:
+        """The measures of the model as it is; those of the last full evaluation where no step came after it.
+
+        Returns:
+            The metrics by name, or None where there is nothing to measure on.
+        """
+        if self.evaluation is None:
+            return None
+        now = self.measured_state()
+        if self.last_measured is None or self.last_measured[0] != now:
+            with self.fast():
+                self.last_measured = (now, self.evaluation())
+        return self.last_measured[1]
+
+    def measured_state(self) -> tuple:
+        """What a measure depends on: the step, and which adapters take part."""
+        return (self.position.step, getattr(self.model, "adapter_state", None))
+
+    @contextlib.contextmanager
+    def fast(self):
+        """The model's compiled kernels within the block; cells of the user's own have none."""
+        chosen = self.model if self.compiled and hasattr(self.model, "set_fast") else None
+        if chosen is not None:
+            chosen.set_fast(True)
+        try:
+            yield
+        finally:
+            if chosen is not None:
+                chosen.set_fast(False)
+
+    def due(self, record: dict[str, Any]) -> bool:
+        """Whether an evaluation falls on this step."""
+        settings, position = self.eval_settings, self.position
+        if settings.every_steps is not None and position.step % settings.every_steps == 0:
+            return True
+        if settings.every_epochs is None:
+            return False
+        length = self.feed.steps_per_epoch(position.epoch)
+        if not length:
+            return False
+        now, before = record["epoch"], record["epoch"] - 1.0 / length
+        return math.floor(now / settings.every_epochs + 1e-9) > math.floor(before / settings.every_epochs + 1e-9)
+
+    def note_best(self, measured: dict[str, float]) -> None:
+        """Remembers the best evaluation; ends the run where ``patience`` is at its end."""
+        settings = self.eval_settings
+        value = measured.get(settings.best_metric)
+        if value is None:
+            return
+        sign = -1.0 if settings.direction() == "min" else 1.0
+        if self.best.value is None or sign * (value - self.best.value) > settings.min_delta:
+            self.best = Best(self.position.step, value, 0)
+            return
+        self.best.since += 1
+        if settings.patience is not None and self.best.since >= settings.patience:
+            self.stop(
+                f"{settings.best_metric} was not better than {self.best.value:g} for {self.best.since} evaluations"
+            )

@@ -1,0 +1,98 @@
+"""A run's checkpoints: writing them, going on from one, and going back to the best."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from pet.train import checkpoint as files
+from pet.train import state
+from pet.train.callbacks.records import read_metrics
+
+log = logging.getLogger("pet")
+
+
+class Saving:
+    """The part of `pet.train.trainer.Trainer` that keeps checkpoints.
+
+    Attributes:
+        directory: the run directory, or None; then nothing is written.
+        save_extra: see `pet.train.checkpoint.save`.
+        whole_weights: the trained weights of the checkpoint in hand, for ``save_extra``.
+        weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
+    """
+
+    def begin_saving(self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None) -> None:
+        """Nothing has been saved yet."""
+        self.directory = Path(directory) if directory is not None else None
+        self.save_extra, self.whole_weights = save_extra, {}
+        self.weights_step: int | None = None
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        """Where the run's checkpoints are."""
+        return self.directory / "checkpoints"
+
+    def last_checkpoint(self) -> str | None:
+        """The newest checkpoint's path, as a word for messages."""
+        if self.directory is None:
+            return None
+        found = files.checkpoints(self.checkpoint_directory)
+        return str(found[-1]) if found else None
+
+    def save(self) -> None:
+        """Writes a checkpoint of the present step, and deletes those that are not kept."""
+        weights, optimizer, numbers = state.snapshot(self)
+        if self.world.is_main:
+            path = files.save(
+                self.checkpoint_directory, self.position.step, weights, optimizer, numbers, self.save_extra
+            )
+            kept = {self.best.step} if self.best.step is not None else set()
+            files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
+            self.notify("save", path)
+        self.world.barrier()
+
+    def resume(self, source: bool | str | Path = True) -> None:
+        """Goes on from a checkpoint: every number is what it was, and so is every number that follows.
+
+        Raises:
+            InputError: no whole checkpoint, or one of another model or other settings.
+        """
+        if source is True:
+            if self.directory is None:
+                raise InputError("resume needs a run directory, or a checkpoint's path")
+            found = files.load_last(self.checkpoint_directory)
+            if found is None:
+                log.info("no checkpoint in %s: starting at the first step", self.checkpoint_directory)
+                return
+        else:
+            try:
+                found = files.load(source)
+            except files.Damaged as error:
+                raise InputError(f"checkpoint {source}: damaged: {error}") from error
+        state.restore(self, found)
+        if source is True:
+            lines = read_metrics(self.directory / "metrics.jsonl")
+            self.history = [line for line in lines if line["step"] <= self.position.step]
+            if self.world.is_main:
+                files.discard_after(self.checkpoint_directory, self.position.step)
+        log.info("going on from %s", found.path)
+
+    def load_best(self) -> None:
+        """Gives the model the weights of the best evaluation, where it was not the last step's.
+
+        Everything else stays as it is: the checkpoint of the last step is still what a resumed run goes on from.
+        """
+        step = self.best.step
+        if step is None or step == self.position.step:
+            return
+        path = files.path_of(self.checkpoint_directory, step)
+        try:
+            found = files.load(path)
+        except files.Damaged as error:
+            log.warning("the best checkpoint, %s, is damaged: %s; the last step's weights stay", path, error)
+            return
+        state.restore_weights(self, found)
+        self.weights_step, self.last_measured = step, None
