@@ -32,12 +32,17 @@ class Conversation:
     def __init__(self, speaker: Speaker):
         self.speaker = speaker
         self.messages: list[dict[str, str]] = []
+        room, wanted = speaker.model.room, speaker.generation.max_new_tokens
+        if wanted >= room:
+            speaker.generation = speaker.generation.model_copy(update={"max_new_tokens": max(1, room // 2)})
+            print(
+                f"(answers have at most {speaker.generation.max_new_tokens} tokens, not {wanted}: the model's context "
+                f"has {room})"
+            )
 
     def context(self) -> int:
         """Tokens that a prompt may have, so that the answer still fits."""
-        model = self.speaker.model
-        limit = model.config.dims.context - getattr(model, "virtual_tokens", 0)
-        return limit - self.speaker.generation.max_new_tokens
+        return self.speaker.model.room - self.speaker.generation.max_new_tokens
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids of a conversation; its oldest turns are left out where it has become too long.

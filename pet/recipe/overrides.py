@@ -75,6 +75,8 @@ def apply_overrides(
             source.problems.append(f"command line: {text!r}: {'.'.join(blocked)} is no section, it holds a value")
             continue
         origins[path] = text
+        for inside in [place for place in source.lines if place[: len(path)] == path and place != path]:
+            del source.lines[inside]  # what stood there in the file is gone
         if value is not None:
             for rival in RIVALS.get(path, ()):
                 if rival not in origins:

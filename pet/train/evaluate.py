@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from model_zoo.errors import InputError
 from pet.train.compiled import Compiled
 from pet.train.loss import IGNORED, EvaluationLoss
 from pet.train.metrics import GENERATED, score
 from pet.train.step import count_labels, tensors
 from pet.train.world import World
+
+log = logging.getLogger("pet")
 
 # Prompts are padded to multiples of this, so that few shapes are compiled.
 PROMPT_MULTIPLE = 32
@@ -103,6 +107,11 @@ class LossEvaluation:
         return {"loss": mean, "perplexity": perplexity, "accuracy": hits / max(labels, 1)}
 
 
+def context_of(model) -> int:
+    """Tokens that a question and its answer may have together; a prefix takes its own away."""
+    return getattr(model, "room", None) or model.config.dims.context
+
+
 @dataclasses.dataclass
 class Answer:
     """A question, what the model wrote, and what the data says."""
@@ -123,12 +132,16 @@ class Answers:
         generation: a recipe's ``generation`` section.
         batch_size: questions answered together.
         seed: of drawing, where the section gives none.
+
+    An answer is shorter than ``generation.max_new_tokens`` where the model's context is full before; a warning says so
+    once.
     """
 
     def __init__(self, model, tokenizer, questions: Sequence[Any], generation, batch_size: int = 16, seed: int = 0):
         self.model, self.tokenizer, self.generation = model, tokenizer, generation
         self.questions, self.batch_size = list(questions), batch_size
         self.seed = seed if generation.seed is None else generation.seed
+        self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
         """The answers to the first ``limit`` questions, in their order."""
@@ -152,8 +165,10 @@ class Answers:
         """The texts that continue some prompts."""
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         longest = max(len(prompt) for prompt in prompts)
-        room = self.model.config.dims.context - self.generation.max_new_tokens
-        length = max(longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, room))
+        new_tokens = self.new_tokens(longest)
+        length = max(
+            longest, min(-(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE, context_of(self.model) - new_tokens)
+        )
         # the last batch is filled up, so that it needs no compilation of its own
         rows = [*prompts, *[prompts[-1]] * (min(self.batch_size, len(self.questions)) - len(prompts))]
         ids = np.full((len(rows), length), pad, np.int32)
@@ -165,7 +180,7 @@ class Answers:
         written = self.model.generate(
             ids,
             attention_mask=mask,
-            max_new_tokens=settings.max_new_tokens,
+            max_new_tokens=new_tokens,
             do_sample=settings.do_sample,
             eos_token_id=list(self.tokenizer.eos_token_ids),
             temperature=settings.temperature,
@@ -176,6 +191,29 @@ class Answers:
             **({"num_beams": settings.num_beams} if settings.num_beams > 1 else {}),
         )
         return [self.text(row[length:]) for row in np.asarray(written)[: len(prompts)]]
+
+    def new_tokens(self, longest: int) -> int:
+        """How many tokens an answer may have after a question of so many.
+
+        Raises:
+            InputError: the question fills the model's context alone.
+        """
+        context, wanted = context_of(self.model), self.generation.max_new_tokens
+        if longest >= context:
+            raise InputError(
+                f"a question of {longest} tokens leaves no room for an answer in the model's context of {context}"
+            )
+        if longest + wanted > context and not self.told:
+            self.told = True
+            log.warning(
+                "the model's context of %d tokens has room for %d after a question of %d: answers end there, before "
+                "generation.max_new_tokens (%d)",
+                context,
+                context - longest,
+                longest,
+                wanted,
+            )
+        return min(wanted, context - longest)
 
     def text(self, ids: Sequence[int]) -> str:
         """What was written, up to the first end token or stop text."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+
+log = logging.getLogger("pet")
 
 # Keys of a recipe's adapter section that are no settings of the method.
 NOT_SETTINGS = {"method", "name", "load"}
@@ -253,18 +256,47 @@ def _loader(dataset, *arguments, **settings):
     return Loader(dataset, *arguments, **settings)
 
 
-def load_asked(recipe, prepared: Prepared) -> list:
-    """The questions of the evaluation data, as many as the recipe wants answered."""
+def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
+    """The questions of the evaluation data, as many as the recipe wants answered.
+
+    Those that fill the model's context alone are left out, with a warning.
+
+    Args:
+        required: whether metrics of answers must be had; otherwise a warning says that they are left out.
+
+    Raises:
+        InputError: they must, and there is no question.
+    """
     from pet.data.load import load_questions
+    from pet.train.evaluate import context_of
     from pet.train.metrics import GENERATED
 
-    wanted = any(metric in GENERATED for metric in recipe.eval.metrics)
-    if prepared.evaluation is None or not (wanted or recipe.eval.shown_samples):
+    written = [metric for metric in recipe.eval.metrics if metric in GENERATED]
+    if prepared.evaluation is None or not (written or recipe.eval.shown_samples):
         return []
-    limit = recipe.eval.generated_samples if wanted else recipe.eval.shown_samples
+    limit = recipe.eval.generated_samples if written else recipe.eval.shown_samples
     if limit is not None:
         limit = max(limit, recipe.eval.shown_samples)
-    return load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
+    found = load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
+    context = context_of(prepared.model)
+    asked = [question for question in found if len(question.prompt_ids) < context]
+    if len(asked) < len(found):
+        log.warning(
+            "%d of %d questions are not asked: they fill the model's context of %d tokens, such as %s",
+            len(found) - len(asked),
+            len(found),
+            context,
+            next(question.where for question in found if len(question.prompt_ids) >= context),
+        )
+    if written and not asked:
+        text = (
+            f"{recipe.where('eval.metrics')}: {', '.join(written)} compare answers to questions, and the evaluation "
+            "data holds none that could be asked"
+        )
+        if required:
+            raise InputError(text)
+        log.warning("%s", text)
+    return asked
 
 
 def prepare(recipe, world) -> Prepared:

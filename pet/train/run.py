@@ -363,7 +363,7 @@ def evaluate(
         load_adapter(loaded, adapter)
     prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
     make_feeds(recipe, prepared, world)
-    prepared.questions = load_asked(recipe, prepared)
+    prepared.questions = load_asked(recipe, prepared, required=False)
     answers = None
     if prepared.questions:
         rows = recipe.eval.batch_size or recipe.train.batch_size

@@ -82,6 +82,21 @@ def test_callbacks_are_told_of_the_end_when_everything_is_written(here):
     assert seen["summary"] == json.loads((here / "output" / "job" / "summary.json").read_text())
 
 
+def test_a_context_smaller_than_the_default_answer(here, capsys, caplog, monkeypatch):
+    """The base's context is 64, as is the default of generation.max_new_tokens."""
+    (here / "long.jsonl").write_text(json.dumps({"prompt": "word " * 80, "completion": "no"}) + "\n" + QUESTIONS[0])
+    words = ["generation.max_new_tokens=64", "data={eval: long.jsonl, max_length: 32, train_on: all}"]
+    words += ["eval.metrics=[loss, exact_match]"]
+    assert main(["evaluate", "output/job", "--base", *words]) == 0
+    assert "exact match" in capsys.readouterr().out
+    assert "1 of 2 questions are not asked: they fill the model's context of 64 tokens" in caplog.text
+    assert "has room for" in caplog.text and "generation.max_new_tokens (64)" in caplog.text
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 1?\n"))
+    assert main(["chat", "--model", "base"]) == 0
+    captured = capsys.readouterr()
+    assert "answers have at most 32 tokens, not 64" in captured.out and not captured.err
+
+
 def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, capsys):
     words = ["train.learning_rate=1e30", "train.clip_norm=null", "train.save_every=1", "eval.before=false"]
     assert main(["finetune", "job.yaml", *words, "output.dir=failed", "--force"]) == 1

@@ -161,6 +161,11 @@ def test_path_overrides_are_relative_to_the_current_directory(write, tmp_path):
     (tmp_path / "here.jsonl").write_text("{}\n")
     assert load(write(), ["data.train=here.jsonl"]).data.train == [str(tmp_path / "here.jsonl")]
     assert load(write(), ["data.train=[here.jsonl]"]).data.train == [str(tmp_path / "here.jsonl")]
+    assert load(write(), ["data={train: here.jsonl, max_length: 64}"]).data.train == [str(tmp_path / "here.jsonl")], (
+        "a whole section"
+    )
+    (problem,) = problems(write(), ["data={train: nowhere.jsonl, max_length: 64}"])
+    assert problem.startswith("command line: data={train: nowhere.jsonl, max_length: 64}: data.train")
 
 
 def test_environment_variables_in_paths(write, monkeypatch, tmp_path):

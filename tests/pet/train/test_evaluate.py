@@ -9,6 +9,7 @@ from mindspore import Tensor
 from adapters.apply import disable_adapters
 from adapters.files import load_adapter
 from model_zoo.auto import AutoModel
+from model_zoo.errors import InputError
 from pet.recipe.training import Eval, Generation
 from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 from pet.train.feed import BatchList
@@ -65,6 +66,19 @@ def test_answers_come_in_order_whatever_their_batches():
     assert model.training
     # lengths are rounded up and the last batch filled up, so that two shapes serve three batches
     assert [shape for shape, _ in model.calls] == [(2, 32), (2, 32), (2, 56)]
+
+
+def test_a_full_context_ends_answers_and_a_question_that_fills_it_is_refused(caplog):
+    model = Echo()
+    asked = [question([2] * 62), question([3] * 60), question([4])]
+    answers = Answers(model, Words(), asked, Generation(max_new_tokens=8), batch_size=1)()
+    assert [len(answer.answer.split()) for answer in answers] == [2, 4, 1]
+    assert [record.message for record in caplog.records if "context of 64 tokens" in record.message] == [
+        "the model's context of 64 tokens has room for 4 after a question of 60: answers end there, before "
+        "generation.max_new_tokens (8)"
+    ], "said once"
+    with pytest.raises(InputError, match=r"64 tokens leaves no room .* context of 64"):
+        Answers(model, Words(), [question([2] * 64)], Generation())()
 
 
 def test_stop_texts_and_limit():
