@@ -79,7 +79,7 @@ def test_two_steps(name, few_rows, tmp_path):
     tensors = read_file(directory / "adapter" / "adapter_model.safetensors")
     assert sum(tensor.size for tensor in tensors.values()) > 0
     assert json.loads((directory / "adapter" / "adapter_config.json").read_text())["peft_type"]
-    assert [entry.name for entry in (directory / "checkpoints").iterdir()] == ["step-000002"]
+    assert max(entry.name for entry in (directory / "checkpoints").iterdir()) == "step-000002"
     assert (directory / "loss.png").stat().st_size > 1000
 
 

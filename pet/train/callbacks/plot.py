@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pet.train.callbacks.base import Callback
 
 log = logging.getLogger("pet")
 
+# Where the loss falls by more than this factor, its scale is logarithmic: the later part would lie flat on the axis.
+WIDE = 15.0
 INK, FAINT, GRID = "#1f2933", "#9aa5b1", "#e4e7eb"
 TRAIN, EVALUATION, RATE = "#2563eb", "#d9480f", "#0f766e"
 
@@ -25,24 +28,37 @@ def _decaying(values: Sequence[float], memory: float) -> list[float]:
     return out
 
 
-def smoothed(values: Sequence[float], memory: float) -> list[float]:
-    """An exponential average over both sides, so that the curve does not lag behind what it smooths."""
+def smoothed(values: Sequence[float], memory: float, logarithmic: bool = False) -> list[float]:
+    """An exponential average over both sides, so that the curve does not lag behind what it smooths.
+
+    ``logarithmic`` averages positive values as they lie on such a scale; a steep fall is followed more closely then.
+    """
+    if logarithmic:
+        return [math.exp(value) for value in smoothed([math.log(value) for value in values], memory)]
     before, after = _decaying(values, memory), _decaying(values[::-1], memory)[::-1]
     return [(left + right) / 2 for left, right in zip(before, after, strict=True)]
 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | None = None) -> None:
-    """Draws the training loss (each step faint, smoothed bold), the evaluations, and the learning rate below.
+    """Puts the `picture` of a run into a file."""
+    figure = picture(lines, title, before)
+    atomic_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+
+
+def picture(lines: list[dict[str, Any]], title: str, before: float | None = None):
+    """The training loss (each step faint, smoothed bold), the evaluations, and the learning rate below.
 
     Args:
         lines: those of metrics.jsonl.
-        path: where the picture goes.
         title: above it.
         before: evaluation loss of the untrained model, if it was measured.
+
+    Returns:
+        A matplotlib figure with two axes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
     figure = Figure(figsize=(9, 5.6), dpi=140, facecolor="white", layout="constrained")
@@ -50,11 +66,16 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     few = len(steps) < 20
     upper.plot(steps, losses, color=TRAIN, alpha=0.9 if few else 0.25, linewidth=1.8 if few else 0.9)
-    average = smoothed(losses, 0.0 if few else 1.0 - 1.0 / max(3.0, len(steps) / 50))
-    upper.plot(steps, average, color=TRAIN, linewidth=2.2, label="train" if few else "train, smoothed")
     measured = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     if before is not None:
         measured.insert(0, (0, before))
+    memory = 0.0 if few else 1.0 - 1.0 / max(3.0, len(steps) / 50)
+    average = smoothed(losses, memory)
+    shown = [*average, *(value for _, value in measured)]
+    wide = not few and min(*shown, *losses) > 0 and max(shown) > WIDE * min(shown)
+    if wide:
+        average = smoothed(losses, memory, logarithmic=True)
+    upper.plot(steps, average, color=TRAIN, linewidth=2.2, label="train" if few else "train, smoothed")
     if measured:
         places, values = zip(*measured, strict=True)
         upper.plot(places, values, "o-", color=EVALUATION, linewidth=1.6, markersize=5, mec="white", label="held out")
@@ -71,10 +92,16 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
                 fontweight="bold",
             )
     upper.set_ylabel("loss per label token", color=INK)
-    shown = [*average, *(value for _, value in measured)]
     top, bottom = max(shown), min(shown)
-    # from zero, unless that would leave most of the picture empty
-    upper.set_ylim(0 if bottom < 0.6 * top else bottom - 0.4 * (top - bottom), top + 0.08 * abs(top) or 1.0)
+    if wide:
+        upper.set_yscale("log")
+        upper.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        upper.yaxis.set_minor_formatter(NullFormatter())
+        upper.set_ylim(bottom / 1.6, top * 1.5)
+    else:
+        # from zero, unless that would leave most of the picture empty
+        upper.set_ylim(0 if bottom < 0.6 * top else bottom - 0.4 * (top - bottom), top + 0.08 * abs(top) or 1.0)
     upper.legend(frameon=False, labelcolor=INK, loc="best")
     upper.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
     rates = [line["learning_rate"] for line in lines]
@@ -88,12 +115,12 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
     for axis in (upper, lower):
         axis.grid(color=GRID, linewidth=0.8)
         axis.set_axisbelow(True)
-        axis.tick_params(colors=INK, length=0)
+        axis.tick_params(colors=INK, length=0, which="both")
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
         for side in ("left", "bottom"):
             axis.spines[side].set_color(FAINT)
-    atomic_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return figure
 
 
 class LossPlot(Callback):

@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.errors import InputError
 from pet.train.callbacks import make_callback
-from pet.train.callbacks.plot import draw, smoothed
+from pet.train.callbacks.plot import draw, picture, smoothed
 from pet.train.callbacks.progress import short
 from pet.train.trainer import Trainer
 
@@ -57,6 +57,19 @@ def test_a_smoothed_line_stays_a_line_and_does_not_lag():
     middle = smoothed(line, 0.8)[30:70]
     assert middle == pytest.approx(line[30:70], abs=0.02)
     assert smoothed([1.0, 2.0], 0.0) == [1.0, 2.0]
+
+
+def test_a_loss_that_falls_far_is_drawn_on_a_logarithmic_scale():
+    def lines(last):
+        return [{"step": 1 + n, "loss": 4.0 * (last / 4.0) ** (n / 99), "learning_rate": 1e-3} for n in range(100)]
+
+    assert picture(lines(2.0), "near").axes[0].get_yscale() == "linear"
+    upper = picture([*lines(0.01), {"step": 101, "loss": 0.01, "learning_rate": 0.0, "eval_loss": 0.02}], "far").axes[0]
+    assert upper.get_yscale() == "log"
+    curve = next(line for line in upper.lines if line.get_label() == "train, smoothed")
+    ratios = [value / line["loss"] for value, line in zip(curve.get_ydata(), lines(0.01), strict=False)]
+    assert min(ratios[20:80]) > 0.9 and max(ratios[20:80]) < 1.1, "it stays on the points of a steep fall"
+    assert upper.get_ylim()[0] < 0.01
 
 
 def test_a_picture_of_one_step_and_of_a_constant_loss(tmp_path):
