@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import hashlib
 import io
 import json
 import re
@@ -223,10 +224,24 @@ def glm4_tokenizer(pieces: list[str], directory: Path, size: int) -> None:
     )
 
 
+def digest(pieces: list[str]) -> str:
+    """SHA-256 of what the tokenizers learn from."""
+    return hashlib.sha256("\0".join(pieces).encode("utf-8")).hexdigest()
+
+
+def record(output: Path, seed: int, pieces: list[str]) -> dict:
+    """What the tokenizers were made from and what came out, so that a test can tell when one of them has drifted."""
+    names = [path for name in SIZES for path in sorted((output / name).iterdir()) if path.name in FILES]
+    files = {path.relative_to(output).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
+    return {"seed": seed, "sample_rows": SAMPLE_ROWS, "input": digest(pieces), "files": files}
+
+
 def write_json(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
+FILES = ("ice_text.model", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt")
+RECORD = "tokenizers.json"
 SIZES = {"glm_tiny": 1344, "glm4_tiny": 1216, "llama_tiny": 1216, "gpt_tiny": 1216}
 
 
@@ -245,6 +260,7 @@ def train(output: Path, seed: int = SEED) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         maker(source, directory, SIZES[name])
         print(f"{directory}: {SIZES[name]} tokens")
+    write_json(output / RECORD, record(output, seed, pieces))
 
 
 def main() -> None:

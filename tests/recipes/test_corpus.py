@@ -11,7 +11,7 @@ import pytest
 
 WORD = re.compile("[A-Za-z]+|[\u4e00-\u9fff]|[^A-Za-z ]")
 ROOT = Path(__file__).resolve().parents[2]
-CORPUS, DATA = ROOT / "recipes" / "corpus", ROOT / "recipes" / "data"
+CORPUS, DATA, BASES = (ROOT / "recipes" / name for name in ("corpus", "data", "bases"))
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,17 @@ def test_the_bundled_files_are_what_the_generator_writes(bundled):
     assert stored == set(bundled)
     for name, text in bundled.items():
         assert (DATA / name).read_bytes() == text.encode(), name
+
+
+def test_the_tokenizers_were_made_from_this_corpus(generator):
+    """Whoever changes the generator trains the tokenizers again; whoever changes their files says from what."""
+    import train_tokenizers
+
+    recorded = json.loads((BASES / train_tokenizers.RECORD).read_text("utf-8"))
+    pieces = train_tokenizers.units(recorded["seed"])
+    assert recorded == train_tokenizers.record(BASES, recorded["seed"], pieces)
+    assert {name.partition("/")[0] for name in recorded["files"]} == set(train_tokenizers.SIZES)
+    assert train_tokenizers.digest([*pieces, "more"]) != recorded["input"]
 
 
 def test_the_command_writes_the_same_bytes_each_time(tmp_path):
