@@ -45,5 +45,10 @@ class Questions(Task):
         return predict
 
 
+def main() -> None:
+    """Does what the command line says."""
+    launch()
+
+
 if __name__ == "__main__":
-    script(lambda: launch() and 0)
+    script(main)

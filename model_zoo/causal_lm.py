@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -56,6 +57,14 @@ class Config:
         values = dataclasses.asdict(self)
         extra = values.pop("extra", {})
         return {**values, **{key: value for key, value in extra.items() if values.get(key) is None}}
+
+    def save_pretrained(self, directory) -> None:
+        """Writes config.json into a directory, which is made if need be."""
+        from model_zoo.files import write_json
+        from model_zoo.saving import config_for_file
+
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        write_json(Path(directory) / "config.json", config_for_file(self.to_dict(), None))
 
     def check(self) -> None:
         """Raises InputError where a value is one that this family cannot compute."""
@@ -163,6 +172,12 @@ class CausalLM(nn.Cell):
         from model_zoo.generation import generate
 
         return generate(self, *arguments, **settings)
+
+    def save_pretrained(self, directory, **settings) -> None:
+        """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.saving.save_pretrained`."""
+        from model_zoo.saving import save_pretrained
+
+        save_pretrained(self, directory, **settings)
 
     def tie_head(self, embedding) -> None:
         """Makes the head use the embedding's weight."""

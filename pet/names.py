@@ -154,6 +154,11 @@ def find_tokenizer(name: str | os.PathLike) -> Path:
     """
     text = os.fspath(name)
     path = bundled_models().get(text) or Path(text).expanduser()
+    if not path.exists() and text in preset_names():
+        raise InputError(
+            f"tokenizer {text!r}: is a known size, but its files are not bundled: download the checkpoint and give its "
+            "directory, or take a bundled base's tokenizer"
+        )
     if not path.exists():
         candidates = [*bundled_models(), *(entry.name for entry in path.parent.glob("*"))]
         raise InputError(f"tokenizer {text!r}: no such file or directory{nearest(path.name, candidates)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.ckpt import converted, is_ckpt
+from pet.compat.mindformers_callbacks import is_named, translate_callbacks
 from pet.compat.mindformers_parallel import translate_parallel
 from pet.compat.presets import split_name
 from pet.compat.training_arguments import TrainingArguments, translate_arguments
@@ -61,7 +62,10 @@ class Request:
         self.model, self.method_settings = split_name(model)
         self.pet_method = method_of(pet_method) if pet_method else ""
         self.train_dataset, self.eval_dataset, self.tokenizer = train_dataset, eval_dataset, tokenizer
-        self.callbacks, self.data_collator, self.forward_step = list(callbacks or ()), data_collator, forward_step
+        given = list(callbacks or ())
+        self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
+        self.callbacks = [one for one in given if not is_named(one)]
+        self.data_collator, self.forward_step = data_collator, forward_step
         self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
         self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
         self.layout: dict[str, Any] = {}
@@ -107,9 +111,10 @@ class Request:
             mode: ``train``, ``finetune`` or ``evaluate``.
             model: a checkpoint in place of the trainer's model.
         """
-        from pet.compat.yaml_files import load_any
+        from pet.compat.yaml_files import held_out_of, load_any
         from pet.names import preset_names
         from pet.recipe.loading import from_dict
+        from pet.recipe.training import Callback
 
         layout = self._layout()
         translation = translate_arguments(self.arguments, copies=_rows_of(layout))
@@ -133,10 +138,16 @@ class Request:
             # the rules look for files; the rhythm is given to the trainer beside the recipe
             for key in ("eval.every_steps", "eval.every_epochs"):
                 translation.settings.pop(key, None)
+        translate_callbacks(translation, self.named_callbacks, {})
         translation.finish()
         has_files = not self.in_memory()
         if self.base_recipe is not None:
-            return load_any(self.base_recipe, translation.settings, check_files=has_files)
+            more = translation.settings.pop("callbacks", [])  # they are added to those of the file
+            if mode == "evaluate" and self.eval_dataset is None:
+                translation.put("data.eval", held_out_of(self.base_recipe))
+            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files)
+            recipe.callbacks += [Callback(**entry) for entry in more]
+            return recipe
         self._put_length(translation)
         name = str(self.arguments.get("run_name") or "trainer")
         if translation.get("model.path") in preset_names() and mode == "finetune":

@@ -28,8 +28,8 @@ class TextGeneration:
         from pet.auto import AutoModel, AutoTokenizer
 
         if isinstance(model, (str, os.PathLike)):
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-            model = AutoModel.from_pretrained(model)
+            place, model = model, AutoModel.from_pretrained(model)
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(place)
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         if tokenizer is None:

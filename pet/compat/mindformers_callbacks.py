@@ -1,12 +1,15 @@
-"""MindFormers' callbacks by their names in YAML."""
+"""MindFormers' callbacks by their names: in its own YAML files, in a recipe's `callbacks`, and in a script."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
 from pet.compat.translation import Translation
+
+log = logging.getLogger("pet")
 
 UPLOAD = "pet.compat.modelarts:Upload"
 
@@ -65,3 +68,54 @@ def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]
         t.put("callbacks", [*t.get("callbacks", []), entry])
     elif upload is not None:
         t.ignore("callbacks.ObsMonitor", "there is no remote_save_url to upload to")
+
+
+def into_recipe(tree: dict[str, Any]) -> list[str]:
+    """Puts what MindFormers' callbacks in a recipe ask for into its other settings, in place.
+
+    A setting that the recipe has itself stays. ``ObsMonitor`` says where to by ``target_dir`` (or ``url``).
+
+    Args:
+        tree: the recipe as read.
+
+    Returns:
+        What is wrong.
+    """
+    entries = tree.get("callbacks")
+    if not isinstance(entries, list):
+        return []
+    own, theirs = [], []
+    for entry in entries:
+        (theirs if is_named(entry) else own).append(entry)
+    if not theirs:
+        return []
+    t = Translation("callbacks")
+    for entry in theirs:
+        given = {"type": _name(entry), **(entry.get("args") or {})} if isinstance(entry, Mapping) else {"type": entry}
+        if isinstance(entry, Mapping) and "type" in entry:
+            given = dict(entry)
+        values: dict[str, Any] = {}
+        if given["type"] == "ObsMonitor":
+            values["remote_save_url"] = next((given.pop(key) for key in ("target_dir", "url") if given.get(key)), None)
+            if values["remote_save_url"] is None:
+                t.refuse("ObsMonitor", "give target_dir: file:///directory or obs://bucket/directory")
+        translate_callbacks(t, [given], values)
+    tree["callbacks"] = [*own, *t.settings.pop("callbacks", [])]
+    for key, value in t.settings.items():
+        section, _, name = key.partition(".")
+        if tree.setdefault(section, {}) is None:
+            tree[section] = {}
+        if isinstance(tree[section], dict):
+            tree[section].setdefault(name, value)
+    for line in t.ignored_lines():
+        log.warning("%s", line)
+    return [problem.removeprefix("callbacks: ") for problem in t.problems]
+
+
+def is_named(entry: Any) -> bool:
+    """Whether this is one of MindFormers' callbacks, by its name alone or in a dictionary."""
+    return isinstance(entry, (str, Mapping)) and _name(entry) in NAMES
+
+
+def _name(entry: Any) -> Any:
+    return (entry.get("name") or entry.get("type")) if isinstance(entry, Mapping) else entry

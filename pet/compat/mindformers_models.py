@@ -268,6 +268,10 @@ class Processor:
             return_tensors=self.return_tensors,
         )
 
+    def save_pretrained(self, directory) -> None:
+        """Writes the tokenizer's files, from which `AutoProcessor.from_pretrained` makes a processor again."""
+        self.tokenizer.save_pretrained(directory)
+
     def decode(self, ids) -> list[str]:
         """The texts of a batch of ids."""
         return [self.tokenizer.decode(row.tolist()) for row in np.atleast_2d(np.asarray(ids))]

@@ -176,7 +176,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.put("train.recompute", True)
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
         _data(t, _section(sections, name), key, values)
-    if values.get("do_eval") is False:
+    if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         for key in ("data.eval", "eval.every_steps", "eval.every_epochs"):
             t.settings.pop(key, None)
     translate_callbacks(t, [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])], values)

@@ -89,7 +89,7 @@ class Upload(Callback):
     def __init__(self, url: str, every: int | None = None, extra: tuple[str, ...] | None = None):
         if every is not None and every < 1:
             raise InputError(f"upload_sequence is {every}; a number of steps of at least 1 was expected")
-        self.target, self.every = Target(url), every
+        self.target, self.every, self.last = Target(url), every, 0
         self.extra = dump_directories() if extra is None else [Path(one) for one in extra]
         self.seen: dict[Path, tuple[int, int]] = {}
 
@@ -119,7 +119,9 @@ class Upload(Callback):
             log.warning("upload to %s failed: %s", self.target.url, error)
 
     def step(self, trainer, record) -> None:
-        if self.every and record["step"] % self.every == 0:
+        # not by the remainder: of several steps only one may be logged, and it need not be a multiple
+        if self.every and record["step"] // self.every > self.last // self.every:
+            self.last = record["step"]
             self._try(trainer)
 
     def save(self, trainer, path) -> None:

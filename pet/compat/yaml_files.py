@@ -90,6 +90,15 @@ def load_any(
     return from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
 
 
+def held_out_of(path: str | os.PathLike) -> Any:
+    """The evaluation data that a MindFormers file names, also where its ``do_eval`` is off; None for other files."""
+    kind, _, values = values_of(path)
+    if kind != "mindformers":
+        return None
+    loader = (values.get("eval_dataset") or {}).get("data_loader") or {}
+    return loader.get("dataset_dir") or loader.get("dataset_files")
+
+
 def _overridden(overrides: Iterable[str] | Mapping[str, Any] | None) -> bool:
     """Whether the command line names another model."""
     if isinstance(overrides, Mapping):

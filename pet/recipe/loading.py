@@ -97,6 +97,11 @@ def check(
     tree = source.value
     if isinstance(tree.get("adapter"), dict):
         tree["adapter"].setdefault("method", "lora")  # as where the section is left out
+    if tree.get("callbacks"):  # some may be there by their names in MindFormers
+        from pet.compat.mindformers_callbacks import into_recipe
+
+        for problem in into_recipe(tree):
+            report.add(("callbacks",), problem)
     _expand_paths(tree, directory, report)
     recipe = _validate(tree, report)
     if recipe is not None:

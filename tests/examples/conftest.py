@@ -1,8 +1,14 @@
-"""Examples run as a user runs them: in a process of their own, in an empty directory."""
+"""Examples run as a user runs them: in a process of their own, in an empty directory. What needs no process of its own
+runs in this one, which saves the imports.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +16,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runs import arguments
 
 from pet.names import bundled_directory
 
@@ -66,6 +76,50 @@ def run(tmp_path):
         return result
 
     return call
+
+
+def run_inside(directory: Path, script: str, *words) -> str:
+    """Runs an example's ``main`` in this process, in a directory; returns what it printed and logged."""
+    said = io.StringIO()
+    handler, log = logging.StreamHandler(said), logging.getLogger("pet")
+    log.addHandler(handler)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.chdir(directory)
+        patch.syspath_prepend(str(ROOT / "examples"))
+        patch.setenv("XDG_CACHE_HOME", str(directory / ".cache"))
+        patch.setattr(sys, "argv", [script, *map(str, words)])
+        try:
+            module = importlib.import_module(Path(script).stem)  # MindSpore's compiler looks for a module's source
+            module.main()
+        finally:
+            log.removeHandler(handler)
+    return said.getvalue()
+
+
+@pytest.fixture
+def inside(tmp_path):
+    """`run_inside` the test's directory."""
+    return lambda script, *words: run_inside(tmp_path, script, *words)
+
+
+@pytest.fixture(scope="session")
+def alone(base, tmp_path_factory):
+    """The run directory of an example with one process, and what it said; each is run once."""
+    done = {}
+
+    def result(name: str) -> tuple[Path, str]:
+        if name not in done:
+            home = tmp_path_factory.mktemp(f"alone_{name}")
+            more = {
+                "task": ["--output_dir", "run"],
+                "flagai": ["--save_dir", "run"],
+                "mindspore": ["--output_dir", "run", "--train_batch_size", 4, "--do_predict"]
+                + ["--allreduce_post_accumulation", "True"],
+            }[name]
+            done[name] = home / "run", run_inside(home, *arguments(name, base), *more)
+        return done[name]
+
+    return result
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pet
 from model_zoo.errors import InputError
 
 
-def test_forward_step_and_collate(base, tmp_path, run, losses):
-    run("python", "flagai_trainer.py", "--model", base, "--save_dir", "run")
-    found = losses(tmp_path / "run")
+def test_forward_step_and_collate(base, alone, losses):
+    directory, _ = alone("flagai")
+    found = losses(directory)
     assert len(found) == 9
     assert found[-1] < found[0]
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
     model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
-    pet.load_adapter(model, tmp_path / "run/adapter")
+    pet.load_adapter(model, directory / "adapter")
     # forward_step says the mean over each batch's labels; the evaluation weights batches by their labels again
     total, count = 0.0, 0
     for index in range(12):

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pet
+from model_zoo.safetensors_io import read_file
 
-SIZES = ["--num_train_epochs", 4, "--batch_size", 4, "--learning_rate", 0.01, "--seq_length", 48, "--warmup_steps", 1]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runs import SIZES, arguments
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def held_out_perplexity(base, adapter) -> float:
+def held_out_perplexity(base, adapter, weights=None) -> float:
     """By NumPy, from logits and the tokenizer alone."""
-    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
-    pet.load_adapter(model, adapter)
+    model = pet.AutoModel.from_pretrained(str(weights or base))
+    tokenizer = pet.AutoTokenizer.from_pretrained(str(base))
+    if adapter is not None:
+        pet.load_adapter(model, adapter)
     total, count = 0.0, 0
     for line in (base / "held_out.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -30,7 +39,7 @@ def held_out_perplexity(base, adapter) -> float:
     return float(np.exp(total / count))
 
 
-def test_one_process_finetune_eval_predict(base, tmp_path, run, losses):
+def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses):
     common = ["--model_type", base, "--pet_method", "lora", "--task", "text_generation"]
     result = run(
         "python", "standalone_task.py", *common, "--run_mode", "finetune", "--train_dataset", base / "data.jsonl",
@@ -39,38 +48,110 @@ def test_one_process_finetune_eval_predict(base, tmp_path, run, losses):
     assert "without meaning here: --enable_graph_kernel" in result.stderr
     found = losses(tmp_path / "output")
     assert found[-1] < found[0]
-    said = run(
-        "python", "standalone_task.py", *common, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl",
-        "--seq_length", 48, "--load_checkpoint", "output",
-    ).stdout  # fmt: skip
+    evaluation = [*common, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl", "--seq_length", 48]
+    said = inside("standalone_task.py", *evaluation, "--load_checkpoint", "output")
     numbers = ast.literal_eval(said.strip().splitlines()[-1])
     assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, tmp_path / "output/adapter"), rel=1e-4)
-    said = run(
-        "python", "standalone_task.py", *common, "--run_mode", "predict", "--predict_data", "hello!",
+    said = inside(
+        "standalone_task.py", *common, "--run_mode", "predict", "--predict_data", "hello!",
         "--load_checkpoint", "output", "--max_length", 12,
-    ).stdout  # fmt: skip
+    )  # fmt: skip
     (answer,) = ast.literal_eval(said.strip().splitlines()[-1])
     assert answer["text_generation_text"][0].startswith("hello!")
+    # the same run's adapter by way of MindFormers' file: of another base's name, and of weights alone
+    from pet.compat.ckpt import to_file
+
+    to_file(base, tmp_path / "weights.ckpt")
+    said = inside("standalone_task.py", *evaluation, "--load_checkpoint", "weights.ckpt")
+    numbers = ast.literal_eval(said.strip().splitlines()[-1])
+    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, None), rel=1e-4)
 
 
-def test_two_processes_by_the_shell_wrapper(base, tmp_path, run, losses):
-    command = (
-        f"python {__file__.rsplit('/tests/', 1)[0]}/examples/distribute_task.py --model_type {base} --pet_method lora "
-        f"--run_mode finetune --train_dataset {base}/data.jsonl --use_parallel True --data_parallel 2 "
-        + " ".join(map(str, SIZES)).replace("--batch_size 4", "--batch_size 2")
-    )
+JOB = """
+output_dir: ./run
+load_checkpoint: {base}
+trainer: {{type: CausalLanguageModelingTrainer}}
+runner_config: {{epochs: 1, batch_size: 4, sink_mode: True}}
+optimizer: {{type: FP32StateAdamWeightDecay, learning_rate: 1.e-2}}
+model:
+  model_config: {{type: GPT2Config, seq_length: 48, do_sample: False, top_k: 3, max_decode_length: 10}}
+train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl}}}}
+eval_dataset: {{data_loader: {{dataset_dir: {base}/held_out.jsonl}}}}
+do_eval: False
+callbacks: [{{type: CheckpointMonitor, save_checkpoint_steps: 2}}]
+"""
+
+
+def test_run_mindformer_trains_resumes_measures_and_predicts(base, tmp_path, inside, losses):
+    (tmp_path / "job.yaml").write_text(JOB.format(base=base))
+    common = ["run_mindformer.py", "--config", "job.yaml"]
+    inside(*common, "--run_mode", "train")
+    first = losses(tmp_path / "run")
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-000002"]
+    inside(*common, "--run_mode", "train", "--resume_training", "True", "--epochs", 2)
+    whole = losses(tmp_path / "run")
+    assert whole[:2] == first
+    assert len(whole) == 4
+    assert whole[-1] < whole[0]
+    said = inside(*common, "--run_mode", "eval", "--load_checkpoint", "run")
+    numbers = ast.literal_eval(said.strip().splitlines()[-1])
+    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, None, tmp_path / "run/model"), rel=1e-4)
+    said = inside(*common, "--run_mode", "predict", "--load_checkpoint", "run", "--predict_data", "What is 3?")
+    (answer,) = ast.literal_eval(said.strip().splitlines()[-1])
+    # greedy, ten tokens in all: the file's settings of generation, not the library's
+    model, tokenizer = pet.AutoModel.from_pretrained(tmp_path / "run/model"), pet.AutoTokenizer.from_pretrained(base)
+    ids = [token for token in tokenizer.encode("What is 3?") if token != tokenizer.eos_token_id]
+    expected = model.generate([ids], max_length=10, use_cache=False)[0].tolist()
+    ends = [place for place, token in enumerate(expected[len(ids) :]) if token == tokenizer.eos_token_id]
+    kept = expected[: len(ids) + ends[0]] if ends else expected
+    assert answer["text_generation_text"] == [tokenizer.decode(kept)]
+    assert inside(*common, "--only_save_strategy", "True") == ""
+
+
+# Each worker joins the job once, and runs one example after another.
+DRIVER = """
+import importlib, sys
+sys.path[:0] = [{examples!r}, {tests!r}]
+from pet.parallel.context import join, leave
+join()
+for script, *words in {runs!r}:
+    sys.argv = [script, *words]
+    print("run", words[-1], flush=True)
+    importlib.import_module(script.removesuffix(".py")).main()
+leave(0)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses):
+    """Data, tensor and pipeline parallel by distribute_task.py; data parallel by FlagAI's trainer and by a
+    MindsporeTrainer task; all in one job, started by the shell wrapper."""
+    task = [*arguments("task", base), "--use_parallel", "True"]
+    runs = [
+        [*task, "--data_parallel", 2, "--batch_size", 2, "--output_dir", "data"],
+        [*task, "--model_parallel", 2, "--output_dir", "tensor"],
+        [*task, "--pipeline_parallel", 2, "--micro_size", 2, "--batch_size", 2, "--output_dir", "pipeline"],
+        [*arguments("flagai", base), "--env_type", "pytorchDDP", "--batch_size", 2, "--save_dir", "flagai"],
+        [*arguments("mindspore", base), "--distribute", "--train_batch_size", 2, "--output_dir", "mindspore"],
+    ]
+    runs = [[str(word) for word in words] for words in runs]
+    script = tmp_path / "driver.txt"  # the fixture takes words that end in .py for examples
+    script.write_text(DRIVER.format(examples=str(EXAMPLES), tests=str(Path(__file__).parent), runs=runs))
     # tests share their machine: a worker that waits for a turn does not hang
-    run("bash", "run_distribute_single_node.sh", command, "", "[0,2]", 2, PET_LAUNCH_OPTIONS="--hang-timeout 120")
-    assert (tmp_path / "output/log/rank_1/worker.log").is_file()
-    assert "process 1 of 2" in (tmp_path / "output/log/rank_1/worker.log").read_text()
-    two = losses(tmp_path / "output")
-    assert two[-1] < two[0]
+    options = {"PET_LAUNCH_OPTIONS": "--hang-timeout 120"}
+    run("bash", "run_distribute_single_node.sh", f"python {script}", "", "[0,2]", 2, timeout=900, **options)
+    said = (tmp_path / "output/log/rank_1/worker.log").read_text()
+    assert "process 1 of 2" in said
+    one = losses(alone("task")[0])
+    assert one[-1] < one[0]
     # two rows on each of two processes are the four rows of one
-    run(
-        "python", "distribute_task.py", "--model_type", base, "--pet_method", "lora", "--run_mode", "finetune",
-        "--train_dataset", base / "data.jsonl", *SIZES, "--output_dir", "one",
-    )  # fmt: skip
-    assert two == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert losses(tmp_path / "data") == pytest.approx(one, rel=1e-5)
+    assert losses(tmp_path / "tensor") == pytest.approx(one, rel=1e-4)
+    assert losses(tmp_path / "pipeline") == pytest.approx(one, rel=1e-4)
+    for name in ("flagai", "mindspore"):
+        assert losses(tmp_path / name) == pytest.approx(losses(alone(name)[0]), rel=1e-4)
+    adapters = [read_file(tmp_path / words[-1] / "adapter/adapter_model.safetensors") for words in runs]
+    assert [sorted(adapter) for adapter in adapters] == [sorted(adapters[0])] * 5
 
 
 def test_unknown_arguments_are_errors(base, run):

@@ -78,3 +78,78 @@ def test_convert_on_the_command_line(base, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "# ignored: flash_attention: " in text
     assert "rank: 4" in text
+
+
+NAMES = "gpt2 gpt2_small gpt2_13b gpt2_52b glm_6b glm2_6b glm3_6b glm4_9b llama_7b llama_13b llama_65b llama2_7b "
+NAMES += "llama2_13b llama2_70b llama3_8b llama3_70b"
+
+
+def test_every_preset_name_and_its_lora_form():
+    from pet.compat.presets import split_name
+
+    assert pet.AutoConfig.from_pretrained("gpt2").dims == pet.AutoConfig.from_pretrained("gpt2_small").dims
+    for name in NAMES.split():
+        assert mindformers.LlamaConfig.from_pretrained(f"{name}_lora") == pet.AutoConfig.from_pretrained(name)
+        base, settings = split_name(f"{name}_lora")
+        assert (base, settings["method"]) == (name, "lora")
+    for load in (pet.AutoModel.from_pretrained, mindformers.GPT2LMHeadModel.from_pretrained):
+        with pytest.raises(InputError, match=r"'gpt2': is a known size, but its weights.*from_config"):
+            load("gpt2")
+    with pytest.raises(InputError, match="tokenizer 'gpt2': is a known size"):
+        pet.AutoTokenizer.from_pretrained("gpt2")
+    with pytest.raises(InputError, match="'gpt2': is a known size"):
+        pet.pipeline(task="text_generation", model="gpt2", max_length=50)
+
+
+def test_what_is_saved_is_opened_again(base, tmp_path):
+    model = pet.AutoModel.from_pretrained(str(base))
+    model.save_pretrained(tmp_path / "all")
+    pet.AutoConfig.from_pretrained(str(base)).save_pretrained(tmp_path / "config")
+    assert pet.AutoConfig.from_pretrained(tmp_path / "config") == pet.AutoConfig.from_pretrained(tmp_path / "all")
+    again = pet.AutoModel.from_pretrained(tmp_path / "all")
+    assert np.array_equal(again([[5, 6]]).asnumpy(), model([[5, 6]]).asnumpy())
+    processor = pet.AutoProcessor.from_pretrained(str(base), max_length=8)
+    processor.save_pretrained(tmp_path / "processor")
+    again = pet.AutoProcessor.from_pretrained(str(tmp_path / "processor"), max_length=8)
+    one, other = processor("hello!"), again("hello!")
+    assert all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
+
+
+def test_a_scripts_own_context_is_left_alone(monkeypatch):
+    import mindspore as ms
+
+    calls = []
+    monkeypatch.setattr(ms, "set_context", lambda **settings: calls.append(settings))
+    monkeypatch.setattr(ms, "set_device", lambda *settings: calls.append(settings))
+    mode = ms.get_context("mode")
+    pet.init_context(use_parallel=False, context_config=pet.ContextConfig(mode=0, device_target="CPU", device_id=0))
+    pet.init_context()
+    assert calls == []
+    assert ms.get_context("mode") == mode
+
+
+def test_a_configurations_settings_of_generation_are_those_of_generate():
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "seq_length": 24, "vocab_size": 60}
+    config = pet.GPT2Config(**sizes, do_sample=True, top_k=4, temperature=2.0, max_decode_length=2048)
+    model, prompt = pet.GPT2LMHeadModel(config), [[5, 6, 7]]
+    drawn = [model.generate(prompt, seed=seed, max_length=9, use_cache=False).tolist() for seed in (1, 2, 1)]
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == drawn[2]
+    from model_zoo.generation import generate
+
+    greedy = generate(model, prompt, max_length=9, use_cache=False)
+    assert np.array_equal(model.generate(prompt, do_sample=False, max_length=9, use_cache=False), greedy)
+    assert np.array_equal(model.generate(prompt, None, 6, False, use_cache=False), greedy)  # by position as well
+    assert model.generate(prompt, use_cache=False).shape == (1, 24)  # cut to the context
+    tokenizer = pet.AutoTokenizer.from_pretrained("gpt_tiny")
+    pipe = pet.pipeline("text_generation", model=model, tokenizer=tokenizer)
+    asked = {}
+    model.generate = lambda ids, mask, **settings: asked.update(settings) or np.asarray(ids)
+    pipe.model.check_ids = lambda ids: None
+    pipe("The", max_new_tokens=3)
+    assert (asked["do_sample"], asked["top_k"], asked["temperature"], asked["max_new_tokens"]) == (True, 4, 2.0, 3)
+    assert "max_length" not in asked
+    # a configuration that says nothing changes nothing
+    plain = pet.GPT2LMHeadModel(pet.GPT2Config(**sizes))
+    assert plain.generation_defaults == {}
+    assert plain.generate(prompt, max_new_tokens=2, use_cache=False).shape == (1, 5)

@@ -141,3 +141,39 @@ def test_layouts_and_preset_names(base):
     assert recipe.train.recompute
     recipe = pet.Trainer(model="glm_tiny_lora", train_dataset=str(base / "data.jsonl")).recipe()
     assert (recipe.model.path, recipe.adapter.method, recipe.adapter.alpha) == ("glm_tiny", "lora", 32)
+
+
+def test_every_training_argument(base):
+    arguments = pet.TrainingArguments(
+        output_dir="somewhere", num_train_epochs=2, batch_size=3, learning_rate=2e-4, warmup_steps=4, sink_mode=True,
+        sink_size=2, weight_decay=0.2, adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6, max_grad_norm=0.5,
+        lr_scheduler_type="cosine", optim="adamw", save_strategy="steps", save_steps=5, save_total_limit=2, seed=7,
+        data_seed=8, use_parallel=False, profile=True, only_save_strategy=False, per_device_eval_batch_size=6,
+    )  # fmt: skip
+    recipe = pet.Trainer(model=str(base), args=arguments, train_dataset=str(base / "data.jsonl")).recipe()
+    train = recipe.train
+    assert (train.epochs, train.batch_size, train.learning_rate, train.warmup) == (2, 3, 2e-4, 4)
+    assert (train.weight_decay, train.betas, train.eps, train.clip_norm) == (0.2, [0.8, 0.9], 1e-6, 0.5)
+    assert (train.schedule, train.optimizer, train.save_every, train.keep_last) == ("cosine", "adamw", 5, 2)
+    assert (train.seed, recipe.data.seed, recipe.eval.batch_size) == (7, 8, 6)
+    assert [callback.name for callback in recipe.callbacks] == ["profiler"]
+    arguments = pet.TrainingArguments(per_device_train_batch_size=5, save_strategy="no", save_steps=5)
+    recipe = pet.Trainer(model=str(base), args=arguments, train_dataset=str(base / "data.jsonl")).recipe()
+    assert (recipe.train.batch_size, recipe.train.save_every) == (5, None)
+
+
+@pytest.mark.parametrize("name", ["lora", "LoRA", "prefix", "ptuning2", "adapter", "low_rank_adapter", "ia3", "bitfit"])
+def test_every_pet_method_by_its_name(base, name):
+    trainer = pet.Trainer(model=str(base), pet_method=name, train_dataset=str(base / "data.jsonl"))
+    assert trainer.recipe().adapter.method == name.lower()
+
+
+def test_glm_is_measured_by_what_it_writes(base):
+    """PPL for GPT and LLaMA, BLEU and ROUGE besides for GLM."""
+    data = {"train_dataset": str(base / "data.jsonl"), "eval_dataset": str(base / "held_out.jsonl")}
+    for model, written in (("glm_tiny", True), ("llama_tiny", False), (str(base), False)):
+        trainer = pet.Trainer(model=model, **data)
+        recipe = trainer.recipe("evaluate")
+        trainer.put_written_metrics(recipe)
+        assert ("bleu" in recipe.eval.metrics, "rouge_l" in recipe.eval.metrics) == (written, written)
+        assert "perplexity" in recipe.eval.metrics

@@ -167,3 +167,55 @@ def test_axolotl(base, tmp_path):
     assert recipe.eval.every_epochs == 0.5
     with pytest.raises(InputError, match="adapter: 'qlora'"):
         load_any(write(tmp_path / "ax.yaml", yaml.safe_dump({**file, "adapter": "qlora"})))
+
+
+def test_mindformers_callbacks_in_a_recipe(base, caplog):
+    from pet.recipe.loading import from_dict
+
+    values = {
+        "model": {"path": str(base)},
+        "data": {"train": str(base / "data.jsonl"), "max_length": 48},
+        "train": {"keep_last": 7},
+        "callbacks": [
+            {"name": "MFLossMonitor", "args": {"per_print_times": 3}},
+            "csv",
+            "SummaryMonitor",
+            {"type": "CheckpointMonitor", "prefix": "x", "save_checkpoint_steps": 4, "keep_checkpoint_max": 2},
+            {"name": "ObsMonitor", "args": {"target_dir": "file:///tmp/somewhere", "upload_sequence": 5}},
+        ],
+    }
+    recipe = from_dict(values)
+    assert [(one.name, one.args) for one in recipe.callbacks] == [
+        ("csv", {}),
+        ("pet.compat.modelarts:Upload", {"url": "file:///tmp/somewhere", "every": 5}),
+    ]
+    # what the recipe says itself stays
+    assert (recipe.train.log_every, recipe.train.save_every, recipe.train.keep_last) == (3, 4, 7)
+    assert "callbacks.CheckpointMonitor: prefix: " in caplog.text
+    with pytest.raises(InputError, match=r"callbacks: ObsMonitor: give target_dir"):
+        from_dict({**values, "callbacks": ["ObsMonitor"]})
+    trainer = {"model": str(base), "train_dataset": str(base / "data.jsonl")}
+    monitor = {"type": "CheckpointMonitor", "save_checkpoint_steps": 6}
+    import pet
+
+    made = pet.Trainer(**trainer, callbacks=["MFLossMonitor", monitor]).recipe()
+    assert (made.train.save_every, made.callbacks) == (6, [])
+
+
+def test_what_the_script_adds_does_not_push_out_the_files_callbacks(base, tmp_path):
+    import pet
+
+    text = MINDFORMERS.format(base=base, parallel=False)
+    recipe = pet.Trainer(recipe=str(write(tmp_path / "job.yaml", text)), args={"profile": True}).recipe()
+    assert [one.name for one in recipe.callbacks] == ["pet.compat.modelarts:Upload", "profiler"]
+
+
+def test_evaluation_data_counts_where_only_training_is_not_to_measure(base, tmp_path):
+    import pet
+
+    text = MINDFORMERS.format(base=base, parallel=False).replace("do_eval: True", "do_eval: False")
+    trainer = pet.Trainer(recipe=str(write(tmp_path / "job.yaml", text)))
+    assert trainer.recipe("finetune").data.eval is None
+    assert trainer.recipe("evaluate").data.eval == [str(base / "held_out.jsonl")]
+    text = text.replace("run_mode: finetune", "run_mode: eval")
+    assert load_any(write(tmp_path / "eval.yaml", text)).data.eval == [str(base / "held_out.jsonl")]
