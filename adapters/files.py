@@ -110,16 +110,23 @@ def knows(model: nn.Cell) -> bool:
 
 def described(model: nn.Cell, adapter: Adapter) -> dict[str, Any]:
     """adapter_config.json for an adapter made here."""
-    base = getattr(getattr(model, "config", None), "extra", {}).get("_name_or_path")
     values = {
         "peft_type": adapter.config.peft_type,
         "task_type": "CAUSAL_LM" if knows(model) else None,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base_name(model),
         "inference_mode": True,
         "revision": None,
         "auto_mapping": None,
     }
     return {**values, **adapter.config.to_peft(model, adapter)}
+
+
+def base_name(model: nn.Cell) -> str | None:
+    """What the base is found by: the name it was asked for by, its directory, or what its config.json calls it."""
+    name, directory = getattr(model, "base_name", None), getattr(model, "loaded_from", None)
+    if name or directory:
+        return name or str(Path(directory).absolute())
+    return getattr(getattr(model, "config", None), "extra", {}).get("_name_or_path")
 
 
 def saved_arrays(adapter: Adapter) -> dict[str, np.ndarray]:

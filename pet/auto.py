@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
-from pet.names import find_model, find_tokenizer, preset_names
+from pet.names import bundled_models, find_model, find_tokenizer, preset_names
 
 
 class AutoConfig(auto.AutoConfig):
@@ -42,7 +42,10 @@ class AutoModel(auto.AutoModel):
         Raises:
             InputError: no such model, or a tensor is missing, extra or misshapen.
         """
-        return auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype=dtype)
+        model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype=dtype)
+        if str(name_or_directory) in bundled_models():
+            model.base_name = str(name_or_directory)  # an adapter says it, so that it is found on other machines
+        return model
 
 
 class AutoTokenizer(tokenizers.AutoTokenizer):

@@ -22,7 +22,11 @@ EXAMPLES = [
 def main(arguments: Sequence[str]) -> int:
     """Measure, and print the table."""
     parser = Parser(
-        "pet evaluate", "Measure a model on a recipe's held-out data (data.test, else data.eval).", EXAMPLES
+        "pet evaluate",
+        "Measure a model on a recipe's held-out data (data.test, else data.eval).\n"
+        "One process measures it whole, however it was divided for training; parallel.data=N divides the rows, and\n"
+        "parallel.tensor=N a model that is too large for one.",
+        EXAMPLES,
     )
     add_recipe(parser)
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; left out: the run's own")
@@ -40,11 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     from pet.recipe.loading import load
 
     job = read_job()
-    # a model is measured whole, however it was divided for training; only the data can be
-    layout = [f"parallel.data={job.size}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
+    # a model is measured whole, however it was divided for training, unless this call says otherwise
+    copies = 1 if any(word.startswith("parallel.") for word in options.overrides) else job.size
+    layout = [f"parallel.data={copies}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
     recipe = load(run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides])
-    if recipe.parallel.processes > recipe.parallel.data:
-        raise InputError("parallel: pet evaluate divides the data only; give parallel.data=N, or nothing")
+    if recipe.parallel.pipeline > 1:
+        raise InputError(
+            f"{recipe.where('parallel.pipeline')}: pet evaluate has no pipeline; give parallel.data=N for speed, "
+            "parallel.tensor=N where the model is too large for one process, or nothing"
+        )
     if not options.base and model is None and adapter is None:
         if not is_run:
             raise InputError("what is to be measured? Give --adapter DIR, --model DIR or --base; or a run directory")

@@ -66,12 +66,21 @@ class Speaker:
 
 
 def _base_of(adapter: Path) -> str:
-    """The base that an adapter's configuration names."""
+    """The base that an adapter's configuration names.
+
+    Raises:
+        InputError: it names none, or one that is not on this machine.
+    """
     from adapters.files import read_adapter_config
+    from pet.names import find_model
 
     base = read_adapter_config(adapter).get("base_model_name_or_path")
     if not base:
         raise InputError(f"{adapter}: its adapter_config.json names no base; give it by --model")
+    try:
+        find_model(base)
+    except InputError as error:
+        raise InputError(f"{adapter}: its base is not here, give it by --model ({error})") from None
     return str(base)
 
 

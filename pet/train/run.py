@@ -228,6 +228,7 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     if knows(model) and getattr(model, "base_fingerprint", None) is None:
         with registry(model).disabled():  # frozen throughout the run: once is enough for all its checkpoints
             model.base_fingerprint = known_fingerprint(model)
+    model.base_name = recipe.model.path  # a bundled name, or an absolute path
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():
@@ -341,13 +342,12 @@ def evaluate(
     Raises:
         InputError: no held-out data, or something cannot be had.
     """
-    from adapters.files import load_adapter
-    from pet.auto import AutoModel, AutoTokenizer
+    from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.metrics import check_available
-    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, load_model, make_feeds, make_world
+    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, make_feeds, make_world
 
     check_available(recipe.eval.metrics)
     world = world or make_world(recipe)
@@ -358,9 +358,7 @@ def evaluate(
         _, held_out = load_data(recipe, tokenizer)
     if held_out is None:
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
-    loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
-    if adapter is not None:
-        load_adapter(loaded, adapter)
+    loaded = measured_model(recipe, model, adapter, world)
     prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
     make_feeds(recipe, prepared, world)
     prepared.questions = load_asked(recipe, prepared, required=False)
@@ -375,6 +373,28 @@ def evaluate(
         names = [name for name in report.TITLES if name in found]
         show("\n".join(report.table([["", "held out"], *([report.TITLES[n], report.number(found[n])] for n in names)])))
     return found
+
+
+def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, world):
+    """The model to measure: this process's part of it, where the layout divides it."""
+    from adapters.files import load_adapter
+    from pet.auto import AutoModel
+    from pet.train.prepare import load_model
+
+    def attach(loaded) -> None:
+        if adapter is not None:
+            load_adapter(loaded, adapter)
+
+    if world.divides_model:
+        from pet.parallel.build import divided_model
+
+        chosen = recipe.model_copy(deep=True)
+        if model is not None:
+            chosen.model.path, chosen.model.config, chosen.model.from_scratch = str(model), {}, False
+        return divided_model(chosen, world, None, attach)
+    loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
+    attach(loaded)
+    return loaded
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import sys
 
 import pytest
 
@@ -144,6 +146,16 @@ def test_evaluate_gives_the_runs_own_numbers(here, capsys):
     assert json.loads((here / "numbers.json").read_text()) == summary["before"]
 
 
+@pytest.mark.slow
+def test_evaluate_divided_among_two_processes(here, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    assert main(["evaluate", "output/job", "parallel.tensor=2", "--output", "two.json"]) == 0
+    summary = json.loads((here / "output" / "job" / "summary.json").read_text())
+    assert json.loads((here / "two.json").read_text()) == pytest.approx(summary["after"], rel=1e-5)
+    assert main(["evaluate", "output/job", "parallel.pipeline=2", "parallel.micro_batches=2"]) == 2
+    assert "pet evaluate has no pipeline" in capsys.readouterr().err
+
+
 def test_merged_and_adapter_answer_alike(here, capsys):
     shutil.rmtree(here / "merged", ignore_errors=True)
     assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 0
@@ -152,13 +164,30 @@ def test_merged_and_adapter_answer_alike(here, capsys):
     for words in (
         ["--model", "merged"],
         ["--model", "base", "--adapter", "output/job/adapter"],
+        ["--adapter", "output/job/adapter"],
         ["--run", "output/job"],
     ):
         assert main(["predict", *words, "--input", "What is 3?", "--max-new-tokens", "6"]) == 0
         answers.append(_lines(capsys))
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    config = json.loads((here / "output" / "job" / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(here / "base")
     assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 2
     assert "--force" in capsys.readouterr().err
+
+
+def test_an_adapter_whose_base_is_gone_or_another(here, capsys):
+    shutil.rmtree(here / "moved", ignore_errors=True)
+    shutil.copytree(here / "output" / "job" / "adapter", here / "moved")
+    file = here / "moved" / "adapter_config.json"
+    for base, words in (
+        ("nowhere", "its base is not here, give it by --model (model 'nowhere'"),
+        (None, "names no base; give it by --model"),
+        ("gpt_tiny", "made on another base"),
+    ):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+        assert main(["predict", "--adapter", "moved", "--input", "x"]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_export(here, capsys):

@@ -1,0 +1,21 @@
+"""A saved adapter names its base by the word that finds it again."""
+
+import json
+
+import pet
+from pet.names import bundled_models
+
+
+def test_a_bundled_base_is_named_and_a_directory_has_its_whole_path(tmp_path, monkeypatch):
+    directory = bundled_models()["gpt_tiny"]
+    monkeypatch.chdir(directory.parent)
+    for asked, expected in (("gpt_tiny", "gpt_tiny"), ("./gpt_tiny", str(directory))):
+        model = pet.AutoModel.from_pretrained(asked)
+        pet.apply_lora(model, rank=2)
+        pet.save_adapter(model, tmp_path / "adapter")
+        config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == expected
+    model = pet.AutoModel.from_config({**json.loads((directory / "config.json").read_text()), "_name_or_path": "a/b"})
+    pet.apply_lora(model, rank=2)
+    pet.save_adapter(model, tmp_path / "adapter")
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "a/b"
