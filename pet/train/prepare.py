@@ -8,6 +8,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model_zoo.errors import InputError
 
 log = logging.getLogger("pet")
@@ -217,10 +219,25 @@ def held_out_settings(recipe):
     return data_settings(recipe, shuffle=False, max_samples=None, streaming=False)
 
 
+def check_vocabulary(dataset, vocabulary: int) -> None:
+    """Refuses ids that the model has no embedding for: another tokenizer's, or those of rows that are ids already."""
+    tokens = getattr(dataset, "tokens", None)  # data that streams has none yet
+    if tokens is None or len(tokens) == 0 or int(tokens.max()) < vocabulary:
+        return
+    place = int(tokens.argmax())
+    sample = int(np.searchsorted(dataset.starts, place, side="right")) - 1
+    raise InputError(
+        f"{dataset.where(sample)}: token id {int(tokens[place])} is beyond the model's vocabulary of {vocabulary}; "
+        "the tokens are another tokenizer's"
+    )
+
+
 def make_feeds(recipe, prepared: Prepared, world) -> None:
     """Loaders over the datasets, for this process's share of every batch."""
     from pet.train.feed import layout_of
 
+    for dataset in (prepared.train, prepared.evaluation):
+        check_vocabulary(dataset, prepared.model.config.dims.vocab)
     layout, pad = layout_of(prepared.model), prepared.tokenizer.pad_token_id
     share = {"rank": world.data_rank, "world": world.data_size}
     if prepared.train is not None:

@@ -1,0 +1,76 @@
+"""What a recipe's data section says reaches the batches."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from model_zoo.errors import InputError
+from pet.names import bundled_models
+from pet.recipe.loading import from_dict
+from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_feeds
+from pet.train.world import World
+
+
+def prepare(tmp_path, data, **sections):
+    """The feeds of a recipe, without a model: only its sizes are asked for."""
+    values = {
+        "model": {"path": "gpt_tiny"},
+        "data": {"workers": 0, "cache_dir": str(tmp_path / "cache"), "shuffle": False, **data},
+        "train": {"steps": 2, "batch_size": 2, "warmup": 0},
+        **sections,
+    }
+    recipe = from_dict(values)
+    tokenizer = load_tokenizer(recipe)
+    config = json.loads((bundled_models()["gpt_tiny"] / "config.json").read_text())
+    dims = types.SimpleNamespace(vocab=config["vocab_size"], context=config["n_positions"])
+    model = types.SimpleNamespace(config=types.SimpleNamespace(dims=dims))
+    prepared = Prepared(model, tokenizer, "gpt_tiny", *load_data(recipe, tokenizer))
+    make_feeds(recipe, prepared, World())
+    return recipe, prepared
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_rows_of_ids_padded_to_the_longest_of_a_step(tmp_path):
+    rows = [{"input_ids": list(range(5, 5 + length))} for length in (70, 100, 20, 60)]
+    rows[1]["labels"] = [-100] * 90 + rows[1]["input_ids"][90:]
+    data = {"train": write(tmp_path / "ids.jsonl", rows), "format": "tokens", "max_length": 200}
+    _, prepared = prepare(tmp_path, {**data, "packing": "longest"})
+    first, second = prepared.train_feed.batches(0, 0)
+    assert first["input_ids"].shape == (2, 128) and second["input_ids"].shape == (2, 64), "multiples of 64"
+    assert first["input_ids"][0, :70].tolist() == rows[0]["input_ids"]
+    assert first["labels"][1, :100].tolist() == rows[1]["labels"]
+    _, prepared = prepare(tmp_path, {**data, "packing": "none"})
+    assert prepared.train_feed.shapes(0) == [(2, 200)]
+    rows[2]["input_ids"][3] = 1216
+    write(tmp_path / "ids.jsonl", rows)
+    with pytest.raises(InputError, match=r"ids.jsonl:3: token id 1216 is beyond the model's vocabulary of 1216"):
+        prepare(tmp_path, data)
+
+
+def test_rows_that_stream_in_windows(tmp_path):
+    rows = [{"text": f"text number {number} of many"} for number in range(50)]
+    data = {"train": write(tmp_path / "texts.jsonl", rows), "max_length": 32, "packing": "none"}
+    _, prepared = prepare(tmp_path, {**data, "streaming": True, "stream_window": 8})
+    assert [count for _, _, count in prepared.train.windows] == [8, 8, 8, 8, 8, 8, 2]
+    _, stored = prepare(tmp_path, data)
+    streamed = [batch["input_ids"] for batch in prepared.train_feed.batches(0, 0)]
+    kept = [batch["input_ids"] for batch in stored.train_feed.batches(0, 0)]
+    assert np.array_equal(np.concatenate(streamed), np.concatenate(kept))
+
+
+def test_answers_cannot_be_measured_where_nothing_is_asked(tmp_path, caplog):
+    texts = write(tmp_path / "texts.jsonl", [{"text": "nothing is asked here"}] * 4)
+    evaluation = {"metrics": ["loss", "exact_match"]}
+    recipe, prepared = prepare(tmp_path, {"train": texts, "eval": texts, "max_length": 32}, eval=evaluation)
+    with pytest.raises(InputError, match=r"eval.metrics: exact_match compare answers to questions"):
+        load_asked(recipe, prepared)
+    assert load_asked(recipe, prepared, required=False) == []
+    assert "exact_match compare answers" in caplog.text
