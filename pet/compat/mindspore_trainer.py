@@ -177,9 +177,9 @@ def find_task(name: str | None, directory: str | None) -> Task:
         if not path.is_file():
             raise InputError(f"--task_name {name}: there is no file {path}")
         spec = importlib.util.spec_from_file_location(path.stem, path)
-        before = set(TASKS)
+        before = dict(TASKS)
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        new = [task for task in TASKS if task not in before]
+        new = [task for task, made in TASKS.items() if made is not before.get(task)]
         if len(new) != 1:
             raise InputError(f"{path}: one @register_task was expected, found {len(new)}")
         return TASKS[new[0]]()

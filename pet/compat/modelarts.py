@@ -99,7 +99,9 @@ class Upload(Callback):
         for root, prefix in [(directory, ""), *((extra, f"{extra.name}/") for extra in self.extra)]:
             for path in sorted(root.rglob("*")) if root.is_dir() else ():
                 relative = path.relative_to(root)
-                if not path.is_file() or any(part.startswith(".") for part in relative.parts):
+                # a run's hidden files are unfinished ones; a dump's belong to it
+                hidden = not prefix and any(part.startswith(".") for part in relative.parts)
+                if hidden or not path.is_file():
                     continue
                 state = path.stat()
                 mark = (state.st_mtime_ns, state.st_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +67,45 @@ def test_a_failed_run_is_uploaded(base, tmp_path):
         trainer.finetune()
     assert (store / "checkpoints/step-000002/state.json").is_file()
     assert len((store / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_obs_by_moxing(monkeypatch, tmp_path):
+    """Where moxing can be imported, every file goes to its place below the address."""
+    import sys
+    import types
+
+    copied = {}
+    moxing = types.ModuleType("moxing")
+    moxing.file = types.SimpleNamespace(copy=lambda source, target: copied.update({target: Path(source).read_text()}))
+    monkeypatch.setitem(sys.modules, "moxing", moxing)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/a.txt").write_text("1")
+    Upload("obs://bucket/place/").upload(tmp_path)
+    assert copied == {"obs://bucket/place/adapter/a.txt": "1"}
+
+
+def test_uploads_at_the_interval(tmp_path):
+    """Also where not every step is logged."""
+    import types
+
+    run, store = tmp_path / "run", tmp_path / "store"
+    run.mkdir()
+    upload, sent = Upload(f"file://{store}", every=3), []
+    monitor = types.SimpleNamespace(directory=run)
+    for step in (2, 4, 5, 8, 9):
+        (run / f"{step}.txt").write_text("")
+        upload.step(monitor, {"step": step})
+        sent.append(len(list(store.glob("*.txt"))) if store.exists() else 0)
+    assert sent == [0, 2, 2, 4, 5]
+
+
+def test_a_store_that_fails_does_not_end_the_run(tmp_path, caplog):
+    import types
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/a.txt").write_text("")
+    (tmp_path / "file").write_text("")
+    Upload(f"file://{tmp_path}/file/below").end(types.SimpleNamespace(directory=tmp_path / "run"), {})
+    assert "upload to file://" in caplog.text
+    with pytest.raises(InputError, match="upload_sequence is 0"):
+        Upload(f"file://{tmp_path}", every=0)

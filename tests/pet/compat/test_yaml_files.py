@@ -219,3 +219,69 @@ def test_evaluation_data_counts_where_only_training_is_not_to_measure(base, tmp_
     assert trainer.recipe("evaluate").data.eval == [str(base / "held_out.jsonl")]
     text = text.replace("run_mode: finetune", "run_mode: eval")
     assert load_any(write(tmp_path / "eval.yaml", text)).data.eval == [str(base / "held_out.jsonl")]
+
+
+MINDFORMERS_SMALL = """
+run_mode: finetune
+load_checkpoint: {base}
+output_dir: out
+runner_config: {{epochs: 1, batch_size: 4, sink_mode: True}}
+optimizer: {{type: FP32StateAdamWeightDecay, learning_rate: 1.e-2, weight_decay: 0.0}}
+lr_schedule: {{type: ConstantWarmUpLR, learning_rate: 1.e-2, warmup_steps: 0, total_steps: -1}}
+runner_wrapper: {{use_clip_grad: False}}
+model:
+  model_config:
+    type: GPT2Config
+    seq_length: 48
+    pet_config: {{pet_type: lora, lora_rank: 4, lora_alpha: 8, lora_dropout: 0.0, target_modules: '.*c_attn'}}
+train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl, shuffle: False}}}}
+"""
+COMMON = {"output_dir": "out", "learning_rate": 1e-2, "max_steps": 2, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["mindformers", "llama_factory", "axolotl"])
+def test_pet_finetune_takes_the_files_as_they_are(base, tmp_path, kind):
+    """Two steps; the first loss is that of the base by NumPy, the second is lower on the same rows."""
+    from pet.cli.main import main
+
+    rows = [json.loads(line) for line in (base / "data.jsonl").read_text().splitlines()][:4]
+    (tmp_path / "rows.json").write_text(
+        json.dumps([{"instruction": row["prompt"], "output": row["completion"]} for row in rows])
+    )
+    llama_factory = {"model_name_or_path": str(base), "stage": "sft", "finetuning_type": "lora", "lora_rank": 4}
+    llama_factory |= {"dataset": "rows.json", "dataset_dir": str(tmp_path), "cutoff_len": 48, "warmup_steps": 0}
+    llama_factory |= {"lora_target": "c_attn", "per_device_train_batch_size": 4, "lr_scheduler_type": "constant"}
+    axolotl = {"base_model": str(base), "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "sequence_len": 48}
+    axolotl |= {"datasets": [{"path": str(tmp_path / "rows.json"), "type": "alpaca"}], "micro_batch_size": 4}
+    axolotl |= {"lora_target_modules": ["c_attn"], "lr_scheduler": "constant", "warmup_steps": 0}
+    text = {
+        "mindformers": MINDFORMERS_SMALL.format(base=base),
+        "llama_factory": yaml.safe_dump({**llama_factory, **COMMON}),
+        "axolotl": yaml.safe_dump({**axolotl, **COMMON}),
+    }[kind]
+    write(tmp_path / "job.yaml", text)
+    more = [f"data.train={tmp_path}/rows.json", "train.steps=2"] if kind == "mindformers" else []
+    assert main(["finetune", "job.yaml", "generation.max_new_tokens=1", "data.shuffle=false", *more]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["loss"] == pytest.approx(loss_by_numpy(base, rows), rel=1e-4)
+    assert lines[1]["loss"] < lines[0]["loss"]
+    settings = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (4, 8, ["c_attn"])
+
+
+def loss_by_numpy(base, rows) -> float:
+    """The mean over the answers' tokens of what the base gives them."""
+    import numpy as np
+
+    import pet
+
+    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
+    chosen = []
+    for row in rows:
+        talk = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+        ids, trained = map(np.asarray, tokenizer.example(talk))
+        logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        chosen += logs[np.arange(len(ids) - 1), ids[1:]][trained[1:]].tolist()
+    return -float(np.mean(chosen))
