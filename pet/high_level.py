@@ -189,6 +189,7 @@ class Trainer(Request):
         resume = self.load_checkpoint if resume is True and self.load_checkpoint else resume
         model, adapter = self._weights(checkpoint, resumed=bool(resume))
         recipe = self.recipe(mode, model)
+        resume = recipe.train.resume if resume is None else resume
         recipe.train.resume = bool(resume)
         if resume and resume is not True:
             bring_checkpoint(resume, recipe.output.dir)

@@ -37,6 +37,21 @@ def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]
     )
 
 
+def base_of(directory: str | os.PathLike) -> str | None:
+    """The base that a run or adapter was made on, as far as it says so; None otherwise."""
+    from model_zoo.files import read_json
+    from pet.recipe.source import read
+
+    path = Path(directory).expanduser()
+    for run in (path, *path.parents[:2]):  # a run, its adapter/, or one of its checkpoints/
+        if (run / "recipe.yaml").is_file():
+            values = read(run / "recipe.yaml", str(run / "recipe.yaml")).value
+            return ((values or {}).get("model") or {}).get("path")
+    if (path / "adapter_config.json").is_file():
+        return read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    return None
+
+
 def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> None:
     """Copies a run's last checkpoint, or the given one, to where a run in ``output`` goes on from.
 

@@ -11,6 +11,7 @@ from model_zoo.errors import InputError
 from pet.compat.translation import Translation
 from pet.names import find_recipe
 from pet.recipe.source import read
+from pet.results import base_of, bring_checkpoint, find_weights
 
 
 def kind_of(values: Any) -> str:
@@ -84,10 +85,12 @@ def load_any(
     kind, translation = translate_file(path)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
-    if check_files and not _overridden(overrides):
-        bring_model(translation, kind, path)
+    resumed = bring_model(translation, kind, path) if check_files and not _overridden(overrides) else None
     translation.finish()
-    return from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
+    recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
+    if resumed is not None and recipe.train.resume:
+        bring_checkpoint(resumed, recipe.output.dir)
+    return recipe
 
 
 def held_out_of(path: str | os.PathLike) -> Any:
@@ -106,25 +109,45 @@ def _overridden(overrides: Iterable[str] | Mapping[str, Any] | None) -> bool:
     return any(str(one).startswith("model.path=") for one in overrides or ())
 
 
-def bring_model(translation: Translation, kind: str, path: str | os.PathLike) -> None:
-    """Puts the directory made of a MindFormers ``.ckpt`` file in place of the file."""
+def bring_model(translation: Translation, kind: str, path: str | os.PathLike) -> Path | None:
+    """Puts what a recipe takes in place of a MindFormers ``.ckpt`` file, and of the result of another run: its model,
+    or its adapter and the base of it.
+
+    Returns:
+        The run to go on from, where the file says ``resume_training``.
+
+    Raises:
+        InputError: a ``.ckpt`` file in another system's job file, or one that cannot be resumed from; no base.
+    """
     from pet.compat.ckpt import bring, is_ckpt
 
-    given = translation.get("model.path")
-    if given is None or not is_ckpt(given):
-        return
-    if kind != "mindformers":
-        raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
+    given, resumed = translation.get("model.path"), None
+    if given is None or kind != "mindformers":
+        if given is not None and is_ckpt(given):
+            raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
+        return None
     from pet.compat.mindformers_sizes import alpha_of, form_of, name_of
 
     _, file, values = values_of(path)
-    model, adapter = bring(given, file, form_of(values), alpha_of(values))
-    if adapter is not None:  # LoRA matrices alone: the base is the model that the file names besides
-        model = name_of(values)
-        if model is None:
-            raise InputError(f"{path}: {given} holds LoRA matrices only; give the base by checkpoint_name_or_path")
+    if is_ckpt(given):
+        if translation.get("train.resume") and given == values.get("load_checkpoint"):
+            raise InputError(
+                f"{path}: resume_training: {given} is taken as weights; a run goes on from checkpoints of this library"
+            )
+        model, adapter = bring(given, file, form_of(values), alpha_of(values))
+    elif (Path(given) / "config.json").is_file() or not Path(given).is_dir():
+        return None
+    elif translation.get("train.resume"):
+        model, adapter, resumed = None, None, Path(given)
+    else:
+        model, adapter = find_weights(given)
+    base = model or name_of(values) or base_of(given)
+    if base is None:
+        raise InputError(f"{path}: {given} has no weights of a base; name that by checkpoint_name_or_path")
+    translation.put("model.path", base)
+    if adapter is not None:
         translation.put("adapter.load", str(adapter))
-    translation.put("model.path", model)
+    return resumed
 
 
 def tree_of(translation: Translation) -> dict[str, Any]:

@@ -33,6 +33,20 @@ def test_configurations_and_models(base):
         pet.GPT2Config(num_layer=2)
 
 
+def test_concrete_names_of_the_other_families():
+    pairs = (
+        (pet.GLMChatModel, pet.GLMConfig, pet.ChatGLMTokenizer, "glm_tiny"),
+        (pet.LlamaForCausalLM, pet.LlamaConfig, pet.LlamaTokenizer, "llama_tiny"),
+    )
+    for model_class, config_class, tokenizer_class, name in pairs:
+        model = model_class(config_class(use_past=True, checkpoint_name_or_path=name))
+        tokenizer = tokenizer_class.from_pretrained(name)
+        ids = tokenizer.prompt([{"role": "user", "content": "hello"}])
+        expected = pet.AutoModel.from_pretrained(name)([ids]).asnumpy()
+        assert np.array_equal(model([ids]).asnumpy(), expected)
+        assert tokenizer.decode(tokenizer("hello!")["input_ids"], skip_special_tokens=True) == "hello!"
+
+
 def test_tokenizers_and_processors(base):
     tokenizer = pet.GPT2Tokenizer.from_pretrained("gpt_tiny")
     encoded = tokenizer("hello!")

@@ -285,3 +285,35 @@ def loss_by_numpy(base, rows) -> float:
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         chosen += logs[np.arange(len(ids) - 1), ids[1:]][trained[1:]].tolist()
     return -float(np.mean(chosen))
+
+
+def test_a_job_file_goes_on_from_another_run(base, tmp_path):
+    """``load_checkpoint`` of a run: its adapter and base; with ``resume_training`` its last checkpoint as well."""
+    import shutil
+
+    import pet
+
+    text = MINDFORMERS_SMALL.format(base=base).replace("epochs: 1", "epochs: 2")
+    first = load_any(write(tmp_path / "job.yaml", text), [f"output.dir={tmp_path}/first", "train.save_every=2"])
+    from pet.train.run import finetune
+
+    whole = finetune(first, show=lambda text: None)
+    assert whole["steps"] == 4
+    text = text.replace(f"load_checkpoint: {base}", "load_checkpoint: first")
+    recipe = load_any(write(tmp_path / "job.yaml", text))
+    assert recipe.model.path == str(base)
+    assert recipe.adapter.load == str(tmp_path / "first/adapter")
+    shutil.rmtree(tmp_path / "first/checkpoints/step-000004")
+    write(tmp_path / "job.yaml", text + "resume_training: True\n")
+    trainer = pet.Trainer(recipe="job.yaml")
+    assert trainer.finetune()["steps"] == 4
+    from model_zoo.safetensors_io import read_file
+
+    lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 4
+    mine, other = (read_file(tmp_path / run / "adapter/adapter_model.safetensors") for run in ("out", "first"))
+    assert all((mine[name] == other[name]).all() for name in other)
+    (tmp_path / "x.ckpt").write_bytes(b"0")
+    write(tmp_path / "job.yaml", text.replace("first", "x.ckpt") + "resume_training: True\n")
+    with pytest.raises(InputError, match=r"resume_training: x\.ckpt is taken as weights"):
+        load_any("job.yaml")
