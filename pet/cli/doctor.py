@@ -110,6 +110,42 @@ def device() -> Iterator[Finding]:
         yield "bad", "operators", f"a matrix product fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         return
     yield ("ok" if right else "bad"), "operators", "a matrix product is right" if right else "a matrix product is wrong"
+    yield from path()
+
+
+def path() -> Iterator[Finding]:
+    """Which way training and generation take through the cells: the compiled kernels, or plain operators."""
+    import mindspore as ms
+    import numpy as np
+
+    from model_zoo.layers import RMSNorm
+
+    cell, values = RMSNorm(8, 1e-6), ms.Tensor(np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8))
+    plain = cell(values).asnumpy()
+    cell.fast = True
+
+    def compiled(x):
+        return cell(x)
+
+    try:
+        difference = float(np.abs(ms.jit(compiled)(values).asnumpy() - plain).max())
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        yield (
+            "bad",
+            "path",
+            f"the fast kernels do not compile ({type(error).__name__}: {first}); compiled=False is plain",
+        )
+        return
+    if not difference < 1e-5:
+        yield "bad", "path", f"the fast kernels are off by {difference:.1e} from the plain operators"
+        return
+    yield (
+        "ok",
+        "path",
+        "fast: compiled kernels, which agree with the plain operators here, for all that is in float32; model.dtype "
+        "float16 and bfloat16 go by plain operators",
+    )
 
 
 def bundled() -> Iterator[Finding]:

@@ -22,6 +22,7 @@ CONTENTS = {
     "merged": "the model with the adapter merged in",
     "checkpoints": "to resume from, each with its adapter",
     "metrics.jsonl": "a line of numbers per step",
+    "samples.jsonl": "what the model answered, at each evaluation",
     "loss.png": "the run in one picture",
     "summary.json": "before, after, times and sizes",
     "recipe.yaml": "the recipe, every default in its place",
@@ -123,7 +124,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
             answers = Answers(model, prepared.tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
         evaluation = Evaluation(losses, answers, recipe.eval)
     counted = count(model, world)
-    built_in = ["progress", "metrics", "plot"] if world.is_main else []
+    built_in = ["progress", "metrics", "samples", "plot"] if world.is_main else []
 
     def finish(outcome: dict[str, Any]) -> dict[str, Any]:
         """All files of the run, before the callbacks are told of its end: one that uploads finds everything."""

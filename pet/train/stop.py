@@ -39,6 +39,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.handled: tuple[int, ...] = ()
 
     def _handle(self, number: int, frame) -> None:
         if self.received is not None and number == signal.SIGINT:
@@ -46,6 +47,11 @@ class Signals:
         self.received = number
         if number == signal.SIGINT:
             os.write(2, b"\nending after this step, with everything saved; Ctrl-C again ends at once\n")
+
+    def renew(self) -> None:
+        """Takes the signals back: compiling a graph, MindSpore puts a handler over them that makes SIGINT a SIGTERM."""
+        for number in self.handled:
+            signal.signal(number, self._handle)
 
     @property
     def exit_code(self) -> int:
@@ -59,11 +65,12 @@ class Signals:
             yield self
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.handled = tuple(before)
         try:
-            for number in before:
-                signal.signal(number, self._handle)
+            self.renew()
             yield self
         finally:
+            self.handled = ()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

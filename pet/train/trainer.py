@@ -176,6 +176,7 @@ class Trainer(Measuring, Saving):
     def run_steps(self, begin: float, signals: Signals) -> None:
         """The steps that are left."""
         position = self.position
+        signals.renew()
         if signals.received is not None and self.world.size == 1:
             return  # it came while the base was measured; nothing has happened yet that could be saved
         while position.step < self.total_steps and self.stop_reason is None:
@@ -184,6 +185,7 @@ class Trainer(Measuring, Saving):
                 record = self.one_step(batches)
                 last = position.step >= self.total_steps
                 self.evaluate_if_due(record, last)
+                signals.renew()
                 self.log(record, last)
                 if signals.received is not None:
                     self.stop(f"signal {signals.received}")

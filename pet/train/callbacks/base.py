@@ -39,6 +39,7 @@ class Callback:
 BUILT_IN = {
     "progress": "pet.train.callbacks.progress:Progress",
     "metrics": "pet.train.callbacks.records:MetricsFile",
+    "samples": "pet.train.callbacks.records:SamplesFile",
     "csv": "pet.train.callbacks.records:CsvFile",
     "tensorboard": "pet.train.callbacks.tensorboard:TensorBoard",
     "plot": "pet.train.callbacks.plot:LossPlot",

@@ -1,8 +1,10 @@
-"""metrics.jsonl and metrics.csv: a line per step, with the evaluation's numbers on the line of its step."""
+"""metrics.jsonl and metrics.csv: a line per step, with the evaluation's numbers on the line of its step; samples.jsonl:
+what the model wrote at each evaluation."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,7 +15,7 @@ from pet.train.callbacks.base import Callback
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl. A last line that a kill cut off is left out."""
+    """The lines of a metrics.jsonl or samples.jsonl. A last line that a kill cut off is left out."""
     lines = []
     path = Path(path)
     if path.exists():
@@ -47,6 +49,37 @@ class MetricsFile(Callback):
     def step(self, trainer, record) -> None:
         with open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
+
+
+class SamplesFile(Callback):
+    """samples.jsonl: step, question, answer and reference of the shown samples, at each evaluation that writes any.
+
+    Step 0 is the untrained model. A resumed run cuts off what lies behind its checkpoint.
+    """
+
+    name = "samples.jsonl"
+
+    def start(self, trainer) -> None:
+        self.path = Path(trainer.directory) / self.name
+        kept = [line for line in read_metrics(self.path) if line["step"] <= trainer.position.step]
+        self.begun = bool(kept)
+        if self.path.exists():
+            write_text(self.path, "".join(self.line(line) for line in kept))
+
+    def line(self, values: dict[str, Any]) -> str:
+        return json.dumps(values, ensure_ascii=False) + "\n"
+
+    def evaluation(self, trainer, record) -> None:
+        answers = []
+        if not self.begun:
+            answers += [(0, answer) for answer in trainer.before_samples]
+        measured = trainer.last_measured
+        if measured is not None and measured[0] == trainer.measured_state():  # otherwise nothing was written this time
+            answers += [(record["step"], answer) for answer in getattr(trainer.evaluation, "samples", [])]
+        if answers:
+            self.begun = True
+            with open(self.path, "a", encoding="utf-8") as stream:
+                stream.write("".join(self.line({"step": step, **dataclasses.asdict(one)}) for step, one in answers))
 
 
 class CsvFile(MetricsFile):

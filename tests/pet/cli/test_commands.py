@@ -141,6 +141,18 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeyp
     assert "--debug shows where" in error
 
 
+def test_doctor_says_which_path_runs(capsys, monkeypatch):
+    from model_zoo import layers
+
+    assert main(["doctor"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[1] == "path")
+    assert line.startswith("ok") and "fast: compiled kernels" in line
+    monkeypatch.setattr(layers.fused, "rms_norm", lambda eps: lambda x, weight: x * 2.0)
+    assert main(["doctor"]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["path"])
+    assert line.startswith("BAD") and "the fast kernels" in line
+
+
 def test_interrupt_is_130(recipe, capsys, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -27,6 +28,22 @@ class Watcher:
     def end(self, trainer, summary):
         there = sorted(path.relative_to(trainer.directory).as_posix() for path in trainer.directory.rglob("*"))
         Path(f"seen-{trainer.directory.name}.json").write_text(json.dumps({"there": there, "summary": summary}))
+'''
+SIGNALLER = '''
+import os
+
+
+class Signaller:
+    """Sends a signal to its own process after a step."""
+
+    def __init__(self, at, number):
+        self.at, self.number = at, number
+
+    start = end = evaluation = save = lambda self, trainer, told=None: None
+
+    def step(self, trainer, record):
+        if record["step"] == self.at:
+            os.kill(os.getpid(), self.number)
 '''
 QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}}' for number in range(12)]
 
@@ -52,6 +69,7 @@ def home(tmp_path_factory):
         "callbacks: ['watcher:Watcher']\n"
     )
     (home / "watcher.py").write_text(WATCHER)
+    (home / "signaller.py").write_text(SIGNALLER)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["finetune", "job.yaml"]) == 0
@@ -111,6 +129,24 @@ def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, caps
     assert "summary.json" not in seen["there"] and "the loss is nan" in seen["summary"]["error"]
 
 
+@pytest.mark.slow
+def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here, capsys):
+    words = ["finetune", "job.yaml", "output.dir=signalled", "eval.before=false"]
+
+    def sent(at, number):
+        return f"callbacks=[{{name: 'signaller:Signaller', args: {{at: {at}, number: {int(number)}}}}}]"
+
+    assert main([*words, sent(1, signal.SIGINT), "--force"]) == 130
+    assert "stopped by a signal after step 1" in capsys.readouterr().out
+    assert main([*words, sent(2, signal.SIGTERM), "--resume"]) == 143
+    assert "stopped by a signal after step 2; go on with --resume" in capsys.readouterr().out
+    steps = [path.name for path in sorted((here / "signalled" / "checkpoints").iterdir())]
+    assert steps == ["step-000001", "step-000002"]
+    lines = [json.loads(line) for line in (here / "signalled" / "metrics.jsonl").read_text().splitlines()]
+    whole = [json.loads(line) for line in (here / "output" / "job" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [line["loss"] for line in whole[:2]]
+
+
 def test_the_result_is_the_best_step_where_that_is_asked_for(here, capsys):
     words = ["eval.every_steps=1", "eval.load_best_model_at_end=true", "eval.metrics=[loss, exact_match]"]
     words += ["eval.generate=ends", "eval.generated_samples=2", "train.learning_rate=0.5", "train.schedule=constant"]
@@ -122,6 +158,9 @@ def test_the_result_is_the_best_step_where_that_is_asked_for(here, capsys):
     assert summary["weights_step"] == summary["best"]["step"] == best["step"] < summary["steps"] == 3
     assert summary["after"]["loss"] == best["eval_loss"]
     assert ["eval_exact_match" in line for line in lines] == [False, False, True], "in between nothing is written"
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["prompt"]) for one in samples] == [(0, "What is 0?"), (3, "What is 0?")]
+    assert {"answer", "reference", "where"} <= samples[0].keys()
     assert "exact_match" in summary["after"] and "exact_match" in summary["before"]
     file = "adapter/adapter_model.safetensors"
     assert (run / file).read_bytes() == (run / "checkpoints" / f"step-{best['step']:06d}" / file).read_bytes()

@@ -65,6 +65,6 @@ def test_data_settings():
 
 def test_built_in_callbacks_are_named_in_the_schema():
     description = Callback.model_fields["name"].description
-    always_on = {"progress", "metrics", "plot"}
+    always_on = {"progress", "metrics", "samples", "plot"}
     for name in BUILT_IN.keys() - always_on:
         assert name in description

@@ -86,6 +86,8 @@ def test_a_stopped_run_goes_on_where_it_was_in_the_data(base, tmp_path):
     assert stopped["steps"] == steps // 2 + 1 and stopped["stopped"] == "enough for today"
     resumed = run.finetune(recipe(base, tmp_path / "parts"), resume=True, show=said.append)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    written = [(tmp_path / name / "samples.jsonl").read_text() for name in ("whole", "parts")]
+    assert written[0] == written[1] and written[0].count("\n") >= 4, "before, and at each evaluation"
     assert resumed["before"] == summary["before"] and resumed["after"] == summary["after"]
     first, second = (read_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("whole", "parts"))
     assert first.keys() == second.keys()
