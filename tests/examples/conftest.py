@@ -26,6 +26,11 @@ from pet.names import bundled_directory
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _everywhere(all_cores):
+    """Some examples are jobs of two processes."""
+
+
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
     """A tiny random GPT-2 with a bundled tokenizer, ``data.jsonl`` and ``held_out.jsonl``."""
