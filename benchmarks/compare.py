@@ -37,10 +37,19 @@ BUSY = 0.2
 """Above this share of the processor used by others, a case is void: the sides do not suffer alike from neighbours."""
 
 
+CORES = sorted(os.sched_getaffinity(0))
+"""The cores that both sides run on: all, or those that `taskset` leaves."""
+
+
 def busy_seconds() -> float:
-    """Processor time that anything on this machine has used (Linux)."""
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    """Time that anything on this machine has used of these cores (Linux)."""
+    busy = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in CORES:
+            user, nice, system, _, _, irq, softirq, *_ = map(int, fields)
+            busy += user + nice + system + irq + softirq
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def own_seconds(process: int) -> float:
@@ -73,7 +82,7 @@ class Worker:
         began, busy, own = time.perf_counter(), busy_seconds(), own_seconds(self.process.pid)
         answer = self.answer(count)
         others = busy_seconds() - busy - (own_seconds(self.process.pid) - own)
-        answer["others"] = max(0.0, others) / (os.cpu_count() * (time.perf_counter() - began))
+        answer["others"] = max(0.0, others) / (len(CORES) * (time.perf_counter() - began))
         return answer
 
     def answer(self, count: int) -> dict:
@@ -179,7 +188,8 @@ def machine() -> str:
         lines = info.read_text().splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-    return f"{model}, {os.cpu_count()} cores. Python {platform.python_version()}, {versions}. All in float32."
+    cores = f"{len(CORES)} of {os.cpu_count()} cores"
+    return f"{model}, {cores}. Python {platform.python_version()}, {versions}. All in float32."
 
 
 def ratio_cell(values: list[float], invert: bool = False) -> str:
@@ -257,7 +267,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help=f"default all: {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2, help="training steps per turn")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=len(CORES))
     options = parser.parse_args()
     unknown = set(options.cases) - set(CASES)
     if unknown:

@@ -29,6 +29,13 @@ HIDDEN = 1e30
 BLOCK = 256
 """Query rows per block of attention. Smaller blocks skip more hidden keys, but cost more operators to compile."""
 
+SHARED = 1024
+"""Up to this length all layers share one mask, ``B·heads·S²/2`` numbers. Beyond, each block makes its own piece anew,
+and memory grows with S, not with S²."""
+
+BEYOND = 1 << 30
+"""An index behind every sequence."""
+
 CHUNK_BYTES = 64 * 2**20
 """How much memory the logits of one piece of `linear_cross_entropy` may take."""
 
@@ -45,7 +52,7 @@ late = ops.Depend()
 """`late(x, dout)` is x, but not before dout is there. Without it the compiler would find that the backward pass does
 what the forward pass did already, and keep its results all the time in between, which takes far more memory."""
 
-cast, greater_equal, less, maximum = ops.Cast(), ops.GreaterEqual(), ops.Less(), ops.Maximum()
+cast, equal, less, less_equal, maximum = ops.Cast(), ops.Equal(), ops.Less(), ops.LessEqual(), ops.Maximum()
 counting = ops.Range()
 zero = Tensor(np.zeros((1, 1, 1, 1), np.float32))
 
@@ -256,29 +263,37 @@ class AttentionKernel(nn.Cell):
         """``(B, heads, S, d)`` → ``(B, kv_heads, g·S, d)``: the g query heads of a key head one below the other."""
         return reshape(x, (x.shape[0], like.shape[1], -1, x.shape[3]))
 
-    def bias(self, start, end, columns, heads, first, count, seen, extra):
+    def bounds(self, columns, length):
+        """Per column ``(B, K)``: the last ``start`` that sees it, and what ``end`` must be above.
+
+        That is its own index, but for columns that nobody sees, and those that are seen whatever ``start`` is: marked
+        ones, and keys in front of the tokens.
+        """
+        batch, total = columns.shape
+        index = cast(counting(length - total, length, 1), ms.int32)
+        index = tile(reshape(index, (1, total)), (batch, 1))
+        nothing = zeros_like(columns)
+        always = maximum(cast(less(columns, nothing), ms.int32), cast(less(index, nothing), ms.int32))
+        return index + always * BEYOND, index + cast(equal(columns, nothing), ms.int32) * BEYOND
+
+    def bias(self, start, end, columns, heads, first, count, seen, length):
         """0 where a row of the block sees a key, −HIDDEN elsewhere: ``(B, heads, count, seen)``."""
         batch = start.shape[0]
+        latest, above = self.bounds(columns, length)
         begin = tile(reshape(part(start, (0, first), (batch, count)), (batch, count, 1)), (1, 1, seen))
         stop = tile(reshape(part(end, (0, first), (batch, count)), (batch, count, 1)), (1, 1, seen))
-        index = cast(counting(-extra, seen - extra, 1), ms.int32)
-        index = tile(reshape(index, (1, 1, seen)), (batch, count, 1))
-        known = tile(reshape(part(columns, (0, 0), (batch, seen)), (batch, 1, seen)), (1, count, 1))
-        nothing = zeros_like(known)
-        marked = cast(less(known, nothing), ms.float32)  # seen whatever `start` is
-        begun = maximum(cast(greater_equal(index, begin), ms.float32), marked)
-        allowed = begun * cast(less(index, stop), ms.float32)
-        if extra > 0:
-            allowed = maximum(allowed, cast(less(index, zeros_like(index)), ms.float32))
-        allowed = allowed * (marked + cast(less(nothing, known), ms.float32))
+        latest = tile(reshape(part(latest, (0, 0), (batch, seen)), (batch, 1, seen)), (1, count, 1))
+        above = tile(reshape(part(above, (0, 0), (batch, seen)), (batch, 1, seen)), (1, count, 1))
+        allowed = cast(less_equal(begin, latest), ms.float32) * cast(less(above, stop), ms.float32)
         return tile(reshape((allowed - 1.0) * HIDDEN, (batch, 1, count, seen)), (1, heads, 1, 1))
 
     def probabilities(self, query, keys, start, end, columns, first, count, length):
         """``(B, kv_heads, g·count, seen)`` of one block, given its queries ``(B, heads, count, d)``."""
-        heads, width = query.shape[1], query.shape[3]
-        seen, extra = keys.shape[2], columns.shape[1] - length
+        heads, width, seen = query.shape[1], query.shape[3], keys.shape[2]
         scores = batch_rows(self.grouped(query * (width**-0.5), keys), keys)
-        bias = self.bias(start, end, columns, heads, first, count, seen, extra)
+        if length > SHARED:  # the mask is made anew for each block, and gone after it
+            start = late(start, query)
+        bias = self.bias(start, end, columns, heads, first, count, seen, length)
         return softmax(scores + reshape(bias, scores.shape))
 
     def construct(self, query, keys, values, start, end, columns):

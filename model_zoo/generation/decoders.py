@@ -7,6 +7,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from model_zoo.generation.cache import Cache
+from model_zoo.graph import Graph
 
 SMALLEST_BUCKET = 32
 KEPT_DECODERS = 6
@@ -66,7 +67,6 @@ class CachedDecoder:
         self.positions_shape = None
         cursor = self.cache.cursor
 
-        @ms.jit
         def prefill(ids, mask, rewind):
             ops.assign(cursor, rewind)
             position_ids, start, end, keep = model.layout(ids, mask, None)
@@ -74,14 +74,13 @@ class CachedDecoder:
             last = hidden.reshape(ids.shape[0], ids.shape[1], -1)[:, -1]
             return model.head(last), position_ids[..., -1]
 
-        @ms.jit
         def advance(ids, position_ids, keep, column):
             ops.assign(cursor, column)
             start = ops.zeros_like(ids)
             hidden = model.hidden_states(ids, position_ids, start, start + column + 1, keep)
             return model.head(hidden)
 
-        self.prefill, self.advance = prefill, advance
+        self.prefill, self.advance = Graph(prefill), Graph(advance)
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""

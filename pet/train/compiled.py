@@ -10,24 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 
-import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor
 
+from model_zoo.graph import Graph
 from pet.parallel.heartbeat import rest
 
 log = logging.getLogger("pet")
-
-
-class _Graph(nn.Cell):
-    """A function as a compiled cell; a bare compiled function would warn when another run compiles it again."""
-
-    def __init__(self, function: Callable):
-        super().__init__()
-        self.function = function
-
-    @ms.jit
-    def construct(self, *arguments):
-        return self.function(*arguments)
 
 
 class Compiled:
@@ -45,7 +33,7 @@ class Compiled:
 
     def __init__(self, function: Callable, compiled: bool = True):
         self.function = function
-        self.graph = _Graph(function) if compiled else None
+        self.graph = Graph(function) if compiled else None
         self.shapes: set[tuple] = set()
         self.seconds = 0.0
 

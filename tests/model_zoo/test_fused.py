@@ -166,16 +166,19 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize(
-    "batch, heads, kv_heads, length, extra, layout, padding, block",
-    [(*case, 256) for case in ATTENTION] + [(*ATTENTION[index], 4) for index in (1, 3, 4)],
+    "batch, heads, kv_heads, length, extra, layout, padding, block, shared",
+    [(*case, 256, 1024) for case in ATTENTION]
+    + [(*ATTENTION[index], 4, shared) for index, shared in ((1, 1024), (3, 4), (4, 4))],
 )
-def test_attention(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block):
+def test_attention(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block, shared):
     monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "SHARED", shared)
     start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
     keep = np.ones((batch, length), np.int32)
     keep[0, :padding] = 0
+    keep[-1, 0] = -1  # seen by every later row, whatever document it is of
     columns = Tensor(np.concatenate([np.ones((batch, extra), np.int32), keep], 1))
-    keep_rows, keep = keep.astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
+    keep_rows, keep = (keep != 0).astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
     kernel = fused.AttentionKernel(layout is not prefix_mask)
     core = layers.AttentionCore(heads, kv_heads, 8)
 
