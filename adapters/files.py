@@ -90,6 +90,8 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
         kept, told = source.get("values", {}), described(model, adapter)
         values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
+        # The name under which its makers know the base says more than the directory that it was loaded from here.
+        values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():
             metadata = {"format": "pt", FINGERPRINT: known_fingerprint(model)} if knows(model) else {"format": "pt"}
     directory.mkdir(parents=True, exist_ok=True)
