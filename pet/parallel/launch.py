@@ -25,7 +25,7 @@ from pathlib import Path
 from model_zoo.errors import InputError
 from pet.parallel.control import Alone, Control
 from pet.parallel.environment import read_job, split_address
-from pet.parallel.heartbeat import BEAT_FILE, Watch, accelerators_present
+from pet.parallel.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
 
 LOG_DIRECTORY = "output/log"
 IDLE_LIMIT = 12.0
@@ -186,8 +186,10 @@ class _Workers:
         try:
             for local in range(count):
                 self._start(command, local, devices[local] if devices else local)
+            self.clock = Clock(process.pid for process in self.processes)
             for local, process in enumerate(self.processes):
-                self.watches.append(Watch(process.pid, self._log(local).with_name("beat"), idle_limit, use_idle))
+                beat_file = self._log(local).with_name("beat")
+                self.watches.append(Watch(process.pid, beat_file, idle_limit, use_idle, self.clock))
         except BaseException:
             self._end(0.0)
             raise
@@ -268,6 +270,7 @@ class _Workers:
     def _poll(self) -> None:
         ended: set[int] = set()
         while self.failure is None:
+            self.clock.tick()
             for local, process in enumerate(self.processes):
                 rank = self.control.first_rank + local
                 if local in ended:
@@ -275,10 +278,11 @@ class _Workers:
                 code = _exit_code(process)
                 if code is not None:
                     ended.add(local)
+                    self.watches[local].running = False
                     if code:
                         self.failure = (*_describe(rank, code), rank)
                         break
-                elif reason := self.watches[local].hanging():
+                elif reason := self.watches[local].hanging([each for each in self.watches if each.running]):
                     self.failure = (124, f"rank {rank} hangs: it {reason}", rank)
                     self._dump_stacks()
                     break

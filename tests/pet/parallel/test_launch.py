@@ -14,7 +14,7 @@ import pytest
 from model_zoo.errors import InputError
 from pet.parallel.control import Alone
 from pet.parallel.environment import Job, read_job, split_address
-from pet.parallel.heartbeat import Pace, Watch
+from pet.parallel.heartbeat import Clock, Pace, Watch, beat
 from pet.parallel.launch import launch, parse_devices
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,7 +101,11 @@ def test_raising_worker_ends_the_job_with_its_traceback(tmp_path):
 
 
 def test_killed_worker_and_exit_code(tmp_path):
-    code = NOTE_PID + "os.kill(os.getpid(), 9) if r == 1 else time.sleep(60)"
+    # the second one waits until the first has noted its id
+    code = NOTE_PID + (
+        "[time.sleep(0.02) for _ in iter(lambda: r == 1 and len(list(pathlib.Path('pids').iterdir())) < 2, False)];"
+        "os.kill(os.getpid(), 9) if r == 1 else time.sleep(60)"
+    )
     result, _, err, _ = finish(start(tmp_path, ["-n", "2"], code))
     assert result == 128 + 9 and "rank 1 was killed by SIGKILL" in err
     assert_gone(tmp_path / "pids", 2)
@@ -238,6 +242,43 @@ def test_pace_promises_a_multiple_of_the_longest_step(tmp_path, monkeypatch):
     watch = Watch(os.getpid(), beat_file, 60.0)
     assert watch.hanging() is None
     time.sleep(0.3)
+    watch.clock.tick()
     assert "promised" in watch.hanging()
     pace.end()
+    assert watch.hanging() is None and watch.rests
+
+
+def test_a_promise_is_kept_in_time_that_the_worker_had(tmp_path, monkeypatch):
+    beat_file = tmp_path / "beat"
+    monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
+    now, demand = [1000.0], [0, 0]
+    monkeypatch.setattr("pet.parallel.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Clock, "_demand", lambda self: tuple(demand))
+    clock = Clock([])
+    watch, peer = (Watch(os.getpid(), path, 60.0, clock=clock) for path in (beat_file, tmp_path / "peer"))
+
+    def pass_seconds(count, ran, waited, step=1.0):
+        for _ in range(count):
+            now[0] += step
+            demand[0] += ran
+            demand[1] += waited
+            clock.tick()
+
+    beat(within=2.0)
     assert watch.hanging() is None
+    pass_seconds(6, ran=1, waited=3)  # the machine is busy: a quarter of a second each
+    assert clock.fair == pytest.approx(1.5) and watch.hanging() is None
+    pass_seconds(1, 1, 0, step=3600.0)  # it stood still, the launcher as well
+    assert clock.wall == 7.0 and clock.fair == 2.5 and "promised" in watch.hanging()
+    # a worker that waits for one at rest, which compiles, is not the one that hangs
+    (tmp_path / "peer").write_bytes(beat_file.read_bytes())
+    assert peer.hanging() is None and not peer.rests
+    (tmp_path / "peer").write_bytes(b"%020.3f 0 0" % 0.0)
+    assert peer.hanging() is None and peer.rests
+    assert watch.hanging([watch, peer]) is None
+    beat(within=2.0)  # a new step
+    assert watch.hanging() is None
+    pass_seconds(3, 1, 0)
+    assert "promised" in watch.hanging()
+    pass_seconds(50, 0, 0)  # whatever the machine does, a hang is a hang in the end
+    assert clock.fair > 50
