@@ -1,7 +1,8 @@
 """Dropout whose mask is a function of (key, cell, element): the same step gives the same mask, however it is reached.
 
-A resumed run, a run in more micro-batches or on another machine needs no generator state: the trainer sets a new key
-before every forward, and the mask is an integer hash of it, computed inside the graph.
+A resumed run, or one on another machine, needs no generator state: the trainer sets a new key before every forward, and
+the mask is an integer hash of it, computed inside the graph. Where a batch is divided over processes or pieces, each is
+told which block of the rows it has, and draws that part of the whole batch's mask.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 KEY_NAME = "dropout_key"
+STRIDE = -1640531527
+"""2³² over the golden ratio: neighbouring elements get indices far apart."""
 
 
 class Dropout(nn.Cell):
@@ -27,7 +30,7 @@ class Dropout(nn.Cell):
         self.factor = 1.0 / (1.0 - rate)
         self.threshold = int(rate * 2**31)
         self.site = zlib.crc32(name.encode()) & 0x7FFFFFFF
-        self.key = Parameter(Tensor([0], ms.int32), name=KEY_NAME, requires_grad=False)
+        self.key = Parameter(Tensor([0, 0], ms.int32), name=KEY_NAME, requires_grad=False)  # the key, the block
         self.key.adapter = KEY_NAME
 
     def mixed(self, bits):
@@ -36,18 +39,26 @@ class Dropout(nn.Cell):
         bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
         return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
 
+    def seed(self, size):
+        """What is added to an element's index times STRIDE: the key's hash, and where the block of ``size`` begins."""
+        return self.mixed(self.key[:1] * 668265263 + self.site) + self.key[1:] * size * STRIDE  # (1,)
+
     def construct(self, x):
         if not self.training:
             return x
-        seed = self.mixed(self.key * 668265263 + self.site)  # (1,)
         index = ops.arange(x.size).astype(ms.int32).reshape(x.shape)
-        bits = ops.bitwise_and(self.mixed(index * -1640531527 + seed), 0x7FFFFFFF)
+        bits = ops.bitwise_and(self.mixed(index * STRIDE + self.seed(x.size)), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
 
-def set_dropout_key(model: nn.Cell, key: int) -> None:
-    """Sets the key of every dropout in the model: one assignment each, seen by compiled graphs too."""
-    value = Tensor([key & 0x7FFFFFFF], ms.int32)
+def set_dropout_key(model: nn.Cell, key: int, block: int = 0) -> None:
+    """Sets the key of every dropout in the model: one assignment each, seen by compiled graphs too.
+
+    Args:
+        key: of the whole batch.
+        block: which part of it the next forward has, counted in parts of its size.
+    """
+    value = Tensor([key & 0x7FFFFFFF, block], ms.int32)
     for cell in dropouts(model):
         ops.assign(cell.key, value)
 

@@ -65,22 +65,31 @@ class Neighbours:
         self.before = None if mesh.is_first else mesh.rank_at(stage=mesh.stage - 1)
         self.behind = None if mesh.is_last else mesh.rank_at(stage=mesh.stage + 1)
         self.width, self.dtype = width, dtype
-        self.under_way: list[tuple] = []
+        self.under_way: dict[int, list[tuple]] = {}  # by the neighbour's rank, oldest first
 
     def receive(self, rank: int, batch: dict[str, Any]) -> Tensor:
         """The activations, or their gradient, of a micro-batch."""
         return collectives.receive((int(np.size(batch["labels"])), self.width), self.dtype, rank)
 
     def send(self, rank: int, x: Tensor) -> None:
-        """Starts sending; the tensor is kept until `finish`."""
-        self.under_way.append((collectives.send(x, rank), x))
+        """Starts sending; the tensor is kept until `arrived` or `finish`."""
+        self.under_way.setdefault(rank, []).append((collectives.send(x, rank), x))
+
+    def arrived(self, rank: int | None, but: int) -> None:
+        """Lets go of what that neighbour is known to have received: all but the last so many tensors.
+
+        Without this a stage would keep every activation that it sends until the step ends.
+        """
+        queue = self.under_way.get(rank, [])
+        while len(queue) > but:
+            queue.pop(0)[0].wait()
 
     def finish(self) -> None:
         """Returns when everything sent has left."""
         with waiting():
-            for handle, _ in self.under_way:
-                handle.wait()
-        self.under_way = []
+            for rank in self.under_way:
+                self.arrived(rank, 0)
+        self.under_way = {}
 
 
 class Pipeline:
@@ -128,7 +137,12 @@ class Pipeline:
     def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
         """As `TrainStep.accumulate`."""
         pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches)]
-        keys = [mix(self.step.seed, step, index, self.step.world.data_rank) for index in range(len(pieces))]
+        # of the whole batch, and the place of the piece's rows in it: what is drawn is what one process would draw
+        first = self.step.world.data_rank * self.micro_batches
+        keys = [
+            (mix(self.step.seed, step, index // self.micro_batches, 0), first + index % self.micro_batches)
+            for index in range(len(pieces))
+        ]
         self._report(len(pieces))
         ahead = min(self.mesh.pipeline - 1 - self.mesh.stage, len(pieces))
         inputs: dict[int, list[Tensor]] = {}
@@ -136,9 +150,13 @@ class Pipeline:
         for turn in range(len(pieces) + ahead):
             if turn < len(pieces):
                 inputs[turn] = self._run_forward(pieces[turn], keys[turn])
+                # before it ran this forward the stage before, one more ahead, had had all gradients but the last
+                self.neighbours.arrived(self.neighbours.before, 1)
             done = turn - ahead
             if done >= 0:
                 summed, fresh = self._run_backward(pieces[done], keys[done], inputs.pop(done), weight)
+                # a gradient came back for every piece up to this one, so their activations had arrived
+                self.neighbours.arrived(self.neighbours.behind, len(inputs))
                 total += summed
                 vectors = fresh if vectors is None else self.step.add(*vectors, *fresh)
         self.neighbours.finish()
@@ -152,11 +170,11 @@ class Pipeline:
             log.info("pipeline: layers %s; %d micro-batches a step, bubble %.0f %%", layers, pieces, share)
         self.reported = True
 
-    def _set_key(self, key: int) -> None:
+    def _set_key(self, key: tuple[int, int]) -> None:
         if self.step.set_key is not None:
-            self.step.set_key(key)
+            self.step.set_key(*key)
 
-    def _run_forward(self, piece: dict[str, Any], key: int) -> list[Tensor]:
+    def _run_forward(self, piece: dict[str, Any], key: tuple[int, int]) -> list[Tensor]:
         """The stage's inputs, after their activations are on their way to the next stage."""
         arguments = tensors(piece)
         if not self.mesh.is_first:
@@ -167,7 +185,9 @@ class Pipeline:
             self.neighbours.send(self.neighbours.behind, self.forward(ids, *layout))
         return arguments
 
-    def _run_backward(self, piece, key: int, arguments: list[Tensor], weight: Tensor) -> tuple[float, Sequence[Tensor]]:
+    def _run_backward(
+        self, piece, key: tuple[int, int], arguments: list[Tensor], weight: Tensor
+    ) -> tuple[float, Sequence[Tensor]]:
         """The summed loss (0 but in the last stage) and the gradients; the input's goes to the stage before."""
         total = 0.0
         if self.mesh.is_last:

@@ -26,7 +26,7 @@ from mindspore.common.initializer import initializer
 from adapters.bitfit import AddedBias
 from adapters.bottleneck import Bottleneck
 from adapters.dora import SMALLEST, Magnitude
-from adapters.dropout import Dropout
+from adapters.dropout import STRIDE, Dropout
 from adapters.ia3 import IA3
 from adapters.low_rank_adapter import LowRankAdapter
 from adapters.matching import named
@@ -343,10 +343,10 @@ class _SplitDropout(Dropout):
         if not self.training:
             return x
         rows, columns = x.shape
-        seed = self.mixed(self.key * 668265263 + self.site)  # (1,)
+        seed = self.seed(rows * columns * self.members)
         index = ops.arange(rows).astype(ms.int32).reshape(rows, 1) * (columns * self.members)
         index = index + ops.arange(columns).astype(ms.int32) + self.place * columns
-        bits = ops.bitwise_and(self.mixed(index * -1640531527 + seed), 0x7FFFFFFF)
+        bits = ops.bitwise_and(self.mixed(index * STRIDE + seed), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
 

@@ -1,7 +1,8 @@
 """What is random within a step, as a function of one number: adapter dropout, and NEFTune's noise.
 
 The trainer sets that number, the key, before every micro-batch. No generator has a state, so none has to be saved, and
-a resumed run draws what the uninterrupted one would have drawn.
+a resumed run draws what the uninterrupted one would have drawn. Where a micro-batch is divided over processes or
+pieces, each is told which block of its rows it has, and all together draw what one process would have drawn.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.dropout import STRIDE
 from model_zoo.errors import InputError
 
 _noisy: dict[type, type] = {}
@@ -34,13 +36,14 @@ class Noise(nn.Cell):
     def __init__(self, alpha: float):
         super().__init__()
         self.alpha = alpha
-        self.key = Parameter(Tensor([0], ms.int32), name="neftune_key", requires_grad=False)
+        self.key = Parameter(Tensor([0, 0], ms.int32), name="neftune_key", requires_grad=False)  # the key, the block
 
     def construct(self, embedded, length: int):
         width = embedded.shape[-1]
         reach = self.alpha / math.sqrt(length * width)
         index = ops.arange(embedded.size).astype(ms.int32).reshape(embedded.shape)
-        bits = ops.bitwise_and(_mixed(index * -1640531527 + _mixed(self.key * 668265263 + 374761393)), 0xFFFFFF)
+        seed = _mixed(self.key[:1] * 668265263 + 374761393) + self.key[1:] * embedded.size * STRIDE
+        bits = ops.bitwise_and(_mixed(index * STRIDE + seed), 0xFFFFFF)
         uniform = bits.astype(ms.float32) * (2.0 / 0x1000000) - 1.0
         return embedded + (uniform * reach).astype(embedded.dtype)
 
@@ -80,8 +83,8 @@ def attach_noise(model: nn.Cell, alpha: float) -> Noise:
     return noise
 
 
-def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[[int], None] | None:
-    """A function that sets the key of all that is random in a model; None where nothing is.
+def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[..., None] | None:
+    """A function ``(key, block=0)`` that sets the key of all that is random in a model; None where nothing is.
 
     Args:
         model: looked through for dropout cells.
@@ -94,10 +97,10 @@ def key_setter(model: nn.Cell, neftune_alpha: float = 0.0) -> Callable[[int], No
     if noise is None and not drops:
         return None
 
-    def set_key(key: int) -> None:
+    def set_key(key: int, block: int = 0) -> None:
         if drops:
-            set_dropout_key(model, key)
+            set_dropout_key(model, key, block)
         if noise is not None:
-            ops.assign(noise.key, Tensor([key & 0x7FFFFFFF], ms.int32))
+            ops.assign(noise.key, Tensor([key & 0x7FFFFFFF, block], ms.int32))
 
     return set_key

@@ -159,7 +159,8 @@ class TrainStep:
         optimizer: what updates them.
         loss: `CausalLoss` with its settings.
         clip_norm: gradients are scaled down to this global norm; None leaves them.
-        set_key: called with a number before every micro-batch; dropout and noise are functions of it.
+        set_key: called before every micro-batch with a number, of which dropout and noise are functions, and with the
+            place of this process's rows in the batch.
         seed: that number depends on this, the step and the micro-batch, and on nothing else, so that a resumed run
             draws what the uninterrupted one would have drawn.
         forward_step: the user's own forward, see `make_forward`.
@@ -174,7 +175,7 @@ class TrainStep:
         loss: CausalLoss,
         *,
         clip_norm: float | None = None,
-        set_key: Callable[[int], None] | None = None,
+        set_key: Callable[..., None] | None = None,
         seed: int = 0,
         forward_step: Callable | None = None,
         world: World | None = None,
@@ -271,7 +272,8 @@ class TrainStep:
         total, vectors = 0.0, None
         for micro, batch in enumerate(batches):
             if self.set_key is not None:
-                self.set_key(mix(self.seed, step, micro, self.world.data_rank))
+                # the replicas have neighbouring rows of one batch: together they draw what one process would
+                self.set_key(mix(self.seed, step, micro, 0), self.world.data_rank)
             summed, fresh = self.gradient(*tensors(batch), weight)
             total += float(summed.asnumpy())
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)

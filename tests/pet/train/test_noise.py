@@ -15,7 +15,7 @@ from pet.train.noise import Noise, attach_noise, key_setter
 
 def noise_of(alpha, key, shape=(2, 16, 32)):
     noise = Noise(alpha)
-    ms.ops.assign(noise.key, Tensor([key], ms.int32))
+    ms.ops.assign(noise.key, Tensor([key, 0], ms.int32))
     return noise(Tensor(np.zeros(shape, np.float32)), shape[1]).asnumpy()
 
 
