@@ -26,6 +26,7 @@ from model_zoo.layers import (
     rotary_frequencies,
 )
 from model_zoo.rope_config import rope_settings
+from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
 
 
 @dataclasses.dataclass
@@ -318,41 +319,15 @@ class GlmBlock(nn.Cell):
         return x + y
 
 
-class GlmModel(nn.Cell):
-    """Embedding, layers and the last norm."""
-
-    def __init__(self, config: GlmConfig, dtype):
-        super().__init__()
-        dims, rope = config.dims, rope_settings(config)
-        width = int(dims.head_dim * rope["partial_rotary_factor"])
-        self.embed_tokens = Embedding(dims.vocab, dims.hidden, dtype)
-        self.layers = nn.CellList([GlmBlock(config, width, dtype) for _ in range(dims.layers)])
-        self.norm = RMSNorm(dims.hidden, config.rms_norm_eps, dtype)
-        self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), "interleaved")
-
-    def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        x = self.embed_tokens(input_ids).reshape(batch * length, -1)
-        cosine, sine = self.rotary_table(position_ids)
-        for layer in self.layers:
-            x = layer(x, cosine, sine, start, end, keep)
-        return self.norm(x)
-
-
-class GlmForCausalLM(CausalLM):
+class GlmForCausalLM(RotaryCausalLM):
     """GLM-4 in transformers' layout, with its head."""
 
-    def __init__(self, config: GlmConfig, dtype=ms.float32):
-        super().__init__(config)
-        self.model = GlmModel(config, dtype)
-        rows = 1 if config.tie_word_embeddings else config.vocab_size
-        self.lm_head = Linear(config.hidden_size, rows, False, dtype)
-        if config.tie_word_embeddings:
-            self.tie_head(self.model.embed_tokens)
-        self.finish()
-
-    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
-        return self.model(input_ids, position_ids, start, end, keep)
+    def decoder(self, config: GlmConfig, dtype) -> RotaryDecoder:
+        dims, rope = config.dims, rope_settings(config)
+        width = int(dims.head_dim * rope["partial_rotary_factor"])
+        blocks = [GlmBlock(config, width, dtype) for _ in range(dims.layers)]
+        frequencies = rotary_frequencies(width, rope["rope_theta"], rope)
+        return RotaryDecoder(config, blocks, frequencies, "interleaved", dtype)
 
 
 REMOTE_CODE_FAMILY = Family(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-import mindspore as ms
 from mindspore import nn
 
-from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
+from model_zoo.causal_lm import Config, Dims, Family, causal_document, next_position
 from model_zoo.errors import InputError
 from model_zoo.layers import (
-    Embedding,
     GroupedAttention,
     Linear,
     RMSNorm,
     Rotary,
-    RotaryTable,
     SwiGLU,
     rotary_frequencies,
 )
 from model_zoo.rope_config import rope_settings
+from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
 
 
 @dataclasses.dataclass
@@ -128,40 +126,13 @@ class LlamaBlock(nn.Cell):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LlamaModel(nn.Cell):
-    """Embedding, layers and the last norm."""
-
-    def __init__(self, config: LlamaConfig, dtype):
-        super().__init__()
-        dims, rope = config.dims, rope_settings(config)
-        self.embed_tokens = Embedding(dims.vocab, dims.hidden, dtype)
-        self.layers = nn.CellList([LlamaBlock(config, dtype) for _ in range(dims.layers)])
-        self.norm = RMSNorm(dims.hidden, config.rms_norm_eps, dtype)
-        self.rotary_table = RotaryTable(rotary_frequencies(dims.head_dim, rope["rope_theta"], rope), "half")
-
-    def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        x = self.embed_tokens(input_ids).reshape(batch * length, -1)
-        cosine, sine = self.rotary_table(position_ids)
-        for layer in self.layers:
-            x = layer(x, cosine, sine, start, end, keep)
-        return self.norm(x)
-
-
-class LlamaForCausalLM(CausalLM):
+class LlamaForCausalLM(RotaryCausalLM):
     """A LLaMA with its head."""
 
-    def __init__(self, config: LlamaConfig, dtype=ms.float32):
-        super().__init__(config)
-        self.model = LlamaModel(config, dtype)
-        rows = 1 if config.tie_word_embeddings else config.vocab_size
-        self.lm_head = Linear(config.hidden_size, rows, False, dtype)
-        if config.tie_word_embeddings:
-            self.tie_head(self.model.embed_tokens)
-        self.finish()
-
-    def hidden_states(self, input_ids, position_ids, start, end, keep=None):
-        return self.model(input_ids, position_ids, start, end, keep)
+    def decoder(self, config: LlamaConfig, dtype) -> RotaryDecoder:
+        dims, rope = config.dims, rope_settings(config)
+        blocks = [LlamaBlock(config, dtype) for _ in range(dims.layers)]
+        return RotaryDecoder(config, blocks, rotary_frequencies(dims.head_dim, rope["rope_theta"], rope), "half", dtype)
 
 
 FAMILY = Family(
