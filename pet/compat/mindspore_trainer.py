@@ -41,7 +41,7 @@ FLAGS = {
     "scale_window": (int, 1000, "with --fp16: good steps until it grows"),
     "seed": (int, 42, "of everything random"),
     "report_interval": (int, 1, "steps between lines of metrics.jsonl"),
-    "load_checkpoint_path": (str, None, "a run or checkpoint directory to go on from"),
+    "load_checkpoint_path": (str, None, "a run or checkpoint directory: to go on from, or what is measured and asked"),
     "optimizer": (str, "adamw", "adamw, lamb, momentum, adam, sgd"),
     "schedule": (str, "linear", "linear, polynomial, cosine, constant"),
     "weight_decay": (float, 0.01, "of matrices"),
@@ -221,12 +221,16 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     loss, held_out = task.get_loss(args), task.eval_data(args) if args.do_eval else None
     objects = Objects(model, args.tokenizer, None, held_out, task.get_feature_fn(args), loss)
     result = None
+    if args.load_checkpoint_path and not args.do_train:
+        put_weights(model, args.load_checkpoint_path)
     if args.do_train:
         objects.train = task.train_data(args)
         result = run(recipe, objects, callbacks=[Main(task.get_eval_fn(args))], eval_rhythm=rhythm)
     elif args.do_eval:
         objects.model = task.get_eval_head(args) or model
         result = measure(recipe, objects)
+        if function := task.get_eval_fn(args):
+            result["main_metric"] = float(function(objects.model, dict(result)))
         print({key: round(value, 6) for key, value in result.items()})
     predict = task.get_pred_fn(args) or task.get_predict_fn(args)
     if args.do_predict:
@@ -234,6 +238,27 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
             raise InputError(f"task {type(task).__name__}: --do_predict needs get_pred_fn or get_predict_fn")
         predict(model, task.test_data(args), args)
     return result
+
+
+def put_weights(model, directory: str | Path) -> None:
+    """Gives a task's model what a run has trained: its adapter, in the place of the model's own, or all weights.
+
+    Raises:
+        InputError: the directory holds neither, or of another model.
+    """
+    from adapters.apply import delete_adapter, list_adapters
+    from adapters.files import load_adapter
+    from model_zoo.checkpoint import load_into
+    from pet.results import find_weights
+
+    weights, adapter = find_weights(directory)
+    if adapter is None:
+        load_into(model, weights)
+        return
+    name = next(iter(list_adapters(model)), None)
+    if name is not None:
+        delete_adapter(model, name)
+    load_adapter(model, adapter, name or "default")
 
 
 class Main:
@@ -311,7 +336,7 @@ def make_recipe(args: argparse.Namespace, task: Task):
     t.finish()
     recipe = from_dict({}, t.settings, name="task", check_files=False)
     recipe.output.force = args.load_checkpoint_path is None
-    if args.load_checkpoint_path:
+    if args.load_checkpoint_path and args.do_train:
         bring_checkpoint(args.load_checkpoint_path, recipe.output.dir)
         recipe.train.resume = True
     return recipe

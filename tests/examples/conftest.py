@@ -116,9 +116,11 @@ def alone(base, tmp_path_factory):
         if name not in done:
             home = tmp_path_factory.mktemp(f"alone_{name}")
             more = {
+                "train": ["--output_dir", "run"],
                 "task": ["--output_dir", "run"],
                 "flagai": ["--save_dir", "run"],
                 "mindspore": ["--output_dir", "run", "--train_batch_size", 4, "--do_predict"]
+                + ["--do_eval", "--save_eval_steps", 2]
                 + ["--allreduce_post_accumulation", "True"],
             }[name]
             done[name] = home / "run", run_inside(home, *arguments(name, base), *more)

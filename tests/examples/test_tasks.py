@@ -124,34 +124,50 @@ leave(0)
 
 @pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses):
-    """Data, tensor and pipeline parallel by distribute_task.py; data parallel by FlagAI's trainer and by a
-    MindsporeTrainer task; all in one job, started by the shell wrapper."""
+    """Data parallel with the optimizer divided, tensor and pipeline parallel by distribute_task.py, which then measures
+    and predicts; data parallel by FlagAI's trainer and by a MindsporeTrainer task; all in one job, started by the shell
+    wrapper."""
     task = [*arguments("task", base), "--use_parallel", "True"]
     runs = [
-        [*task, "--data_parallel", 2, "--batch_size", 2, "--output_dir", "data"],
+        [*arguments("train", base), "--use_parallel", "True", "--data_parallel", 2, "--optimizer_shard", "True"]
+        + ["--batch_size", 2, "--output_dir", "train"],
         [*task, "--model_parallel", 2, "--output_dir", "tensor"],
         [*task, "--pipeline_parallel", 2, "--micro_size", 2, "--batch_size", 2, "--output_dir", "pipeline"],
         [*arguments("flagai", base), "--env_type", "pytorchDDP", "--batch_size", 2, "--save_dir", "flagai"],
         [*arguments("mindspore", base), "--distribute", "--train_batch_size", 2, "--output_dir", "mindspore"],
     ]
-    runs = [[str(word) for word in words] for words in runs]
+    asked = ["distribute_task.py", "--model_type", base, "--load_checkpoint", "tensor", "--use_parallel", "True"]
+    asked += ["--pet_method", "lora", "--model_parallel", 2, "--seq_length", 48]
+    measure = [*asked, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl"]
+    predict = [*asked, "--run_mode", "predict", "--predict_data", "What is 3?", "--max_length", 12]
+    everything = [[str(word) for word in words] for words in [*runs, measure, predict]]
     script = tmp_path / "driver.txt"  # the fixture takes words that end in .py for examples
-    script.write_text(DRIVER.format(examples=str(EXAMPLES), tests=str(Path(__file__).parent), runs=runs))
+    script.write_text(DRIVER.format(examples=str(EXAMPLES), tests=str(Path(__file__).parent), runs=everything))
     # tests share their machine: a worker that waits for a turn does not hang
     options = {"PET_LAUNCH_OPTIONS": "--hang-timeout 120"}
     run("bash", "run_distribute_single_node.sh", f"python {script}", "", "[0,2]", 2, timeout=900, **options)
     said = (tmp_path / "output/log/rank_1/worker.log").read_text()
     assert "process 1 of 2" in said
+    found = [ast.literal_eval(line) for line in said.splitlines() if line.startswith(("{", "[{"))]
+    measured, (answer,) = found[-2:]
+    assert measured["perplexity"] == pytest.approx(held_out_perplexity(base, tmp_path / "tensor/adapter"), rel=1e-4)
     one = losses(alone("task")[0])
     assert one[-1] < one[0]
     # two rows on each of two processes are the four rows of one
-    assert losses(tmp_path / "data") == pytest.approx(one, rel=1e-5)
+    for name in ("train", "flagai", "mindspore"):
+        assert losses(tmp_path / name) == pytest.approx(losses(alone(name)[0]), rel=1e-4)
     assert losses(tmp_path / "tensor") == pytest.approx(one, rel=1e-4)
     assert losses(tmp_path / "pipeline") == pytest.approx(one, rel=1e-4)
-    for name in ("flagai", "mindspore"):
-        assert losses(tmp_path / name) == pytest.approx(losses(alone(name)[0]), rel=1e-4)
-    adapters = [read_file(tmp_path / words[-1] / "adapter/adapter_model.safetensors") for words in runs]
-    assert [sorted(adapter) for adapter in adapters] == [sorted(adapters[0])] * 5
+    names = ("tensor", "pipeline", "flagai", "mindspore")
+    adapters = [read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in names]
+    assert [sorted(adapter) for adapter in adapters] == [sorted(adapters[0])] * len(names)
+    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
+    pet.load_adapter(model, tmp_path / "tensor/adapter")
+    assert answer == pet.pipeline("text_generation", model=model, tokenizer=tokenizer)("What is 3?", max_length=12)[0]
+    # every weight was trained, from those of the base, and what was written is a plain checkpoint
+    trained, start = (read_file(place / "model.safetensors") for place in (tmp_path / "train/model", base))
+    assert sorted(trained) == sorted(start)
+    assert all(np.abs(trained[name] - start[name]).max() > 0 for name in start)
 
 
 def test_unknown_arguments_are_errors(base, run):
