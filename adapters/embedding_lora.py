@@ -56,6 +56,7 @@ class DoRAEmbedding(LoRAEmbedding):
     """DoRA on one embedding table: a magnitude per column, the norm over the vocabulary, as in PEFT."""
 
     needs_base = True
+    starts_from_base = True
 
     def __init__(self, config, site):
         super().__init__(config, site)

@@ -148,8 +148,8 @@ class LoRALinear(AdapterModule):
         rank = config.rank_at(site.path)
         self.scale = config.scale_at(site.path)
         self.transposed = site.transposed
-        self.starts_from_weight = config.init in START
-        if self.starts_from_weight:
+        self.starts_from_base = config.init in START
+        if self.starts_from_base:
             b, a = START[config.init](self.oriented(weight_array(site)), rank, self.scale)
             self.initial_A, self.initial_B = Factor(a), Factor(b)
         else:
@@ -159,6 +159,14 @@ class LoRALinear(AdapterModule):
         self.lora_B.weight.learning_rate_ratio = config.learning_rate_ratio
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
+
+    def follow_base(self, before, after) -> None:
+        if self.starts_from_base and not all(
+            np.array_equal(mine.weight.asnumpy(), first.weight.asnumpy())
+            for mine, first in ((self.lora_A, self.initial_A), (self.lora_B, self.initial_B))
+        ):
+            return  # what was learnt is the difference from the first factors: they stay together
+        super().follow_base(before, after)
 
     def oriented(self, weight):
         """A matrix in the weight's own layout as ``(out, in)``, and back."""
@@ -174,7 +182,7 @@ class LoRALinear(AdapterModule):
             flat = self.dropout(flat)
         inner = self.product(flat, self.lora_A.weight) * scale  # (N, r)
         change = self.product(inner, self.lora_B.weight)  # (N, out)
-        if self.starts_from_weight:
+        if self.starts_from_base:
             inner = self.product(flat, self.initial_A.weight) * scale
             change = change - self.product(inner, self.initial_B.weight)
         return change
@@ -185,14 +193,14 @@ class LoRALinear(AdapterModule):
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
         """B ``(out, k)`` and A ``(k, in)`` in float64 with ΔW = B·A: the scale is in B."""
         b, a = wide(self.lora_B.weight.asnumpy()), wide(self.lora_A.weight.asnumpy())
-        if self.starts_from_weight:
+        if self.starts_from_base:
             b = np.concatenate([b, -wide(self.initial_B.weight.asnumpy())], 1)
             a = np.concatenate([a, wide(self.initial_A.weight.asnumpy())], 0)
         return b * self.scale, a
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = low_rank_product(self.lora_B.weight.asnumpy(), self.lora_A.weight.asnumpy(), self.scale)
-        if self.starts_from_weight:
+        if self.starts_from_base:
             change -= low_rank_product(self.initial_B.weight.asnumpy(), self.initial_A.weight.asnumpy(), self.scale)
         return self.oriented(change)
 

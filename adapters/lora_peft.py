@@ -232,7 +232,7 @@ def pack(arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
             key = path + BASE_LAYER + last
         packed[key] = array
     for path, module in adapter.modules.items():
-        if getattr(module, "starts_from_weight", False):
+        if hasattr(module, "initial_A"):  # PiSSA, OLoRA
             a, b = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
             packed[a] = np.concatenate([packed[a], module.initial_A.weight.asnumpy()], 0)
             packed[b] = np.concatenate([packed[b], -module.initial_B.weight.asnumpy()], 1)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from mindspore import Parameter, nn
 
+from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
 
 
@@ -32,10 +33,12 @@ class AdapterModule(nn.Cell):
 
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
+        starts_from_base: whether its first values are taken out of the base's weights.
     """
 
     changes_input = False
     needs_base = False
+    starts_from_base = False
 
     def __init__(self):
         super().__init__()
@@ -44,6 +47,17 @@ class AdapterModule(nn.Cell):
     def tensors(self) -> dict[str, Parameter]:
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
         raise TypeError(f"{type(self).__name__} must say which tensors it has")
+
+    def follow_base(self, before: AdapterModule, after: AdapterModule) -> None:
+        """Takes over what starts from the base's weights, which have changed, as far as it was not trained since.
+
+        Args:
+            before, after: this module as it would be built on the old weights, and on the new ones.
+        """
+        old, new = dict(before.parameters_and_names()), dict(after.parameters_and_names())
+        for name, parameter in self.parameters_and_names():
+            if np.array_equal(parameter.asnumpy(), old[name].asnumpy()):
+                write_parameter(parameter, new[name].asnumpy())
 
     def why_unmergeable(self) -> str | None:
         """Why this cannot become part of the weight; None when it can."""

@@ -265,6 +265,7 @@ class PromptColumns(AdapterModule):
     def __init__(self, source: nn.Cell, length: int):
         super().__init__()
         self.source, self.length = source, length
+        self.starts_from_base = isinstance(source, PromptTable)
 
     def tensors(self) -> dict[str, Parameter]:
         return self.source.tensors()

@@ -72,6 +72,8 @@ class Registry:
         self.merged_active: tuple[str, ...] = ()
         self.was_trainable: dict[str, bool] = {}
         self.row_flags: list[str] = []  # while a batch mixes adapters: one name per row
+        # asked for by `model_zoo.checkpoint.load_into`, which knows nothing of adapters
+        object.__setattr__(model, "base_loading", self.base_loading)
 
     def get(self, name: str) -> Adapter:
         """The adapter of this name; InputError names those that there are."""
@@ -205,6 +207,12 @@ class Registry:
                 from adapters.merge import merge
 
                 merge(self.model, merged)
+
+    def base_loading(self):
+        """A context in which the base is bare, to load other weights into it (`adapters.restart`)."""
+        from adapters.restart import base_loading
+
+        return base_loading(self)
 
     @contextmanager
     def rows(self, names: list[str]) -> Iterator[None]:

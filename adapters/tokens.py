@@ -30,6 +30,7 @@ class TokenRows(AdapterModule):
     """
 
     needs_base = True
+    starts_from_base = True
 
     def __init__(self, site, ids: list[int]):
         super().__init__()
@@ -67,6 +68,7 @@ class TokenOutputs(AdapterModule):
     """
 
     needs_base = True
+    starts_from_base = True
 
     def __init__(self, site, ids: list[int], shared: TokenRows | None = None):
         super().__init__()

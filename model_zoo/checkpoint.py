@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -270,7 +271,8 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
     """Assigns a checkpoint to a model's parameters, tensor by tensor, straight from the mapped file.
 
     Args:
-        model: a `CausalLM`. Parameters that an adapter added are left alone.
+        model: a `CausalLM`. Of what an adapter added, only what starts from the base's weights changes with them, as
+            far as it has not been trained: it is then as if the adapter had been put on the loaded model.
         directory: checkpoint directory, or an open `Checkpoint`.
         dtype: floating-point type the parameters are given; ``None`` keeps the type each was created with.
 
@@ -282,13 +284,14 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
             return load_into(model, checkpoint, dtype)
     checkpoint = directory
     target = float_name(dtype) if dtype is not None else None
-    parameters = base_parameters(model)
     family = model.family
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    sources, copies = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
-    check_tied(checkpoint, sources, copies)
-    for name, stored in sources.items():
-        assign(parameters[name], checkpoint, stored, target)
+    with getattr(model, "base_loading", nullcontext)():
+        parameters = base_parameters(model)
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        sources, copies = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
+        check_tied(checkpoint, sources, copies)
+        for name, stored in sources.items():
+            assign(parameters[name], checkpoint, stored, target)
     model.loaded_from = str(checkpoint.directory)  # where tokenizer and licence are, for those who save it again
     return None
 

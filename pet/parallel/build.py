@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import mindspore as ms
 
+from adapters.registry import registry
 from model_zoo.auto import MODEL_OF, AutoConfig, stored_dtype
 from model_zoo.floats import float_name
 from pet.names import find_model
@@ -16,8 +17,8 @@ def divided_model(recipe, world, tokenizer, attach: Callable | None = None):
     """This process's part of the recipe's model, with its adapter, or with what ``attach(model)`` puts on it.
 
     The whole model is built without its weights, which takes no memory, and cut; then the part is read from the files.
-    Where the start depends on whole weights (random ones, PiSSA, OLoRA, a prefix that begins as a text), each process
-    loads the whole first.
+    Where the start depends on whole weights (random ones, PiSSA, OLoRA, a prefix that begins as a text, prompts and
+    trained rows that begin as rows of the embedding), each process loads the whole first.
 
     Raises:
         InputError: as `pet.train.prepare.load_model` and `attach_adapter`; heads or layers that cannot be divided.
@@ -25,22 +26,33 @@ def divided_model(recipe, world, tokenizer, attach: Callable | None = None):
     from pet.train.prepare import attach_adapter, load_model
 
     section, adapter = recipe.model, recipe.adapter
-    from_whole = getattr(adapter, "init", None) in ("pissa", "olora") or getattr(adapter, "init_text", None)
-    if section.from_scratch or section.config or (from_whole and attach is None):
-        model = load_model(recipe)
-        if attach is None:
-            attach_adapter(model, recipe, tokenizer)
-        else:
-            attach(model)
-        return world.prepare(model)
-    directory = find_model(section.path)
-    dtype = stored_dtype(directory) if section.dtype == "auto" else section.dtype
-    config = AutoConfig.from_pretrained(directory)
-    model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
-    if attach is not None or (adapter.method != "none" and adapter.load is not None):
-        model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
+    fresh = attach is None and getattr(adapter, "load", None) is None
     if attach is None:
-        attach_adapter(model, recipe, tokenizer)
-    else:
+
+        def attach(model):
+            attach_adapter(model, recipe, tokenizer)
+
+    known = fresh and (getattr(adapter, "init", None) in ("pissa", "olora") or getattr(adapter, "init_text", None))
+    if not (section.from_scratch or section.config or known):
+        directory = find_model(section.path)
+        dtype = stored_dtype(directory) if section.dtype == "auto" else section.dtype
+        config = AutoConfig.from_pretrained(directory)
+        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
+        if not fresh:
+            model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)
-    return world.prepare(model, directory)
+        if not starts_from_base(model):
+            return world.prepare(model, directory)
+    model = load_model(recipe)
+    attach(model)
+    return world.prepare(model)
+
+
+def starts_from_base(model) -> bool:
+    """Whether a fresh adapter begins with something out of the base's weights that `load_parts` does not fill in."""
+    return any(
+        module.starts_from_base
+        for adapter in registry(model).adapters.values()
+        if not adapter.source
+        for module in adapter.modules.values()
+    )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
-from adapters.apply import apply, disable_adapters
+from adapters.apply import apply, disable_adapters, trainable_parameters
+from adapters.bitfit import BitFitConfig
 from adapters.files import load_adapter
 from adapters.lora import LoRAConfig
 from adapters.merge import merge, unmerge
+from adapters.prefix import PrefixConfig
+from adapters.prompt import PromptConfig
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint import load_into, open_checkpoint, read_config
 from model_zoo.errors import InputError
 from model_zoo.fingerprint import fingerprint
 from model_zoo.saving import save_pretrained
+from pet.parallel.build import starts_from_base
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -28,6 +33,48 @@ def test_base_loads_before_or_after_wrapping(name, fixtures):
     assert np.abs(first(ids).asnumpy() - second(ids).asnumpy()).max() > 0.1
     load_into(second, fixtures / name)
     np.testing.assert_array_equal(first(ids).asnumpy(), second(ids).asnumpy())
+
+
+STARTING_FROM_THE_BASE = {
+    "dora": LoRAConfig(rank=2, use_dora=True, targets=["c_attn", "wte"]),
+    "pissa": LoRAConfig(rank=2, init="pissa", bias="all"),
+    "tokens": LoRAConfig(rank=2, trainable_tokens=[3, 9]),
+    "whole": LoRAConfig(rank=2, modules_to_save=["lm_head"]),
+    "prompt": PromptConfig(length=3),
+    "prefix": PrefixConfig(length=3, init_ids=[5, 6, 7]),
+    "bitfit": BitFitConfig(),
+}
+
+
+@pytest.mark.parametrize("method", STARTING_FROM_THE_BASE)
+def test_what_starts_from_the_base_starts_from_the_one_that_is_loaded(method, fixtures):
+    """Applied and then loaded is loaded and then applied, but for what was trained in between."""
+
+    def arrays(model):
+        return {parameter.name: parameter.asnumpy().copy() for parameter in model.get_parameters()}
+
+    base, ids = fixtures / "gpt2", np.load(fixtures / "gpt2" / "ref.npz")["input_ids"]
+    expected = apply(AutoModel.from_pretrained(base), STARTING_FROM_THE_BASE[method])
+    model = apply(AutoModel.from_config(read_config(base), seed=5), STARTING_FROM_THE_BASE[method])
+    # a process that holds a part of the model cannot take these out of its part, and loads the whole first
+    assert starts_from_base(model) == (method in ("dora", "pissa", "tokens", "prompt"))
+    load_into(model, base)
+    found, wanted = arrays(model), arrays(expected)
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
+    np.testing.assert_array_equal(model(ids).asnumpy(), expected(ids).asnumpy())
+    # what has been trained stays; what only goes with the weights follows them
+    trained = apply(AutoModel.from_config(read_config(base), seed=5), STARTING_FROM_THE_BASE[method])
+    for parameter in trainable_parameters(trained):
+        parameter.set_data(Tensor(parameter.asnumpy() + 0.25))
+    before = arrays(trained)
+    load_into(trained, base)
+    after, weights = arrays(trained), {parameter.name for parameter in trainable_parameters(trained)}
+    for name, array in after.items():
+        if name in weights or ".initial_" in name:
+            assert np.array_equal(array, before[name]), name
+        else:
+            assert np.array_equal(array, wanted[name]), name
 
 
 @pytest.mark.parametrize("name", FIXTURES)
