@@ -22,7 +22,7 @@ from adapters.registry import Adapter, registry
 from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
 from model_zoo.files import atomic_write, read_json
-from model_zoo.fingerprint import fingerprint
+from model_zoo.fingerprint import fingerprint, glance
 from model_zoo.safetensors_io import SafetensorsFile, write_file
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -101,8 +101,16 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
 
 
 def known_fingerprint(model: nn.Cell) -> str:
-    """The base's fingerprint; one process of many holds a part of the base only, and has been told it."""
-    return getattr(model, "base_fingerprint", None) or fingerprint(model.config.to_dict(), model)
+    """The base's fingerprint, kept on the model for as long as its weights are the same: a chat with ten adapters and
+    a run with ten checkpoints hash a base once. One process of many holds a part of the base, and has been told it."""
+    told = getattr(model, "base_fingerprint", None)
+    if told:
+        return told
+    seen, kept = glance(model), model.__dict__.get("_fingerprint", (None, ""))
+    if kept[0] != seen:
+        kept = (seen, fingerprint(model.config.to_dict(), model))
+        object.__setattr__(model, "_fingerprint", kept)
+    return kept[1]
 
 
 def knows(model: nn.Cell) -> bool:

@@ -223,12 +223,8 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     if recipe.adapter.method == "none":
         save_model(model, prepared.tokenizer, directory / "model")
         return "model"
-    from adapters.files import known_fingerprint, knows, save_adapter
-    from adapters.registry import registry
+    from adapters.files import save_adapter
 
-    if knows(model) and getattr(model, "base_fingerprint", None) is None:
-        with registry(model).disabled():  # frozen throughout the run: once is enough for all its checkpoints
-            model.base_fingerprint = known_fingerprint(model)
     model.base_name = recipe.model.path  # a bundled name, or an absolute path
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)

@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 import pet
 from adapters.registry import registry
 from model_zoo.checkpoint import write_parameter
+from model_zoo.errors import InputError
+from model_zoo.fingerprint import fingerprint
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "chatglm1", "chatglm2", "glm4_0414"]
@@ -367,3 +369,23 @@ def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):
     np.testing.assert_array_equal(again.astype(ms.float32).asnumpy(), before)
     pet.save_adapter(model, tmp_path / "again")
     assert (tmp_path / "again" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
+
+
+def test_a_base_is_hashed_once_as_long_as_it_is_the_same(fixtures, tmp_path, monkeypatch):
+    from adapters import files
+
+    hashed = []
+    monkeypatch.setattr(files, "fingerprint", lambda *given: hashed.append(1) or fingerprint(*given))
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    pet.apply_lora(model, rank=2)
+    for name in ("first", "second"):
+        pet.save_adapter(model, tmp_path / name)
+        pet.load_adapter(model, tmp_path / name, name=name)
+    assert len(hashed) == 1
+    row = model.model.layers[1].mlp.down_proj.weight
+    values = row.asnumpy().copy()
+    values[5] += 1.0  # one row of one matrix
+    row.set_data(ms.Tensor(values))
+    with pytest.raises(InputError, match="made on another base"):
+        pet.load_adapter(model, tmp_path / "first", name="third")
+    assert len(hashed) == 2
