@@ -9,13 +9,15 @@ import argparse
 from pet.compat.command_line import add_switch, read, script
 from pet.compat.mindformers import Trainer
 from pet.compat.modelarts import Upload, expand
+from pet.compat.yaml_files import run_mode_of
 
 
 def main() -> None:
     """Reads the file, lets the command line have the last word, and runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
-    parser.add_argument("--run_mode", default="finetune", choices=["train", "finetune", "eval", "predict"])
+    modes = ["train", "finetune", "eval", "predict"]
+    parser.add_argument("--run_mode", choices=modes, help="default: what the file says, or finetune")
     parser.add_argument("--train_dataset_dir")
     parser.add_argument("--eval_dataset_dir")
     parser.add_argument("--predict_data")
@@ -40,6 +42,7 @@ def main() -> None:
         "only_save_strategy": options.only_save_strategy,
         "use_parallel": options.use_parallel,
     }
+    mode = options.run_mode or run_mode_of(options.config) or "finetune"
     upload = Upload(options.remote_save_url) if options.remote_save_url else None
     trainer = Trainer(
         recipe=options.config,
@@ -52,11 +55,11 @@ def main() -> None:
     )
     if options.only_save_strategy:
         return
-    if options.run_mode == "eval":
+    if mode == "eval":
         print(trainer.evaluate())
-    elif options.run_mode == "predict":
+    elif mode == "predict":
         print(trainer.predict(input_data=options.predict_data))
-    elif options.run_mode == "train":
+    elif mode == "train":
         trainer.train(resume=options.resume_training)
     else:
         trainer.finetune(resume=options.resume_training)

@@ -40,14 +40,14 @@ def main(arguments: Sequence[str]) -> int:
     is_run = run.is_dir()
     if is_run and not (run / "recipe.yaml").is_file():
         raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
+    from pet.compat.yaml_files import load_any
     from pet.parallel.environment import read_job
-    from pet.recipe.loading import load
 
     job = read_job()
     # a model is measured whole, however it was divided for training, unless this call says otherwise
     copies = 1 if any(word.startswith("parallel.") for word in options.overrides) else job.size
     layout = [f"parallel.data={copies}", "parallel.tensor=1", "parallel.pipeline=1", "parallel.micro_batches=1"]
-    recipe = load(run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides])
+    recipe = load_any(run / "recipe.yaml" if is_run else options.recipe, [*layout, *options.overrides])
     if recipe.parallel.pipeline > 1:
         raise InputError(
             f"{recipe.where('parallel.pipeline')}: pet evaluate has no pipeline; give parallel.data=N for speed, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
@@ -25,8 +26,12 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="go on with the run in output.dir")
     parser.add_argument("--force", action="store_true", help="delete another run that lies in output.dir")
     options = parser.read(arguments)
-    from pet.compat.yaml_files import load_any
+    from pet.compat.yaml_files import load_any, run_mode_of
 
+    mode = run_mode_of(options.recipe)
+    if mode in ("eval", "predict"):
+        other = {"eval": f"pet evaluate {options.recipe} --base", "predict": "pet predict"}[mode]
+        raise InputError(f"{options.recipe}: run_mode is {mode}, which is no training; see {other}")
     overrides = [*options.overrides]
     overrides += ["train.resume=true"] if options.resume else []
     overrides += ["output.force=true"] if options.force else []

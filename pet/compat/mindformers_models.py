@@ -13,7 +13,7 @@ import numpy as np
 from model_zoo import glm, glm4, gpt, llama
 from model_zoo import tokenizers as own
 from model_zoo.checkpoint import load_into
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
@@ -22,86 +22,11 @@ from pet.auto import AutoConfig, AutoModel, AutoTokenizer
 from pet.compat.ckpt import converted, find_ckpt, is_ckpt
 from pet.compat.ckpt_names import Form
 from pet.compat.ckpt_view import MindFormersCheckpoint
+from pet.compat.mindformers_config import GLM2_NAMES, GLM_NAMES, GPT2_NAMES, LLAMA_NAMES, config_values
 from pet.compat.mindformers_generation import NAMES as GENERATION
 from pet.compat.mindformers_generation import give_defaults
 from pet.compat.presets import bare_name
 from pet.names import find_tokenizer
-
-# Arguments that say how MindFormers runs or stores a model; the results are the same without them.
-WITHOUT_MEANING = {
-    *("use_past", "batch_size", "use_flash_attention", "use_prompt_flash_attention", "use_incre_flash_attention"),
-    *("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype", "param_init_type"),
-    *("layernorm_compute_dtype", "softmax_compute_dtype", "embedding_init_type", "parallel_config", "moe_config"),
-    *("checkpoint_name_or_path", "offset", "type", "name", "use_paged_attention", "block_size", "num_blocks"),
-    *("is_dynamic", "qkv_concat", "fine_grain_interleave", "use_ring_attention", "is_first_iteration", "model_name"),
-    *(
-        "qkv_concat",
-        "mlp_concat",
-        "use_rearrange_rope",
-        "initializer_range",
-        "bos_token",
-        "eos_token",
-        "pad_token",
-        "ignore_token_id",
-        "model_type",
-    ),
-}
-# MindFormers' names -> the names in a config.json
-GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "num_attention_heads": "n_head",
-    "seq_length": "n_positions",
-    "max_position_embeddings": "n_positions",
-    "layernorm_epsilon": "layer_norm_epsilon",
-    "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
-}
-LLAMA_NAMES = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "seq_length": "max_position_embeddings",
-    "theta": "rope_theta",
-}
-GLM_NAMES = {
-    "num_heads": "num_attention_heads",
-    "seq_length": "max_sequence_length",
-    "layernorm_epsilon": "layernorm_epsilon",
-    "gmask_token_id": "gmask_token_id",
-}
-GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
-RENAMED_VALUES = {("activation_function", "gelu"): "gelu_new"}
-
-
-def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
-    """A config.json's dictionary for MindFormers' arguments.
-
-    Raises:
-        InputError: an argument that neither side knows.
-    """
-    import dataclasses
-
-    fields = {field.name for field in dataclasses.fields(cls)} - {"extra"}
-    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
-    values, problems = {}, []
-    for name, value in given.items():
-        key = names.get(name, name)
-        if value is None:
-            continue
-        if key in fields or key in tokens:
-            values[key] = RENAMED_VALUES.get((key, value), value)
-        elif key.endswith("dropout_rate") or key.endswith("_dropout") or key in ("embedding_dropout_prob",):
-            if value:
-                problems.append(
-                    f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
-                )
-        elif key not in WITHOUT_MEANING and key not in GENERATION:
-            problems.append(f"{cls.__name__} has no {name!r}{nearest(name, [*names, *sorted(fields)])}")
-    if problems:
-        raise InputError.collect(problems)
-    return values
 
 
 class _Config:
@@ -125,9 +50,17 @@ class _Config:
 
 
 class GPT2Config(_Config):
-    """``GPT2Config(hidden_size=768, num_layers=12, num_heads=12, seq_length=1024)``."""
+    """``GPT2Config(hidden_size=768, num_layers=12, num_heads=12, seq_length=1024)``.
+
+    The feed-forward is ``expand_ratio`` times as wide as the model.
+    """
 
     _own, _names = gpt.GPT2Config, GPT2_NAMES
+
+    def __new__(cls, expand_ratio: int | None = None, **given):
+        if expand_ratio is not None and given.get("intermediate_size") is None:
+            given["intermediate_size"] = expand_ratio * given.get("hidden_size", 768)
+        return super().__new__(cls, **given)
 
 
 class LlamaConfig(_Config):

@@ -6,14 +6,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.counting import layout_of
+from model_zoo.counting import sizes as sizes_of
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt_names import Form
+from pet.compat.mindformers_config import unsupported
 from pet.compat.presets import split_name
 from pet.recipe.source import read
 
-CLASSES = ("GPT2Config", "LlamaConfig", "GLMConfig", "ChatGLM2Config")
+# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
+CLASSES = {
+    "GPT2Config": (("gpt2",), "gpt2"),
+    "LlamaConfig": (("llama",), "llama_7b"),
+    "GLMConfig": (("chatglm",), "glm_6b"),
+    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
+}
+SIZES = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_heads": "heads",
+    "num_attention_heads": "heads",
+    "n_kv_heads": "kv_heads",
+    "intermediate_size": "ffn",
+    "ffn_hidden_size": "ffn",
+    "inner_hidden_size": "ffn",
+    "padded_vocab_size": "vocab",
+    "vocab_size": "vocab",
+    "hidden_size_per_attention_head": "head_dim",
+}
+"""Sizes by MindFormers' names, and by ours."""
+NUMBERS = {"rms_norm_eps": "rms_norm_eps", "layernorm_epsilon": "layernorm_epsilon", "theta": "rope_theta"}
+"""Further numbers of model_config, and what a config.json calls them."""
 # of model_config, but nothing of the architecture
-BESIDE = ("type", "pet_config", "checkpoint_name_or_path", "qkv_concat", "mlp_concat", "use_rearrange_rope")
+BESIDE = (
+    "type",
+    "pet_config",
+    "checkpoint_name_or_path",
+    "qkv_concat",
+    "mlp_concat",
+    "use_rearrange_rope",
+    "hidden_size_per_attention_head",
+)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -56,13 +89,55 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     kind, sizes = section.get("type"), {key: value for key, value in section.items() if key not in BESIDE}
     if kind is not None and kind not in CLASSES:
         raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
-    if kind is not None and any(key in sizes for key in ("hidden_size", "num_layers")):
+    if kind is not None and says_sizes(values):
+        sizes = {key: value for key, value in sizes.items() if key not in dropouts(values)}
         from pet.compat import mindformers_models
 
         return getattr(mindformers_models, kind)(**sizes).to_dict()
     if name in preset_names() or name in bundled_models():
         return model_config(name)
     raise InputError("model.model_config: says neither the sizes of the model (hidden_size, num_layers …) nor its name")
+
+
+def says_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether the file says how large its model is."""
+    section = model_section(values)
+    return "hidden_size" in section or "num_layers" in section
+
+
+def dropouts(values: Mapping[str, Any]) -> list[str]:
+    """The keys of model_config that turn on dropout of the base."""
+    section = model_section(values)
+    return [key for key in section if key.endswith(("dropout_rate", "_dropout", "dropout_prob")) and section[key]]
+
+
+def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """What a file says otherwise than the config.json of the checkpoint that it names."""
+    section, layout = model_section(values), layout_of(config)
+    kind = section.get("type")
+    if kind in CLASSES and layout not in CLASSES[kind][0]:
+        return [f"type: {kind}, but the checkpoint's model_type is {config.get('model_type')!r}"]
+    there = sizes_of(config)
+    pairs = {name: getattr(there, size) for name, size in SIZES.items()}
+    if layout == "chatglm2":
+        del pairs["vocab_size"]  # of the tokenizer; the matrices have padded_vocab_size
+    if section.get("multi_query_attention"):
+        pairs["multi_query_group_num"] = there.kv_heads
+    known = {**(config.get("rope_parameters") or {}), **config}
+    pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
+    return unsupported(section) + [
+        f"{name}: {section[name]}, but the model has {value}"
+        for name, value in pairs.items()
+        if section.get(name) is not None and not _equal(section[name], value)
+    ]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As numbers."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return False
 
 
 def config_of_file(path: Path) -> dict[str, Any]:

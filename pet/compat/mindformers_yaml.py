@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import InputError
 from pet.compat.mindformers_callbacks import translate_callbacks
 from pet.compat.mindformers_parallel import translate_parallel
+from pet.compat.mindformers_sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
 from pet.compat.presets import split_name
 from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice, clip, method_of
 
@@ -43,7 +46,7 @@ TOP = {
     "context": ACCELERATOR,
     "parallel": ACCELERATOR,
     "metric": Ignored("eval.metrics says what is measured"),
-    "processor": Ignored("the tokenizer lies beside the checkpoint"),
+    "processor": lambda t, n, v: _tokenizer(t, n, v),
     "auto_tune": ACCELERATOR,
     "filepath_prefix": ACCELERATOR,
     "autotune_per_step": ACCELERATOR,
@@ -57,6 +60,9 @@ TOP = {
     },
     "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
     "infer": ACCELERATOR,
+    "local_rank": ACCELERATOR,
+    "device_num": ACCELERATOR,
+    "moe_config": lambda t, n, v: _experts(t, n, v),
     "trust_remote_code": ACCELERATOR,
     "lr_scale": Refused("give the learning rate itself"),
     "lr_scale_factor": Ignored("lr_scale is off"),
@@ -108,8 +114,8 @@ SCHEDULE = {
     "warmup_ratio": lambda t, n, v: t.put("train.warmup", float(v)),
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
     "lr_end": _final,
-    "total_steps": Ignored("the schedule ends with the run"),
-    "warmup_lr_init": Ignored("the warm-up starts at zero"),
+    "total_steps": Refused("the schedule ends with the run; leave it -1"),
+    "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
 }
 PET = {
@@ -196,17 +202,29 @@ def _model(t: Translation, values: dict[str, Any]) -> None:
     path = values.get("load_checkpoint") or config.get("checkpoint_name_or_path") or named
     path, lora = split_name(path)
     mode = str(values.get("run_mode") or "finetune")
+    from pet.names import model_config, preset_names
+
+    scratch = mode == "train" and (path is None or path in preset_names())
+    if scratch and says_sizes(values):
+        path = path or CLASSES.get(config.get("type"), (None, None))[1]
+        try:
+            t.put("model.config", config_of(values))
+        except InputError as error:
+            t.refuse("model.model_config", str(error))
+        else:
+            _compare(t, values, t.get("model.config"))
     if path is None:
         t.refuse("load_checkpoint", "is missing; give a Hugging Face checkpoint directory")
         return
     t.put("model.path", str(path))
     pet = _section(config, "pet_config")
-    from pet.names import preset_names
-
-    if path in preset_names() and mode == "train":
+    if scratch:
         t.put("model.from_scratch", True)
-    if config:
-        t.ignore("model.model_config", "sizes stand in the checkpoint's config.json, or belong to the preset's name")
+    elif config:
+        with contextlib.suppress(InputError):  # not there; or a .ckpt file, which is read by the file's own sizes
+            _compare(t, values, model_config(path))
+    if off := dropouts(values):
+        t.ignore("model.model_config", f"{', '.join(off)}: the base's own dropout is off")
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
     if pet:
@@ -219,8 +237,31 @@ def _model(t: Translation, values: dict[str, Any]) -> None:
         t.put("adapter.method", "none")
 
 
+def _experts(t: Translation, name: str, value: Any) -> None:
+    if ((value or {}).get("expert_num") or 1) > 1:
+        t.refuse(f"{name}.expert_num", f"{value['expert_num']}: there are no expert layers")
+    else:
+        t.ignore(name, "there are no expert layers")
+
+
+def _tokenizer(t: Translation, name: str, value: Any) -> None:
+    """The directory of the vocabulary that the file names, where there is one; else the checkpoint's own."""
+    file = (value.get("tokenizer") or {}).get("vocab_file")
+    if file and Path(file).is_file():
+        t.put("model.tokenizer", str(Path(file).parent))
+    else:
+        t.ignore(name, "the tokenizer lies beside the checkpoint")
+
+
+def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """The sizes are the checkpoint's; a file that says others describes another model."""
+    for problem in contradictions(values, config):
+        name, _, why = problem.partition(": ")
+        t.refuse(f"model.model_config.{name}", why)
+
+
 def _wrapper(t: Translation, wrapper: dict[str, Any]) -> None:
-    if "use_clip_grad" in wrapper and not wrapper["use_clip_grad"]:
+    if wrapper and not wrapper.get("use_clip_grad"):  # off unless it is turned on
         t.settings["train.clip_norm"] = None
     elif wrapper.get("max_grad_norm") is not None:
         clip(t, "max_grad_norm", wrapper["max_grad_norm"])

@@ -30,6 +30,17 @@ def _targets(t: Translation, name: str, value: Any) -> None:
     t.put("adapter.targets", ["all-linear" if word in ("all", "all-linear") else word for word in words])
 
 
+# templates of the families here: what their own tokenizers make of a conversation
+TEMPLATES = ("default", "empty", "llama2", "llama3", "mistral", "qwen", "chatglm2", "chatglm3", "glm4")
+
+
+def _template(t: Translation, name: str, value: Any) -> None:
+    if value not in TEMPLATES:
+        t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
+    else:
+        t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+
+
 LLAMA_FACTORY = {
     **ARGUMENTS,
     "model_name_or_path": "model.path",
@@ -48,7 +59,7 @@ LLAMA_FACTORY = {
     "dataset": lambda t, n, v: None,
     "eval_dataset": lambda t, n, v: None,
     "dataset_dir": lambda t, n, v: None,
-    "template": Ignored("the prompt is that of the model's own tokenizer; see data.template"),
+    "template": _template,
     "default_system": "data.system",
     "cutoff_len": "data.max_length",
     "max_samples": "data.max_samples",
@@ -67,7 +78,7 @@ LLAMA_FACTORY = {
     "pure_bf16": lambda t, n, v: t.put("train.precision", "bf16") if v else None,
     "quantization_bit": QUANTISED,
     "quantization_method": Ignored("quantization_bit is off"),
-    "rope_scaling": MODEL,
+    "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
     "trust_remote_code": MODEL,
     "save_only_model": Refused("checkpoints can be resumed from"),
     "predict_with_generate": lambda t, n, v: t.put("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
@@ -152,6 +163,13 @@ def _axolotl_data(t: Translation, name: str, value: Any) -> None:
         t.put("data.format", formats.pop() if len(formats) == 1 else "auto")
 
 
+def _special_tokens(t: Translation, name: str, value: Any) -> None:
+    if set(value) - {"pad_token"}:
+        t.refuse(name, f"{', '.join(sorted(value))}: the tokenizer keeps its own")
+    else:
+        t.ignore(name, "padding is masked, whatever token it is")
+
+
 AXOLOTL = {
     "base_model": "model.path",
     "base_model_config": MODEL,
@@ -160,7 +178,7 @@ AXOLOTL = {
     "tokenizer_config": "model.tokenizer",
     "trust_remote_code": MODEL,
     "is_llama_derived_model": MODEL,
-    "special_tokens": Refused("the tokenizer keeps its own"),
+    "special_tokens": _special_tokens,
     "adapter": Refused("lora is supported; weights are not quantised", harmless=(None, "", "lora")),
     "lora_model_dir": "adapter.load",
     "lora_r": "adapter.rank",

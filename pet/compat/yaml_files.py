@@ -93,6 +93,12 @@ def load_any(
     return recipe
 
 
+def run_mode_of(path: str | os.PathLike) -> str | None:
+    """What a MindFormers file is for: train, finetune, eval, predict; None where it does not say, and for others."""
+    kind, _, values = values_of(path)
+    return values.get("run_mode") if kind == "mindformers" else None
+
+
 def held_out_of(path: str | os.PathLike) -> Any:
     """The evaluation data that a MindFormers file names, also where its ``do_eval`` is off; None for other files."""
     kind, _, values = values_of(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ MINDFORMERS = """
 seed: 7
 run_mode: finetune
 output_dir: ./out
-load_checkpoint: {base}
+load_checkpoint: llama_tiny
 resume_training: False
 context: {{mode: 0, device_target: Ascend, enable_graph_kernel: True}}
 use_parallel: {parallel}
@@ -37,7 +38,10 @@ eval_epoch_interval: 1
 model:
   model_config:
     type: LlamaConfig
-    hidden_size: 4096
+    hidden_size: 128
+    n_kv_heads: 2
+    rms_norm_eps: 1e-5
+    hidden_dropout_rate: 0.1
     seq_length: 64
     pet_config: {{pet_type: lora, lora_rank: 16, lora_alpha: 32, lora_dropout: 0.05, target_modules: '.*wq|.*wv'}}
   arch: {{type: LlamaForCausalLM}}
@@ -57,7 +61,7 @@ def write(path, text):
 
 def test_mindformers(base, tmp_path):
     recipe = load_any(write(tmp_path / "run_llama.yaml", MINDFORMERS.format(base=base, parallel=True)))
-    assert recipe.model.path == str(base)
+    assert recipe.model.path == "llama_tiny"
     assert recipe.adapter.model_dump(include={"method", "rank", "alpha", "dropout", "targets"}) == {
         "method": "lora",
         "rank": 16,
@@ -82,6 +86,7 @@ def test_converted_text_is_the_same_recipe(base, tmp_path):
     text, ignored = convert(file)
     assert any(line.startswith("context: ") for line in ignored)
     assert any(line.startswith("parallel_config: use_parallel is off") for line in ignored)
+    assert "model.model_config: hidden_dropout_rate: the base's own dropout is off" in ignored
     assert all(f"# ignored: {line}" in text for line in ignored)
     again = load_any(write(tmp_path / "recipe.yaml", text))
     assert again == load_any(file)
@@ -96,6 +101,83 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
     assert "layer_scale" in str(error.value)
     assert "no_such_key: is not known" in str(error.value)
     assert "layer_decay:" not in str(error.value)
+    # a file that describes another model than the checkpoint is, or an engine's setting that is none of speed alone
+    for old, new, message in (
+        ("hidden_size: 128", "hidden_size: 4096", "model_config.hidden_size: 4096, but the model has 128"),
+        ("rms_norm_eps: 1e-5", "rms_norm_eps: 1e-6", "model_config.rms_norm_eps: 1e-06, but the model has 1e-05"),
+        ("type: LlamaConfig", "type: GPT2Config", "GPT2Config, but the checkpoint's model_type is 'llama'"),
+        ("n_kv_heads: 2", "extend_method: NTK", "extend_method: 'NTK' is not supported"),
+        ("total_steps: -1", "total_steps: 500", "lr_schedule.total_steps: 500"),
+        ("lr_end: 1.e-5", "warmup_lr_init: 1.e-5", "lr_schedule.warmup_lr_init"),
+        ("seed: 7", "moe_config: {expert_num: 4}", "moe_config.expert_num: 4"),
+    ):
+        changed = MINDFORMERS.format(base=base, parallel=False).replace(old, new)
+        with pytest.raises(InputError, match=re.escape(message)):
+            load_any(write(tmp_path / "run.yaml", changed))
+
+
+# What MindFormers' own files say of a model, besides its sizes.
+ENGINE = {
+    "batch_size": 1, "use_flash_attention": False, "use_prompt_flash_attention": False, "param_init_type": "float16",
+    "layernorm_compute_type": "float32", "softmax_compute_type": "float32", "compute_dtype": "float16",
+    "checkpoint_name_or_path": "", "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0, "repetition_penalty": 1,
+    "max_decode_length": 64, "top_k": 5, "top_p": 1, "do_sample": True, "use_past": False, "seq_length": 64,
+    "hidden_size": 64, "num_layers": 2,
+}  # fmt: skip
+WHOLE = {
+    "GPT2Config": (
+        {"vocab_size": 300, "num_heads": 4, "expand_ratio": 3, "hidden_act": "gelu", "hidden_dropout_rate": 0.1},
+        (2, 64, 4, 4, 16, 192, 300, 64),
+    ),
+    "LlamaConfig": (
+        {"vocab_size": 320, "num_heads": 4, "n_kv_heads": 2, "multiple_of": 64, "rms_norm_eps": 1e-6, "offset": 0,
+         "rotary_dtype": "float16", "pretrain_seqlen": 2048, "extend_method": "None", "ignore_token_id": -100},
+        (2, 64, 4, 2, 16, 192, 320, 64),
+    ),
+    "GLMConfig": (
+        {"vocab_size": 1300, "num_heads": 4, "inner_hidden_size": 256, "layernorm_order": "post", "ignore_index": -100,
+         "embedding_dropout_prob": 0.0, "hidden_size_per_attention_head": None, "use_final_layernorm": True,
+         "activation_func": "GELU", "position_encoding_2d": True, "is_enhanced_encoder": True, "mask_token_id": 3},
+        (2, 64, 4, 4, 16, 256, 1300, 64),
+    ),
+    "ChatGLM2Config": (
+        {"padded_vocab_size": 650, "ffn_hidden_size": 128, "kv_channels": 16, "num_attention_heads": 4, "rope_ratio": 1,
+         "multi_query_attention": True, "multi_query_group_num": 2, "rmsnorm": True, "add_qkv_bias": True,
+         "bias_dropout_fusion": True, "attention_softmax_in_fp32": True, "quantization_bit": 0, "pre_seq_len": None,
+         "prefix_projection": False, "gmask_token_id": 64790, "hidden_dropout": 0.0},
+        (2, 64, 4, 2, 16, 128, 650, 64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_file_that_trains_from_nothing_says_the_sizes(base, tmp_path, kind):
+    """The whole of what MindFormers' files of each family have in them."""
+    from model_zoo.counting import sizes
+
+    more, expected = WHOLE[kind]
+    file = {
+        "run_mode": "train",
+        "load_checkpoint": "",
+        "trainer": {"type": "CausalLanguageModelingTrainer"},
+        "model": {"model_config": {"type": kind, **ENGINE, **more}},
+        "train_dataset": {"data_loader": {"dataset_dir": str(base / "data.jsonl")}},
+        "processor": {"tokenizer": {"vocab_file": str(base / "vocab.json")}},
+    }
+    recipe = load_any(write(tmp_path / "run.yaml", yaml.safe_dump(file)))
+    assert recipe.model.from_scratch
+    assert recipe.model.tokenizer == str(base)
+    assert sizes(recipe.model.config)[:8] == expected
+    assert recipe.data.max_length == 64
+
+
+def test_what_a_file_is_for(base, tmp_path, capsys):
+    from pet.cli.main import main
+
+    text = MINDFORMERS_SMALL.format(base=base).replace("run_mode: finetune", "run_mode: eval")
+    write(tmp_path / "job.yaml", text)
+    assert main(["finetune", "job.yaml"]) == 2
+    assert "run_mode is eval, which is no training; see pet evaluate job.yaml --base" in capsys.readouterr().err
 
 
 def test_llama_factory(base, tmp_path):
@@ -133,8 +215,13 @@ def test_llama_factory(base, tmp_path):
     assert recipe.data.columns == {"prompt": "question", "answer": "reply"}
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
-    with pytest.raises(InputError, match="quantization_bit: 4: weights are not quantised"):
-        load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, "quantization_bit": 4})))
+    for more, message in (
+        ({"quantization_bit": 4}, "quantization_bit: 4: weights are not quantised"),
+        ({"template": "alpaca"}, "template: 'alpaca': the prompt is that of the model's own tokenizer"),
+        ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, **more})))
 
 
 def test_axolotl(base, tmp_path):
