@@ -1,6 +1,7 @@
-"""A small run with everything that a resume must bring back: dropout, noise, accumulation, schedule, evaluation.
+"""A small run with everything that a resume must bring back: dropout, noise, accumulation, schedule, evaluation, a loss
+scale that falls and rises, and two adapters, of which a prefix is what a network comes to.
 
-    python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--steps N]
+    python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--signal-at N] [--steps N]
 
 ``--die-at N`` kills the process with SIGKILL in the middle of step N: after its gradients, before its update.
 """
@@ -18,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 
-from adapters.apply import apply_lora
+from adapters.apply import add_adapter, apply_lora, set_adapter
+from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from pet.recipe.training import Eval
 from pet.train.trainer import Trainer
@@ -48,6 +50,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model = AutoModel.from_pretrained(arguments.fixture)
     apply_lora(model, rank=4, dropout=0.3, seed=1)
+    add_adapter(model, PrefixConfig(length=3, projection=True, projection_hidden=8), "prefix")
+    set_adapter(model, ["default", "prefix"])
     data = batches(10, model.config.dims.vocab)
     trainer = Trainer(
         model,
@@ -65,17 +69,19 @@ def main() -> None:
         neftune_alpha=5.0,
         weight_decay=0.01,
         seed=3,
+        precision="fp16",
+        loss_scale={"initial": 2.0**24, "factor": 16.0, "window": 2},
     )
-    update = trainer.optimizer.apply
+    norm = trainer.train_step.norm  # asked for between gradients and update, also where the update is skipped
 
-    def dying(*values) -> None:
+    def dying(vectors) -> float:
         if trainer.position.step + 1 == arguments.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if trainer.position.step + 1 == arguments.signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        update(*values)
+        return norm(vectors)
 
-    trainer.optimizer.apply = dying
+    trainer.train_step.norm = dying
     outcome = trainer.train(resume=arguments.resume)
     weights = {p.name: p.asnumpy() for p in model.get_parameters() if p.requires_grad}
     np.savez(Path(arguments.directory) / "final.npz", **weights)
