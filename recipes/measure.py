@@ -69,7 +69,7 @@ def machine() -> dict:
             packages[name] = "not known"
     return {
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "not limited"),
         "python": platform.python_version(),
         **packages,
@@ -131,7 +131,7 @@ def conditions(rows: dict[str, dict]) -> list[str]:
     for row in rows.values():
         where = row["machine"]
         text = (
-            f"{where['processor']}, {where['cores']} cores, OMP_NUM_THREADS {where['threads']}; Python "
+            f"{where['processor']}, {where['cores']} core(s) given to it, OMP_NUM_THREADS {where['threads']}; Python "
             f"{where['python']}, MindSpore {where['mindspore']}, NumPy {where['numpy']}; {row['date']}"
         )
         groups.setdefault(text, []).append(row)
