@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--remote_save_url", help="file:///directory or obs://bucket/directory")
     add_switch(parser, "do_eval", "measure while training")
     add_switch(parser, "resume_training", "go on with the run in --load_checkpoint, or else in the output directory")
-    add_switch(parser, "only_save_strategy", "nothing to save here: checkpoints open on any layout")
+    add_switch(parser, "only_save_strategy", "write the strategy files of the layout, and end")
     add_switch(parser, "profile", "record where the time of a few steps goes")
     add_switch(parser, "use_parallel", "be one of the processes that pet launch started")
     options = read(parser)
@@ -53,8 +53,6 @@ def main() -> None:
         load_checkpoint=options.load_checkpoint and expand(options.load_checkpoint),
         callbacks=[upload] if upload else [],
     )
-    if options.only_save_strategy:
-        return
     if mode == "eval":
         print(trainer.evaluate())
     elif mode == "predict":

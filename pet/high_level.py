@@ -205,6 +205,10 @@ class Trainer(Request):
         if not recipe.train.resume and self.arguments.get("overwrite_output_dir") is not False:
             recipe.output.force = True
         self._loaded = None
+        if recipe.output.only_save_strategy and self.in_memory() and hasattr(self.model, "config"):
+            from pet.train.run import save_strategies
+
+            return save_strategies(recipe, config=self.model.config.to_dict())
         if self.in_memory():
             if mode == "finetune" and getattr(self.model, "random_weights", False):
                 raise InputError(

@@ -1,7 +1,7 @@
 """What tuning a model would take: parameters, and memory for weights, gradients, optimizer and activations.
 
 Everything comes from shapes; no weight is allocated. Weights, gradients and optimizer state are exact. Activations are
-an estimate from what each layer keeps for the backward pass (`activation_bytes`); a framework's buffers come on top.
+what one device holds of them (`pet.plan.activations`); a framework's buffers come on top.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.checkpoint import read_config
-from model_zoo.counting import layout_of, parameter_shapes, sizes
+from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.floats import STORAGE, float_name
 from model_zoo.presets import PRESETS, preset
 
 # float32 values that an optimizer keeps for each trained parameter
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
-GATED = ("llama", "glm4", "chatglm2")  # layouts whose feed-forward has two projections in
 MIB = 2**20
 
 
@@ -143,7 +142,8 @@ def describe(
         memory["adapter"] = trainable * 4
     memory["gradients"] = trainable * 4
     memory["optimizer"] = trainable * 4 * OPTIMIZER_STATES[optimizer]
-    memory["activations"] = activation_bytes(config, batch, length, width if method else 4, recompute)
+    held_in_pass = held if method else "float32"
+    memory["activations"] = activations(config, adapter, batch, length, held_in_pass, recompute)
     return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory)
 
 
@@ -160,10 +160,25 @@ def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int, int]:
     """(method, number of cells, trained parameters) of an adapter on a model of this configuration."""
     from adapters.matching import plan
-    from adapters.method import MethodConfig
-    from adapters.methods import METHODS
     from adapters.replacement import wanted
     from pet.outline import Outline
+
+    adapter = method_config(adapter)
+    outline = Outline(config)
+    planned = plan(outline, adapter)
+    chosen = [entry.site for entry in planned.entries]
+    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(outline, adapter, chosen))
+    return adapter.method, len(planned), planned.parameters + whole
+
+
+def method_config(adapter: object):
+    """A method's configuration, also from a dictionary such as ``{"method": "lora", "rank": 8}``.
+
+    Raises:
+        InputError: an unknown method or setting, or something else altogether.
+    """
+    from adapters.method import MethodConfig
+    from adapters.methods import METHODS
 
     if isinstance(adapter, Mapping):
         settings = dict(adapter)
@@ -177,26 +192,26 @@ def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int,
         adapter = METHODS[kind](**settings)
     if not isinstance(adapter, MethodConfig):
         raise InputError(f"adapter is {adapter!r}; a method's configuration or a dictionary was expected")
-    outline = Outline(config)
-    planned = plan(outline, adapter)
-    chosen = [entry.site for entry in planned.entries]
-    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(outline, adapter, chosen))
-    return adapter.method, len(planned), planned.parameters + whole
+    return adapter
 
 
-def activation_bytes(config: Mapping[str, Any], batch: int, length: int, width: int, recompute: bool = False) -> int:
-    """About what the backward pass needs to be kept, in bytes.
+def activations(
+    config: Mapping[str, Any], adapter: object, batch: int, length: int, dtype: str, recompute: bool
+) -> int:
+    """Bytes at the peak of one forward and backward pass on one device (`pet.plan.activations`)."""
+    from pet.outline import Outline
+    from pet.parallel.shares import shares
+    from pet.plan.activations import activation_bytes
+    from pet.plan.search import Work
+    from pet.plan.traffic import Steps
 
-    A layer keeps, for each token: its input, the two norms' outputs and the stream between them (4·hidden), q and the
-    attention's output (2·heads·head_dim), k and v, the feed-forward's projections in and its inner product (3·ffn when
-    gated, 2·ffn when not), and the attention's probabilities (heads·length, in float32). The head keeps the logits
-    and their log-softmax in float32. With `recompute` every layer keeps its input only, and one layer at a time the
-    rest.
-    """
-    size = sizes(config)
-    tokens = batch * length
-    inner = 3 if layout_of(config) in GATED else 2
-    rest = 3 * size.hidden + 2 * size.heads * size.head_dim + 2 * size.kv_heads * size.head_dim + inner * size.ffn
-    layer = tokens * (rest * width + size.heads * length * 4)
-    kept = size.layers * tokens * size.hidden * width + layer * (1 if recompute else size.layers)
-    return kept + tokens * (size.hidden * width + 2 * size.vocab * 4)
+    work = Work(
+        Outline(config),
+        method_config(adapter) if adapter is not None else None,
+        batch,
+        length,
+        dtype,
+        recompute=recompute,
+    )
+    steps = Steps(1, 1, 1, 1, batch * length, work.width, recompute=recompute)
+    return activation_bytes(work, shares(work.outline, work.adapter), steps, 0)

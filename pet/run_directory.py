@@ -23,7 +23,13 @@ ENTRIES = ("recipe.yaml", "adapter", "model", "merged", "checkpoints", "metrics.
 ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile")
 # Sections and keys that a resumed run may change without becoming another run.
 _FREE = {"name", "description", "output", "callbacks", "generation", "parallel"}
-_FREE_KEYS = {("train", "resume"), ("train", "save_every"), ("train", "keep_last"), ("train", "log_every")}
+_FREE_KEYS = {
+    ("train", "resume"),
+    ("train", "profile"),
+    ("train", "save_every"),
+    ("train", "keep_last"),
+    ("train", "log_every"),
+}
 _FREE_KEYS |= {("train", "max_seconds"), ("train", "recompute"), ("data", "workers"), ("data", "cache_dir")}
 
 

@@ -12,7 +12,14 @@ EXAMPLES = [
     ("pet finetune recipes/glm_lora.yaml", "tune the bundled tiny GLM; the results go to output/glm_lora"),
     ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=output/other", "with settings changed"),
     ("pet finetune glm_lora --resume", "go on from the last whole checkpoint, bit for bit"),
-    ("pet finetune glm_lora parallel.data=2 output.dir=output/two", "the same batches, on two processes"),
+    (
+        "pet finetune glm_lora parallel.data=2 output.dir=output/two --profile",
+        "the same batches, on two processes, and what they send each other",
+    ),
+    (
+        "pet finetune glm_lora parallel.tensor=2 output.only_save_strategy=true output.dir=output/sharded",
+        "no run: the strategy files of a layout, for pet transform",
+    ),
 ]
 DESCRIPTION = (
     "Tune a model by a recipe: measure it, train its adapter, measure it again.\n"
@@ -24,6 +31,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     """Read the recipe, start processes where its layout has several, and run it."""
     add_recipe(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the run in output.dir")
+    parser.add_argument("--profile", action="store_true", help="show what a step sends, and record some steps")
     parser.add_argument("--force", action="store_true", help="delete another run that lies in output.dir")
     options = parser.read(arguments)
     from pet.compat.yaml_files import load_any, run_mode_of
@@ -34,6 +42,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
         raise InputError(f"{options.recipe}: run_mode is {mode}, which is no training; see {other}")
     overrides = [*options.overrides]
     overrides += ["train.resume=true"] if options.resume else []
+    overrides += ["train.profile=true"] if options.profile else []
     overrides += ["output.force=true"] if options.force else []
     recipe = load_any(options.recipe, overrides, needs=["data.train"])
     from pet.parallel.environment import read_job
@@ -42,6 +51,12 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     job = read_job()
     if job.rank == 0:
         check(recipe)
+    if recipe.output.only_save_strategy:
+        from pet.train.run import save_strategies
+
+        if job.rank == 0:
+            save_strategies(recipe)
+        return 0
     if recipe.parallel.processes > 1 or job.distributed:
         from pet.parallel.launch import relaunch
 

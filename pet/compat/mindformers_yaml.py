@@ -38,7 +38,7 @@ TOP = {
     "eval_step_interval": lambda t, n, v: t.put("eval.every_steps", v if v > 0 else None),
     "eval_epoch_interval": lambda t, n, v: t.put("eval.every_epochs", float(v) if v > 0 else None),
     "resume_training": lambda t, n, v: t.put("train.resume", True if v else None),
-    "only_save_strategy": Ignored("checkpoints are whole and open on any layout; there is no strategy file to save"),
+    "only_save_strategy": lambda t, n, v: t.put("output.only_save_strategy", True if v else None),
     "src_strategy_path_or_dir": Ignored("checkpoints are whole and open on any layout"),
     "auto_trans_ckpt": Ignored("checkpoints are whole and open on any layout"),
     "transform_process_num": Ignored("checkpoints are whole and open on any layout"),

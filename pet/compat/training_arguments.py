@@ -69,11 +69,6 @@ def _resume(translation: Translation, name: str, value: Any) -> None:
         translation.put("train.resume", True)
 
 
-def _only_save_strategy(translation: Translation, name: str, value: Any) -> None:
-    if value:
-        translation.ignore(name, "checkpoints are whole and open on any layout; there is no strategy file to save")
-
-
 TABLE = {
     "output_dir": "output.dir",
     "num_train_epochs": lambda t, n, v: t.put("train.epochs", float(v)),
@@ -121,7 +116,7 @@ TABLE = {
     "max_length": "data.max_length",
     "seq_length": "data.max_length",
     "profile": _profile,
-    "only_save_strategy": _only_save_strategy,
+    "only_save_strategy": _flag("output.only_save_strategy"),
     "group_by_length": _flag("data.packing", "buckets"),
     # read by the trainer itself
     "do_eval": lambda t, n, v: None,

@@ -82,21 +82,26 @@ class Traffic:
 
 
 _traffic: dict[tuple[str, str], Traffic] | None = None
+_graphs_count = True
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[dict[tuple[str, str], Traffic]]:
+def counting(graphs: bool = True) -> Iterator[dict[tuple[str, str], Traffic]]:
     """Counts the collectives called within, as {(operation, group label): Traffic}.
+
+    Args:
+        graphs: also count those that stand in graph code, when it is compiled or runs uncompiled.
 
     Calls in a compiled graph happen out of Python's sight. They are counted where the same code runs operator by
     operator: once is enough, since every step does the same.
     """
-    global _traffic
-    before, _traffic = _traffic, defaultdict(Traffic)
+    global _traffic, _graphs_count
+    before = _traffic, _graphs_count
+    _traffic, _graphs_count = defaultdict(Traffic), graphs
     try:
         yield _traffic
     finally:
-        _traffic = before
+        _traffic, _graphs_count = before
 
 
 def traffic_table(traffic: dict[tuple[str, str], Traffic]) -> str:
@@ -120,7 +125,8 @@ def _count_in_graph(label, shape, itemsize):
     nbytes = int(itemsize)
     for axis in shape:
         nbytes *= axis
-    _count("all_reduce", label, nbytes)
+    if _graphs_count:
+        _count("all_reduce", label, nbytes)
     return 0
 
 

@@ -26,8 +26,6 @@ TIED = "tied"
 class PassThrough(nn.Cell):
     """Stands in for an absent cell: gives its first input on."""
 
-    neftune = None  # noise on embeddings belongs to the first stage; this keeps it from being attached here
-
     def construct(self, x, *rest):
         return x
 

@@ -17,6 +17,7 @@ from pet.parallel.context import join
 from pet.parallel.heartbeat import Pace
 from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
+from pet.parallel.meter import Meter
 from pet.parallel.pipeline import Pipeline, PipelineMeasure
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
 from pet.parallel.stages import TIED, cut_stage
@@ -34,7 +35,9 @@ class ParallelWorld(World):
 
     Args:
         data, tensor, pipeline: the layout; their product must be the number of workers.
+        micro_batches: pieces that a pipeline cuts each batch into.
         shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
+        profile: count what a step sends (`traffic_report`).
 
     Raises:
         InputError: the layout does not fit the job.
@@ -47,6 +50,7 @@ class ParallelWorld(World):
         pipeline: int = 1,
         micro_batches: int = 1,
         shard_optimizer: bool = False,
+        profile: bool = False,
     ):
         if pipeline > 1 and micro_batches < pipeline:
             raise InputError(
@@ -68,6 +72,7 @@ class ParallelWorld(World):
             ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
             self.ends_group = collectives.make_group("tied", ends)
         self.pace = Pace()
+        self.profile, self.meter = profile, None
         self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
         self.stages: list[range] = []
         self.parameters: dict[str, object] = {}
@@ -154,9 +159,16 @@ class ParallelWorld(World):
 
     def step_begins(self) -> None:
         self.pace.begin()
+        if self.meter is not None:
+            self.meter.begin()
 
     def step_ends(self) -> None:
+        if self.meter is not None:
+            self.meter.end()
         self.pace.end()
+
+    def traffic_report(self) -> str:
+        return "" if self.meter is None else self.meter.table()
 
     # Files -----------------------------------------------------------------------------------------------------------
 
@@ -251,6 +263,8 @@ class ParallelWorld(World):
                 raise InputError("parallel.pipeline: a forward_step of your own cannot be cut into stages")
             pipeline = Pipeline(step, model, self.mesh, self.pipeline_group, self.micro_batches, self.stages)
             step.accumulate, step.gradient = pipeline.accumulate, pipeline
+        if self.profile:
+            self.meter = Meter(step, sums_in_graphs=self.mesh.tensor > 1)
         return step
 
     def wrap_measure(self, measure, model):

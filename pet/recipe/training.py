@@ -109,6 +109,11 @@ class Train(Section):
     resume: bool = Field(
         False, description="Go on from the last whole checkpoint in output.dir, bit for bit; the same as --resume."
     )
+    profile: bool = Field(
+        False,
+        description="Show what a step sends between processes, and record some steps with MindSpore's profiler to "
+        "profile/; the same as --profile.",
+    )
     max_loss_ratio: float | None = Field(
         10.0, gt=1, description="The run stops when the loss is this many times its recent median; null: only on NaN."
     )
@@ -199,6 +204,11 @@ class Output(Section):
         None, description="The run directory, relative to the current one. Left out: output/NAME of the recipe."
     )
     force: bool = Field(False, description="Delete another run that lies there; the same as --force.")
+    only_save_strategy: bool = Field(
+        False,
+        description="Write the layout's strategy files for pet transform to strategy/ and end: one per process of "
+        "parallel, without starting any.",
+    )
     merged: bool = Field(False, description="Also write the model with the adapter merged in, to merged/.")
 
 

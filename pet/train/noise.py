@@ -64,8 +64,11 @@ def noisy_class(cls: type) -> type:
     return _noisy[cls]
 
 
-def attach_noise(model: nn.Cell, alpha: float) -> Noise:
+def attach_noise(model: nn.Cell, alpha: float) -> Noise | None:
     """Lets the model's token embedding add noise while training. Names of parameters stay as they are.
+
+    Returns:
+        The noise; None in a pipeline stage that has no embedding.
 
     Raises:
         InputError: the model does not say which cell is its embedding.
@@ -76,6 +79,8 @@ def attach_noise(model: nn.Cell, alpha: float) -> Noise:
     cell = model
     for part in family.embedding.split("."):
         cell = getattr(cell, part)
+    if not hasattr(cell, "weight"):
+        return None
     noise = Noise(alpha)
     if not hasattr(cell, "neftune"):
         cell.__class__ = noisy_class(type(cell))

@@ -50,7 +50,12 @@ def make_world(recipe):
     from pet.parallel.world import ParallelWorld
 
     return ParallelWorld(
-        layout.data, layout.tensor, layout.pipeline, layout.micro_batches, shard_optimizer=layout.shard_optimizer
+        layout.data,
+        layout.tensor,
+        layout.pipeline,
+        layout.micro_batches,
+        shard_optimizer=layout.shard_optimizer,
+        profile=recipe.train.profile,
     )
 
 

@@ -23,6 +23,7 @@ CONTENTS = {
     "checkpoints": "to resume from, each with its adapter",
     "metrics.jsonl": "a line of numbers per step",
     "samples.jsonl": "what the model answered, at each evaluation",
+    "profile": "some steps by MindSpore's profiler, for MindStudio Insight",
     "loss.png": "the run in one picture",
     "summary.json": "before, after, times and sizes",
     "recipe.yaml": "the recipe, every default in its place",
@@ -93,6 +94,8 @@ def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, worl
     from pet import run_directory
     from pet.train.prepare import make_world, prepare
 
+    if recipe.output.only_save_strategy:
+        return save_strategies(recipe, show)
     recipe = recipe.model_copy(deep=True)
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
     world = world or make_world(recipe)
@@ -103,6 +106,25 @@ def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, worl
         for key, old, new in run_directory.changes(recipe, recipe.output.dir):
             log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", key, old, new)
     return execute(recipe, prepared, show, callbacks, forward_step, world)
+
+
+def save_strategies(
+    recipe, show: Callable[[str], None] = print, config: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Writes the strategy files of the recipe's layout instead of running it; returns their names.
+
+    Every process of a job that was started already may call this: rank 0 writes. ``config`` is the config.json of a
+    model that is in memory, in place of the recipe's.
+    """
+    from pet.parallel.environment import read_job
+    from pet.parallel.strategy import recipe_strategies
+
+    directory = Path(recipe.output.dir) / "strategy"
+    if read_job().rank > 0:
+        return {"strategy": str(directory)}
+    files = recipe_strategies(recipe, directory, config)
+    show(f"{directory}: the strategies of {len(files)} processes; nothing was trained (output.only_save_strategy)")
+    return {"strategy": str(directory), "files": [str(path) for path in files]}
 
 
 def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str, Any]:
@@ -125,6 +147,8 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         evaluation = Evaluation(losses, answers, recipe.eval)
     counted = count(model, world)
     built_in = ["progress", "metrics", "samples", "plot"] if world.is_main else []
+    if world.is_main and recipe.train.profile and all(callback.name != "profiler" for callback in recipe.callbacks):
+        built_in.append("profiler")
 
     def finish(outcome: dict[str, Any]) -> dict[str, Any]:
         """All files of the run, before the callbacks are told of its end: one that uploads finds everything."""
@@ -163,6 +187,8 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         raise
     if world.is_main:
         show(told(trainer, evaluation, summary, directory))
+        if recipe.train.profile:
+            show("\n" + world.traffic_report())
     world.barrier()
     return summary
 

@@ -68,6 +68,10 @@ class World:
     def step_ends(self) -> None:
         """It is done; what follows may take any time."""
 
+    def traffic_report(self) -> str:
+        """What a step sent, where it was counted; one process sends nothing."""
+        return "communication: none, this is one process"
+
     def make_optimizer(self, make: Callable, segments: Sequence, name: str = ""):
         """The optimizer from ``make: segments → optimizer``; several processes may divide it."""
         return make(segments)

@@ -13,7 +13,7 @@ from adapters.sites import sites
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint import read_config
 from model_zoo.errors import InputError
-from pet.info import activation_bytes, describe
+from pet.info import describe
 from pet.outline import Outline
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
@@ -98,20 +98,16 @@ def test_memory_of_full_and_of_adapter_training():
     assert abs(lora.share - 4_194_304 / (6_738_415_616 + 4_194_304)) < 1e-12
 
 
+def activations(batch, length, **settings):
+    return describe("llama_7b", {"method": "lora"}, batch, length, **settings).memory["activations"]
+
+
 def test_activations_grow_as_they_should():
-    config = read_config_of("llama_7b")
-    one = activation_bytes(config, 1, 128, 2)
-    assert activation_bytes(config, 3, 128, 2) == 3 * one
-    assert activation_bytes(config, 1, 256, 2) > 2 * one  # attention is quadratic in the length
-    assert activation_bytes(config, 1, 128, 2, recompute=True) < one / 4
-    # by hand for one token: everything once, 4 bytes each
-    tiny = {**config, "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tiny |= {"intermediate_size": 16, "vocab_size": 32}
-    assert activation_bytes(tiny, 1, 1, 4) == 4 * (4 * 8 + 2 * 8 + 2 * 4 + 3 * 16 + 2 * 1 + 8 + 2 * 32)
-
-
-def read_config_of(name):
-    return describe(name).config
+    one = activations(1, 128)
+    assert activations(3, 128) == 3 * one
+    assert activations(1, 256) > 2 * one  # attention is quadratic in the length
+    assert activations(1, 128, recompute=True) < one / 4
+    assert activations(1, 1024, dtype="float32") < activations(1, 1024)  # the kernels keep no probability
 
 
 def test_prints_a_table():

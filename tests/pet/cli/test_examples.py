@@ -26,6 +26,7 @@ SHORTER = {
 ELSEWHERE = ("--nnodes", "python train.py", "pet launch -n 2 -- pet")
 # In this order, because later commands look at what earlier ones made.
 ORDER = ["finetune", "train", "evaluate", "merge", "predict", "chat", "export", "info", "data", "recipes", "validate"]
+ORDER += ["transform"]
 
 
 def examples() -> list[tuple[str, str]]:
@@ -61,6 +62,8 @@ def test_example(home, monkeypatch, capsys, name, line):
     captured = capsys.readouterr()
     assert code == 0, captured.err
     assert captured.out
+    if "--profile" in line:
+        assert "all_reduce  data" in captured.out
     if target:
         assert captured.out.startswith("{")
 

@@ -10,6 +10,7 @@ import pytest
 import pet
 from model_zoo.errors import InputError
 from model_zoo.safetensors_io import read_file
+from pet.parallel.strategy import read_strategy
 
 ARGUMENTS = {"num_train_epochs": 4, "batch_size": 4, "learning_rate": 1e-2, "max_length": 48, "warmup_steps": 1}
 
@@ -177,3 +178,16 @@ def test_glm_is_measured_by_what_it_writes(base):
         trainer.put_written_metrics(recipe)
         assert ("bleu" in recipe.eval.metrics, "rouge_l" in recipe.eval.metrics) == (written, written)
         assert "perplexity" in recipe.eval.metrics
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_only_save_strategy_writes_the_layout_and_ends(base, tmp_path, in_memory):
+    model = pet.AutoModel.from_pretrained(str(base)) if in_memory else str(base)
+    arguments = pet.TrainingArguments(output_dir=str(tmp_path / "run"), only_save_strategy=True, **ARGUMENTS)
+    data = str(base / "data.jsonl")
+    trainer = pet.Trainer(model=model, tokenizer=str(base), pet_method="lora", args=arguments, train_dataset=data)
+    trainer.set_parallel_config(data_parallel=2, model_parallel=2)
+    found = trainer.finetune()
+    assert [path.rpartition("_")[2] for path in found["files"]] == [f"{rank}.json" for rank in range(4)]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["strategy"]
+    assert len(read_strategy(tmp_path / "run/strategy").stages[0]) > len(read_file(base / "model.safetensors"))

@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from mindspore import Tensor
 
 from adapters.apply import apply
 from adapters.bottleneck import BottleneckConfig
@@ -12,6 +11,8 @@ from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import MODEL_OF, AutoConfig
+from pet.data import DataSettings, Loader, TokenDataset
+from pet.recipe.training import LossScale
 from pet.train.trainer import Trainer
 from pet.train.world import World
 
@@ -30,6 +31,8 @@ class Case:
     pipeline: int = 1
     micro_batches: int = 1
     shard_optimizer: bool = False
+    settings: tuple = ()  # of the trainer, beside those of `make_trainer`
+    whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
 
     @property
     def layout(self) -> dict:
@@ -39,32 +42,56 @@ class Case:
     @property
     def name(self) -> str:
         parts = [f"{key[0]}{value}" for key, value in self.layout.items() if key in ("data", "tensor", "pipeline")]
-        return "-".join([self.base, self.method, *parts, *(["zero"] if self.shard_optimizer else [])])
+        marks = ["zero"] if self.shard_optimizer else []
+        return "-".join([*self.alone, *parts, *marks])
+
+    @property
+    def alone(self) -> tuple:
+        """What one process trains to be compared with."""
+        return (self.base, self.method, *(f"{key}_{value}" for key, value in self.settings))
+
+    @property
+    def in_one(self) -> "Case":
+        """The case that it is compared with."""
+        return Case(self.base, self.method, settings=self.settings, whole=self.whole)
 
 
 TWO = (
-    Case("llama_gqa", "lora", tensor=2),
-    Case("gpt2", "lora", pipeline=2, micro_batches=2),  # the embedding is tied to the head, stages apart
+    Case("llama_gqa", "lora", tensor=2, whole=True),
+    Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2),
     Case("glm4_0414", "bottleneck", tensor=2),
     Case("gpt2", "ia3", tensor=2),
     Case("glm", "lora", data=2, shard_optimizer=True),
+    Case("llama_gqa", "full", tensor=2, settings=(("recompute", True),)),
+    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),)),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
     Case("llama_gqa", "lora", tensor=2, pipeline=2, micro_batches=4),
     Case("chatglm1", "prefix", data=2, pipeline=2, micro_batches=2),
-    Case("glm", "lora", data=4),
+    # by momentum: Adam would make something of a key bias's gradient, which is zero but for rounding
+    Case(
+        "gpt2", "full", data=2, pipeline=2, micro_batches=2, shard_optimizer=True, settings=(("optimizer", "momentum"),)
+    ),
+    Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),)),
 )
+
+# Trained by one process each.
+ALONE = tuple({case.alone: case.in_one for case in (*FOUR, *TWO)}.values())
+# Takes a checkpoint over and trains nothing.
+CARRIED = Case("llama_gqa", "lora", data=4, shard_optimizer=True)
 
 
 def config_for(method: str, family):
     """Adapters on every linear cell of the layers, so that each kind of division occurs."""
     targets = list(dict.fromkeys(family.column + family.row))
     return {
-        # tensor-parallel members draw their parts of one dropout mask; replicas draw masks of their own
+        # everybody draws a part of one dropout mask: by columns, by rows, and by rows of a piece
         "lora": LoRAConfig(rank=4, targets=targets, seed=3),
+        "dropped": LoRAConfig(rank=4, targets=targets, seed=3, dropout=0.1),
+        "full": None,
         "dora": LoRAConfig(rank=4, targets=targets, seed=3, use_dora=True, dropout=0.1),
         "prefix": PrefixConfig(length=5),
         "bottleneck": BottleneckConfig(size=8),
@@ -81,14 +108,22 @@ def build(case: Case, world: World):
         from model_zoo.checkpoint import load_into
 
         load_into(model, directory)
-        apply(model, config_for(case.method, model.family))
+        adapt(model, case)
         return model
-    apply(model, config_for(case.method, model.family))
+    adapt(model, case)
     return world.prepare(model, directory)
 
 
+def adapt(model, case: Case) -> None:
+    """Puts the case's adapter on; without one every weight is trained."""
+    config = config_for(case.method, model.family)
+    if config is not None:
+        apply(model, config)
+
+
 def batches(model, count: int, seed: int, rank: int = 0, size: int = 1) -> list[dict]:
-    """Rows of uneven length; every process takes its own out of the same ones."""
+    """Rows of uneven length; every process takes its own out of the same ones, neighbouring ones as the loader does."""
+    own = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
     random = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -102,7 +137,7 @@ def batches(model, count: int, seed: int, rank: int = 0, size: int = 1) -> list[
         labels[:, :5] = -100
         names = [f"{number}.{row}" for row in range(ROWS)]
         whole = {"input_ids": ids, "labels": labels, "attention_mask": mask}
-        found.append({**{k: v[rank::size] for k, v in whole.items()}, "sample_ids": names[rank::size]})
+        found.append({**{k: v[own] for k, v in whole.items()}, "sample_ids": names[own]})
     return found
 
 
@@ -110,7 +145,10 @@ def make_trainer(case: Case, world: World, directory=None) -> Trainer:
     """Ten steps with accumulation, clipping and evaluation."""
     model = build(case, world)
     share = (world.data_rank, world.data_size)
-    return Trainer(
+    settings = dict(case.settings)
+    if settings.get("precision") == "fp16":  # so large that the first steps overflow, and far from the edge
+        settings["loss_scale"] = LossScale(initial=2.0**24, factor=16, window=4)
+    trainer = Trainer(
         model,
         batches(model, STEPS * ACCUMULATION, 0, *share),
         batches(model, 2, 9, *share),
@@ -122,7 +160,12 @@ def make_trainer(case: Case, world: World, directory=None) -> Trainer:
         learning_rate=1e-3,
         clip_norm=0.5,
         save_every=STEPS // 2,
+        **settings,
     )
+    if not case.whole:  # compiling takes most of the time
+        trainer.evaluation.losses.compiled = False
+        trainer.evaluation.losses.compile_anew()
+    return trainer
 
 
 def numbers(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -130,19 +173,56 @@ def numbers(trainer: Trainer) -> dict[str, np.ndarray]:
     lines = trainer.history
     return {
         "loss": np.array([line["loss"] for line in lines]),
-        "norm": np.array([line["gradient_norm"] for line in lines]),
+        "norm": np.array([line["gradient_norm"] for line in lines], np.float64),  # NaN where it is infinite
         "labels": np.array([line["label_tokens"] for line in lines]),
         "eval": np.array([trainer.before["loss"], lines[-1]["eval_loss"]]),
+        "scale": np.array([line.get("loss_scale", 1.0) for line in lines]),
+        "skipped": np.array([line.get("skipped", False) for line in lines]),
     }
+
+
+def samples(world: World) -> tuple[Loader, Loader]:
+    """Packed rows of 37 samples, and 21 more in another loader: both end with rows that only fill up."""
+    random = np.random.default_rng(4)
+    made = []
+    for _ in range(58):
+        ids = random.integers(5, 90, int(random.integers(3, LENGTH)))
+        made.append((ids, np.arange(len(ids)) >= 2))
+    share = {"rank": world.data_rank, "world": world.data_size}
+    settings = DataSettings(max_length=LENGTH)
+    first, second = TokenDataset.from_samples(made[:37]), TokenDataset.from_samples(made[37:])
+    rows = ROWS // world.data_size
+    return Loader(first, rows, settings, accumulation=2, **share), Loader(second, rows, settings, **share)
+
+
+def see_samples(world: World) -> tuple[list[list[int]], np.ndarray]:
+    """An epoch over the loader: the ids that this process saw in each step, and the numbers of the run."""
+    case = Case("llama_gqa", "lora", data=world.data_size)
+    train, held_out = samples(world)
+    trainer = Trainer(
+        build(case, world),
+        train,
+        held_out,
+        world=world,
+        epochs=1,
+        accumulation=2,
+        batch_size=ROWS,
+        learning_rate=1e-3,
+        compiled=False,
+    )
+    seen, step = [], trainer.train_step
+
+    def noting(batches, *arguments, **settings):
+        seen.append(sorted(sample for batch in batches for row in batch["sample_ids"] for sample in row))
+        return step(batches, *arguments, **settings)
+
+    trainer.train_step = noting
+    trainer.train()
+    lines = trainer.history
+    return seen, np.array([line["loss"] for line in lines] + [trainer.before["loss"], lines[-1]["eval_loss"]])
 
 
 def generated(model) -> np.ndarray:
     """Eight greedy tokens behind two prompts."""
     ids = batches(model, 1, 5)[0]["input_ids"][:2, :8]
     return np.asarray(model.generate(ids, max_new_tokens=8))
-
-
-def logits(model) -> np.ndarray:
-    """The model's answer to a batch."""
-    ids = batches(model, 1, 5)[0]["input_ids"]
-    return model(Tensor(ids)).asnumpy()

@@ -1,11 +1,19 @@
 """A worker: trains the cases of its job in their layouts, and leaves what they came to in a directory.
 
 layout_job.py two | four   OUTPUT
+
+The two workers of the first job also train every case alone, each half of them, as one process does.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
+
+# MindSpore's threads wait for one another in busy loops: a process on a core of its own is fastest
+if hasattr(os, "sched_setaffinity"):
+    CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {CORES[int(os.environ["RANK_ID"]) % len(CORES)]})
 
 from pet.parallel.context import join
 
@@ -13,38 +21,89 @@ job = join()
 
 import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
-from layout_cases import FOUR, TWO, Case, batches, build, generated, make_trainer, numbers  # noqa: E402
+from layout_cases import (  # noqa: E402
+    ALONE,
+    CARRIED,
+    FOUR,
+    STEPS,
+    TWO,
+    Case,
+    batches,
+    build,
+    generated,
+    make_trainer,
+    numbers,
+    see_samples,
+)
 from mindspore import ParameterTuple  # noqa: E402
 
 from adapters.files import save_adapter  # noqa: E402
+from model_zoo.safetensors_io import write_file  # noqa: E402
 from pet.parallel import collectives  # noqa: E402
+from pet.parallel.split import division_of  # noqa: E402
 from pet.parallel.world import ParallelWorld  # noqa: E402
 from pet.train import state  # noqa: E402
 from pet.train.loss import CausalLoss  # noqa: E402
 from pet.train.step import make_forward, tensors  # noqa: E402
+from pet.train.world import World  # noqa: E402
 
 output = Path(sys.argv[2])
+KEYS = ("dropout_key", "neftune_key", "key")
 
 
 def train(case: Case, resume: Path | None = None) -> None:
     """Trains a case; its adapter goes to OUTPUT/NAME/adapter, its numbers to OUTPUT/NAME.npz."""
-    world = ParallelWorld(**case.layout)
+    world = ParallelWorld(**case.layout, profile=True)
     trainer = make_trainer(case, world, output / case.name)
+    note_memory(case, trainer)
     if resume is not None:
         same_after_a_round_trip(trainer, resume)
-    with collectives.counting() as traffic:
-        trainer.train()
-    weights = state.whole_weights(trainer)
-    found = numbers(trainer)
-    if world.can_generate:
+    trainer.train()
+    note_traffic(case, world)
+    keep(case, trainer)
+    world.barrier()
+
+
+def train_alone(case: Case) -> None:
+    """The same, by this process for itself."""
+    trainer = make_trainer(case, World(), output / case.name)
+    trainer.train()
+    keep(case, trainer)
+
+
+def keep(case: Case, trainer) -> None:
+    """Writes what a run came to."""
+    world, weights, found = trainer.world, state.whole_weights(trainer), numbers(trainer)
+    if case.whole and world.can_generate:
         trainer.model.set_train(False)
         found["generated"] = generated(trainer.model)
-    if world.is_main:
+    if world.is_main and case.method == "full":
+        write_file(output / case.name / "weights.safetensors", weights)
+    elif world.is_main:
         save_adapter(world.whole(trainer.model, weights), output / case.name / "adapter")
+    if world.is_main:
         np.savez(output / f"{case.name}.npz", **found)
-        counts = {f"{kind}.{group}": [entry.calls, entry.bytes] for (kind, group), entry in traffic.items()}
-        (output / f"{case.name}.traffic.json").write_text(json.dumps(counts))
-    world.barrier()
+
+
+def note_memory(case: Case, trainer) -> None:
+    """Bytes that this process holds: parameters, the gradients of a pass, the optimizer's state."""
+    parameters = {id(p): p for p in trainer.model.get_parameters() if p.name.rpartition(".")[2] not in KEYS}
+    held = {
+        "weights": sum(int(p.size) * p.itemsize for p in parameters.values()),
+        "gradients": 4 * sum(segment.size for segment in trainer.optimizer.segments),
+        "optimizer": sum(array.nbytes for array in trainer.optimizer.state_arrays().values()),
+        "divisions": {
+            p.name: division_of(p) and [division_of(p).axis, *division_of(p).blocks] for p in parameters.values()
+        },
+    }
+    (output / f"{case.name}.memory_{job.rank}.json").write_text(json.dumps(held))
+
+
+def note_traffic(case: Case, world) -> None:
+    """What this process sent in one step."""
+    counts = {"/".join(key): [entry.calls, entry.bytes] for key, entry in world.meter.traffic().items()}
+    (output / f"{case.name}.step_{job.rank}.json").write_text(json.dumps(counts))
+    assert "all_" in world.traffic_report() or "send" in world.traffic_report()
 
 
 def same_after_a_round_trip(trainer, checkpoint: Path) -> None:
@@ -112,14 +171,36 @@ def measure_loading() -> None:
     (output / f"memory_{job.rank}.json").write_text(json.dumps([part, before, peak_memory()]))
 
 
+def carry_over(case: Case, source: Path) -> None:
+    """A checkpoint taken over and written again, without a step between."""
+    trainer = make_trainer(case, ParallelWorld(**case.layout), output / case.name)
+    same_after_a_round_trip(trainer, source)
+    trainer.resume(source)
+    trainer.save()
+
+
+def checkpoint_of(case: Case, step: int = STEPS // 2) -> Path:
+    """Where a case's run has left one."""
+    return output / case.name / "checkpoints" / f"step-{step:06d}"
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "two":
         measure_loading()  # first: the peak of everything else is higher
+        for each in ALONE[job.rank :: 2]:
+            train_alone(each)
+        if job.rank == 0:
+            alone = see_samples(World())
+            (output / "samples_alone.json").write_text(json.dumps([alone[0], alone[1].tolist()]))
         count_within_graphs()
+        seen, losses = see_samples(ParallelWorld(data=2))
+        (output / f"samples_{job.rank}.json").write_text(json.dumps([seen, losses.tolist()]))
         for each in TWO:
             train(each)
     else:
-        train(FOUR[0])
-        train(FOUR[1], resume=output / FOUR[0].name / "checkpoints" / "step-000005")
+        # checkpoints go from one process over 2 x 2 and two more layouts of four, and back to one in the test
+        train(FOUR[0], resume=checkpoint_of(FOUR[0].in_one))
+        train(FOUR[1], resume=checkpoint_of(FOUR[0]))
+        carry_over(CARRIED, checkpoint_of(FOUR[1]))
         for each in FOUR[2:]:
             train(each)

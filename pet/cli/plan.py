@@ -1,0 +1,111 @@
+"""``pet plan``: which layouts of a cluster a model can be tuned on, and what each would hold, send and take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from model_zoo.errors import InputError, nearest
+from pet.cli.parser import Parser
+
+EXAMPLES = [
+    ("pet plan llama_65b --devices 64 --memory 64GB", "every layout that fits, fastest first; no weights are needed"),
+    ("pet plan llama_7b rank=16 --devices 8 --memory 32GB --batch 64 --length 2048", "LoRA of rank 16, 64 rows a step"),
+    ("pet plan glm_6b --method none --devices 16 --memory 64GB --recompute", "tuning every weight"),
+    ("pet plan llama2_70b --devices 32 --memory 64GB --bandwidth 30GB --network 12.5GB --top 3", "with other wires"),
+    ("pet plan glm_tiny --devices 4 --memory 8GB --dtype float32 --json", "for a program to read"),
+]
+DESCRIPTION = (
+    "List every data x tensor x pipeline layout, with and without ZeRO-1, for a model on a cluster.\n"
+    "Everything is computed from shapes: bytes and messages as this library holds and sends them, time from the\n"
+    "devices' and wires' speed. Times are estimates; nothing of them was measured on an accelerator."
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan, and print the table."""
+    parser = Parser("pet plan", DESCRIPTION, EXAMPLES)
+    parser.add_argument("model", metavar="MODEL", help="a published size, a directory, a config.json, or a tiny base")
+    parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
+    parser.add_argument("--devices", type=int, required=True, metavar="N", help="accelerators in all")
+    parser.add_argument("--memory", required=True, metavar="SIZE", help="of each, such as 64GB")
+    parser.add_argument("--method", default="lora", help="of tuning (default lora); none: every weight")
+    parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
+    parser.add_argument("--targets", metavar="NAME,NAME", help="the same as the setting targets")
+    parser.add_argument("--batch", type=int, metavar="N", help="rows of a step, over all devices (default 4 a device)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows of one forward pass; left out: the best")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
+    parser.add_argument("--dtype", help="of base and activations; left out: as its configuration says, or float32")
+    parser.add_argument("--optimizer", default="adamw", help="default adamw")
+    parser.add_argument(
+        "--recompute", action="store_true", help="activations computed again backwards; on a CPU it saves none"
+    )
+    parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="a second within a machine (default 56GB)")
+    parser.add_argument("--network", default="25GB", metavar="SIZE", help="a second between machines (default 25GB)")
+    parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message (default 20 us)")
+    parser.add_argument("--per-machine", type=int, default=8, metavar="N", help="devices in a machine (default 8)")
+    parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="of a device at most (default 313)")
+    parser.add_argument("--utilisation", type=float, default=0.4, help="share of it that is reached (default 0.4)")
+    parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="kept by the runtime (default 2GB)")
+    parser.add_argument("--top", type=int, metavar="N", help="print only so many layouts")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.read(arguments)
+    from pet.plan.cluster import Cluster, parse_bytes
+
+    cluster = Cluster(
+        options.devices,
+        parse_bytes(options.memory, "--memory"),
+        options.per_machine,
+        parse_bytes(options.bandwidth, "--bandwidth", "56GB"),
+        parse_bytes(options.network, "--network", "25GB"),
+        options.latency * 1e-6,
+        options.tflops * 1e12,
+        options.utilisation,
+        parse_bytes(options.reserve, "--reserve", "2GB"),
+    )
+    if options.top is not None and options.top < 1:
+        raise InputError(f"--top is {options.top}; at least 1 was expected")
+    found = look(options, cluster)
+    from pet.plan.table import as_dict, as_text
+
+    print(json.dumps(as_dict(found), indent=2) if options.json else as_text(found, options.model, options.top))
+    return 0 if found.feasible else 1
+
+
+def look(options, cluster):
+    """The plan for the command line's model and work."""
+    from model_zoo.counting import sizes
+    from model_zoo.floats import float_name
+    from pet.cli.info import settings_of
+    from pet.names import model_config
+    from pet.outline import Outline
+    from pet.plan.search import OPTIMIZER_STATES, Work, adapter_of, plan
+
+    settings = settings_of(options.settings)
+    for name, value in (("rank", options.rank), ("targets", options.targets)):
+        if value is not None:
+            settings[name] = value.split(",") if name == "targets" and "," in value else value
+    if options.optimizer not in OPTIMIZER_STATES:
+        raise InputError(f"--optimizer {options.optimizer!r} is unknown{nearest(options.optimizer, OPTIMIZER_STATES)}")
+    for name in ("batch", "micro_batch", "length"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; at least 1 was expected")
+    config = model_config(options.model)
+    adapter = adapter_of(options.method, settings)
+    stored = None if adapter is None else config.get("dtype") or config.get("torch_dtype")
+    context = sizes(config).context
+    length = min(512, context) if options.length is None else options.length
+    if length > context:
+        raise InputError(f"--length is {length}, but the context of {options.model} holds {context} tokens")
+    work = Work(
+        Outline(config),
+        adapter,
+        4 * options.devices if options.batch is None else options.batch,
+        length,
+        float_name(options.dtype or stored or "float32"),
+        options.optimizer,
+        options.recompute,
+        options.micro_batch,
+    )
+    return plan(work, cluster)

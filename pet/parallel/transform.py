@@ -1,0 +1,287 @@
+"""Sharded checkpoints from one layout to another, or to and from whole ones, tensor by tensor.
+
+The directories are MindFormers': ``DIR/rank_N/checkpoint_N.ckpt``. A whole checkpoint may also be one file, or a
+Hugging Face directory. At no time more than one whole tensor is in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt_file import CkptFile, write_ckpt
+from pet.parallel.strategy import Strategy, TensorLayout, read_strategy
+
+PREFIX = "checkpoint_"
+
+
+@dataclasses.dataclass
+class Report:
+    """What was done; prints as a line.
+
+    Attributes:
+        output: the directory.
+        ranks: files written.
+        tensors: whole ones that they hold together.
+    """
+
+    output: Path
+    ranks: int
+    tensors: int
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.tensors} tensors in {self.ranks} {'ranks' if self.ranks > 1 else 'whole file'}"
+
+
+def transform(
+    source: str | Path,
+    output: str | Path,
+    source_strategy: str | Path | None = None,
+    output_strategy: str | Path | None = None,
+    prefix: str = PREFIX,
+) -> Report:
+    """Writes a checkpoint anew in another layout.
+
+    Args:
+        source: ``rank_N`` directories; or, whole, such a directory with ``rank_0``, a ``.ckpt`` file, or a Hugging Face
+            directory.
+        output: where ``rank_N/<prefix>N.ckpt`` go.
+        source_strategy, output_strategy: a strategy file, a folder of them (one per rank or stage), or None: whole.
+        prefix: of the written files' names.
+
+    Returns:
+        A `Report`.
+
+    Raises:
+        InputError: files or ranks that are missing, tensors that do not fit the strategy, a full output directory.
+    """
+    output = Path(output).expanduser()
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output}: is there already; give another directory")
+    before, after = read_strategy(source_strategy), read_strategy(output_strategy)
+    with Source(Path(source).expanduser(), before) as tensors:
+        if after is not None:
+            check_known(tensors, after)
+        written: dict[tuple, Path] = {}
+        ranks = 1 if after is None else after.ranks
+        for rank in range(ranks):
+            stage, device = (0, 0) if after is None else divmod(rank, after.devices)
+            names = [name for name in tensors.shapes if after is None or after.held(stage, name)]
+            parts = {name: Part(name, tensors, after and after.layout(stage, name), device) for name in names}
+            path = output / f"rank_{rank}" / f"{prefix}{rank}.ckpt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            same = tuple((name, part.key) for name, part in parts.items())
+            if same in written:  # a replica
+                shutil.copyfile(written[same], path)
+                continue
+            write_ckpt(path, {name: part.info for name, part in parts.items()}, lambda name, p=parts: p[name].read())
+            written[same] = path
+        return Report(output, ranks, len(tensors.shapes))
+
+
+class Source:
+    """Whole tensors out of a checkpoint of any layout.
+
+    Args:
+        directory: where it lies.
+        strategy: its layout; None for a whole one.
+
+    Attributes:
+        shapes: {name: shape} of the whole tensors.
+        types: {name: type}.
+    """
+
+    def __init__(self, directory: Path, strategy: Strategy | None):
+        self.strategy = strategy
+        self.files: list = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.types: dict[str, str] = {}
+        self.holders: dict[str, list[int]] = {}  # ranks whose parts make up the whole
+        try:
+            self._open(directory)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for file in self.files:
+            file.close()
+
+    def _open(self, directory: Path) -> None:
+        if self.strategy is None:
+            self.files.append(whole_file(directory))
+            for name in self.files[0].tensors if isinstance(self.files[0], CkptFile) else self.files[0].names:
+                self.types[name], self.shapes[name] = self._info(0, name)
+            return
+        for rank in range(self.strategy.ranks):
+            self.files.append(CkptFile(rank_file(directory, rank)))
+        for stage in range(len(self.strategy.stages)):
+            for device in range(self.strategy.devices):
+                rank = stage * self.strategy.devices + device
+                for name in self.files[rank].tensors:
+                    self._add(stage, device, rank, name)
+
+    def _add(self, stage: int, device: int, rank: int, name: str) -> None:
+        dtype, part = self._info(rank, name)
+        layout = self.strategy.layout(stage, name)
+        whole = part
+        for division in layout.divisions(part) if layout is not None else ():
+            whole = division.whole_shape(whole)
+        if self.shapes.setdefault(name, whole) != whole or self.types.setdefault(name, dtype) != dtype:
+            raise InputError(f"{self.files[rank].path}: {name} does not fit its parts in other ranks {whole}")
+        if stage == min(self._stages_of(name)):
+            ranks = self.holders.setdefault(name, [])
+            keys = [self._key(other, name, len(whole)) for other in ranks]
+            if self._key(rank, name, len(whole)) not in keys:
+                ranks.append(rank)
+
+    def _stages_of(self, name: str) -> list[int]:
+        return [stage for stage in range(len(self.strategy.stages)) if self.strategy.held(stage, name)]
+
+    def _key(self, rank: int, name: str, axes: int) -> tuple:
+        stage, device = divmod(rank, self.strategy.devices)
+        layout = self.strategy.layout(stage, name)
+        return () if layout is None else layout.key(device, axes)
+
+    def _info(self, rank: int, name: str) -> tuple[str, tuple[int, ...]]:
+        file = self.files[rank]
+        if isinstance(file, CkptFile):
+            return file.info(name)
+        return file.dtype(name), file.shape(name)
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor, of its stored type; bfloat16 as its bits."""
+        if self.strategy is None:
+            file = self.files[0]
+            if isinstance(file, CkptFile):
+                return file.read(name)
+            found = file.read(name, dtype=file.dtype(name))
+            return found.view(np.uint16) if file.dtype(name) == "bfloat16" else found
+        ranks = self.holders[name]
+        first = self.files[ranks[0]].read(name)
+        stage = ranks[0] // self.strategy.devices
+        layout = self.strategy.layout(stage, name)
+        if layout is None or (len(ranks) == 1 and not layout.divisions(first.shape)):
+            return first
+        whole = np.empty(self.shapes[name], first.dtype)
+        missing = whole.size
+        for rank in ranks:
+            part = first if rank == ranks[0] else self.files[rank].read(name)
+            for outer, inner in places(layout, rank % self.strategy.devices, part.shape):
+                whole[outer] = part[inner]
+            missing -= part.size
+        if missing:
+            raise InputError(f"{name}: the ranks hold {whole.size - missing} of its {whole.size} numbers")
+        return whole
+
+
+@dataclasses.dataclass
+class Part:
+    """What one rank of the output gets of a tensor."""
+
+    name: str
+    source: Source
+    layout: TensorLayout | None
+    device: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the part.
+
+        Raises:
+            InputError: an axis that cannot be divided so.
+        """
+        whole = self.source.shapes[self.name]
+        if self.layout is None:
+            return whole
+        for axis, extent in enumerate(whole):
+            if extent % self.layout.parts(axis):
+                raise InputError(
+                    f"{self.name}: axis {axis} of {whole} cannot be cut into {self.layout.parts(axis)} parts"
+                )
+        return tuple(extent // self.layout.parts(axis) for axis, extent in enumerate(whole))
+
+    @property
+    def info(self) -> tuple[str, tuple[int, ...]]:
+        """Type and shape."""
+        return self.source.types[self.name], self.shape
+
+    @property
+    def key(self) -> tuple:
+        """Equal for ranks that hold the same."""
+        return () if self.layout is None else self.layout.key(self.device, len(self.source.shapes[self.name]))
+
+    def read(self) -> np.ndarray:
+        """The part as an array of its own."""
+        whole, shape = self.source.read(self.name), self.shape
+        if shape == whole.shape:
+            return whole
+        part = np.empty(shape, whole.dtype)
+        for outer, inner in places(self.layout, self.device, shape):
+            part[inner] = whole[outer]
+        return part
+
+
+def places(layout: TensorLayout, device: int, part: tuple[int, ...]) -> Iterator[tuple[tuple, tuple]]:
+    """(index in the whole, index in the part) of each piece that a device has of a tensor."""
+    axes: list[list[tuple[slice, slice]]] = [[(slice(None), slice(None))] for _ in part]
+    for division in layout.divisions(part):
+        found, offset = [], 0
+        for outer in division.ranges(layout.place(device, division.axis)):
+            width = outer.stop - outer.start
+            found.append((outer, slice(offset, offset + width)))
+            offset += width
+        axes[division.axis] = found
+    indices: list[tuple[tuple, tuple]] = [((), ())]
+    for choices in axes:
+        indices = [((*outer, whole), (*inner, own)) for outer, inner in indices for whole, own in choices]
+    yield from indices
+
+
+def check_known(source: Source, strategy: Strategy) -> None:
+    """Raises InputError when a strategy describes nothing that the checkpoint holds: they belong to other models."""
+    described = {name for stage in strategy.stages for name in stage}
+    if not described & source.shapes.keys():
+        some = next(iter(source.shapes))
+        raise InputError(
+            f"the strategy describes none of the checkpoint's tensors: not {some!r}{nearest(some, described)}"
+        )
+
+
+def rank_file(directory: Path, rank: int) -> Path:
+    """The newest checkpoint file of a rank.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = directory / f"rank_{rank}"
+    found = sorted(folder.glob("*.ckpt"), key=lambda path: (path.stat().st_mtime, path.name))
+    if not found:
+        raise InputError(f"{folder}: there is no .ckpt file, but the strategy has a rank {rank}")
+    return found[-1]
+
+
+def whole_file(path: Path):
+    """A whole checkpoint, opened: a ``.ckpt`` file, ``rank_0`` of a directory, or a Hugging Face directory."""
+    if path.is_file():
+        return CkptFile(path)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such file or directory")
+    ranks = sorted(path.glob("rank_*"))
+    if len(ranks) > 1:
+        raise InputError(f"{path}: holds {len(ranks)} ranks; give their --src_ckpt_strategy")
+    if ranks:
+        return CkptFile(rank_file(path, 0))
+    files = sorted(path.glob("*.ckpt"))
+    if len(files) == 1:
+        return CkptFile(files[0])
+    return Checkpoint(path)

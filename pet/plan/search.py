@@ -1,0 +1,336 @@
+"""Every layout of a cluster: what it would hold, send and take; the fastest that fits first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from adapters.method import MethodConfig
+from model_zoo.errors import InputError
+from model_zoo.floats import STORAGE
+from pet.outline import Outline
+from pet.parallel.pipeline import bubble
+from pet.parallel.shares import Layout, shares
+from pet.plan.activations import activation_bytes
+from pet.plan.cluster import Cluster
+from pet.plan.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
+
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
+"""float32 values that an optimizer keeps for each trained parameter; adafactor's rows and columns are next to none."""
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is to be trained, and how.
+
+    Attributes:
+        outline: the model.
+        adapter: a method's configuration; None trains every weight.
+        batch: rows of one optimizer step, over all devices.
+        length: tokens of a row.
+        dtype: of the base's weights and of activations.
+        optimizer: its name.
+        recompute: whether every layer keeps its input only.
+        micro_batch: rows of one forward pass on one replica; None tries all.
+    """
+
+    outline: Outline
+    adapter: MethodConfig | None
+    batch: int
+    length: int
+    dtype: str
+    optimizer: str = "adamw"
+    recompute: bool = False
+    micro_batch: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number of the base."""
+        return STORAGE[self.dtype].itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One layout. Memory and traffic are those of its fullest and its busiest stage.
+
+    Attributes:
+        data, tensor, pipeline: replicas, shards, stages.
+        zero: whether the optimizer's state is divided over the replicas.
+        micro_batch: rows of one forward pass on one replica.
+        pieces: forward passes of one replica in a step.
+        memory: bytes per device, by `PARTS`.
+        traffic: {(collective, group): [calls, bytes]} of one device in one step.
+        compute, communication: seconds of one step in matrix products and in messages.
+        seconds: of a step.
+        bubble: share of it in which a stage waits for others.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+    zero: bool
+    micro_batch: int
+    pieces: int
+    memory: dict[str, float]
+    traffic: Traffic
+    compute: float
+    communication: float
+    seconds: float
+    bubble: float
+
+    @property
+    def total(self) -> float:
+        """Bytes per device."""
+        return sum(self.memory.values())
+
+    @property
+    def sent(self) -> int:
+        """Bytes that one device hands to collectives in a step."""
+        return sum(nbytes for _, nbytes in self.traffic.values())
+
+    def settings(self) -> dict[str, Any]:
+        """The recipe's settings for this layout."""
+        rows = self.micro_batch * self.data
+        piped = self.pipeline > 1
+        return {
+            "parallel.data": self.data,
+            "parallel.tensor": self.tensor,
+            "parallel.pipeline": self.pipeline,
+            "parallel.micro_batches": self.pieces if piped else 1,
+            "parallel.shard_optimizer": self.zero,
+            "train.batch_size": rows * self.pieces if piped else rows,
+            "train.accumulation": 1 if piped else self.pieces,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for a program to read."""
+        return {
+            **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "micro_batch", "pieces")},
+            "memory_bytes": {**{key: round(value) for key, value in self.memory.items()}, "total": round(self.total)},
+            "traffic": [
+                {"collective": kind, "group": group, "calls": calls, "bytes": nbytes}
+                for (kind, group), (calls, nbytes) in self.traffic.items()
+            ],
+            **{name: getattr(self, name) for name in ("seconds", "compute", "communication", "bubble")},
+            "settings": self.settings(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All layouts of a cluster.
+
+    Attributes:
+        work, cluster: what was planned.
+        feasible: those that fit, fastest first.
+        refused: why the others do not, and how many they are.
+        least: the fewest bytes per device that any layout needs which is only too large; None where there is none.
+    """
+
+    work: Work
+    cluster: Cluster
+    feasible: list[Candidate]
+    refused: Counter
+    least: float | None
+
+
+def plan(work: Work, cluster: Cluster) -> Plan:
+    """Looks at every data × tensor × pipeline with as many processes as there are devices, with and without ZeRO-1."""
+    if work.batch < 1 or work.length < 1:
+        raise InputError("--batch and --length: at least 1 was expected")
+    feasible, refused, least = [], Counter(), None
+    for tensor, pipeline in products(cluster.devices):
+        data = cluster.devices // (tensor * pipeline)
+        choices = (False, True) if data > 1 and OPTIMIZER_STATES[work.optimizer] else (False,)
+        try:
+            divided = shares(work.outline, work.adapter, tensor, pipeline)
+            rows = micro_batches(work, data, pipeline)
+        except InputError as error:
+            refused[reason(str(error))] += len(choices)
+            continue
+        for zero in choices:
+            found = [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
+            fitting = [one for one in found if one.total + cluster.reserve <= cluster.memory]
+            if fitting:
+                feasible.append(min(fitting, key=lambda one: (one.seconds, one.total)))
+            else:
+                smallest = min(one.total for one in found) + cluster.reserve
+                least = smallest if least is None else min(least, smallest)
+                refused["too large for the memory"] += 1
+    feasible.sort(key=lambda one: (one.seconds, one.total, one.pipeline, one.tensor))
+    return Plan(work, cluster, feasible, refused, least)
+
+
+def products(devices: int) -> Iterator[tuple[int, int]]:
+    """All (tensor, pipeline) that leave a whole number of replicas."""
+    for tensor in range(1, devices + 1):
+        if devices % tensor == 0:
+            for pipeline in range(1, devices // tensor + 1):
+                if devices // tensor % pipeline == 0:
+                    yield tensor, pipeline
+
+
+def reason(message: str) -> str:
+    """An error in a few words, alike for all layouts that fail in the same way."""
+    for sign, words in (
+        ("cannot be divided evenly over", "heads or widths cannot be divided by tensor"),
+        ("stages for", "more stages than layers"),
+    ):
+        if sign in message:
+            return words
+    return message.partition(";")[0].removeprefix("parallel.")
+
+
+def micro_batches(work: Work, data: int, pipeline: int) -> list[int]:
+    """The possible rows of one forward pass.
+
+    Raises:
+        InputError: the batch cannot be divided so.
+    """
+    if work.batch % data:
+        raise InputError("the batch cannot be divided over the replicas")
+    rows = work.batch // data
+    sizes = [work.micro_batch] if work.micro_batch else range(1, rows + 1)
+    found = [size for size in sizes if rows % size == 0]
+    if not found:
+        raise InputError("a replica's rows are no multiple of --micro-batch")
+    found = [size for size in found if pipeline == 1 or rows // size >= pipeline]
+    if not found:
+        raise InputError("fewer micro-batches than stages")
+    return found
+
+
+def candidate(
+    work: Work, cluster: Cluster, divided: Layout, data: int, tensor: int, pipeline: int, zero: bool, micro: int
+) -> Candidate:
+    """One layout in numbers."""
+    pieces = work.batch // data // micro
+    steps = Steps(data, tensor, pipeline, pieces, micro * work.length, work.width, zero, work.recompute)
+    stages = [Stage(work, cluster, divided, steps, number) for number in range(pipeline)]
+    slowest = max(stage.piece_seconds for stage in stages)
+    seconds = (pieces + pipeline - 1) * slowest + max(stage.end_seconds for stage in stages)
+    busiest = max(stages, key=lambda stage: stage.sent)
+    fullest = max(stages, key=lambda stage: sum(stage.memory.values()))
+    return Candidate(
+        data,
+        tensor,
+        pipeline,
+        zero,
+        micro,
+        pieces,
+        fullest.memory,
+        busiest.traffic,
+        max(stage.compute for stage in stages) * pieces,
+        max(stage.talk * pieces + stage.end_seconds for stage in stages),
+        seconds,
+        bubble(pipeline, pieces),
+    )
+
+
+class Stage:
+    """One pipeline stage of a layout in numbers: memory, traffic, and the time of a piece."""
+
+    def __init__(self, work: Work, cluster: Cluster, divided: Layout, steps: Steps, number: int):
+        self.held = divided.of_stage(number)
+        self.memory = memory(work, divided, steps, number, self.held)
+        self.traffic = step_traffic(work.outline, divided, steps, number, work.adapter)
+        self.sent = sum(nbytes for _, nbytes in self.traffic.values())
+        self.compute = flops(work, divided, steps, number, self.held) / (cluster.flops * cluster.utilisation)
+        span = {"tensor": steps.tensor, "data": steps.tensor * steps.data}
+        span["pipeline"] = span["tied"] = span["data"] + 1  # of neighbouring stages
+        self.talk, self.end_seconds = 0.0, 0.0
+        for (operation, group), (calls, nbytes) in self.traffic.items():
+            if operation == "all_gather":  # a few bytes, several times a step
+                self.end_seconds += calls * cluster.latency
+            elif group == "tensor" and operation == "all_reduce":
+                wide = nbytes * 4 / work.width  # narrow activations travel as float32
+                self.talk += cluster.reduce_seconds(wide, calls, steps.tensor, span["tensor"]) / steps.pieces
+            elif operation == "send":
+                self.talk += cluster.send_seconds(nbytes, calls, span["pipeline"]) / steps.pieces
+            elif operation == "all_reduce":
+                members = 2 if group == "tied" else steps.data
+                self.end_seconds += cluster.reduce_seconds(nbytes, calls, members, span[group])
+            elif operation == "broadcast":
+                self.end_seconds += cluster.send_seconds(nbytes, calls, span["data"])
+        self.piece_seconds = self.compute + self.talk
+
+
+def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> dict[str, float]:
+    """Bytes of a process of this stage.
+
+    Gradients are float32 vectors: the step's sum and, where a step has several pieces, those of the piece under way.
+    Buffers are what messages need besides the tensors that they carry: the one bucket of gradients and its sum, ZeRO's
+    vector of new weights, the float32 copy of a narrow activation that is summed, and the activations that a stage has
+    sent or received and still keeps.
+    """
+    trained = trained_size(held)
+    owned = max(owner_loads(held, steps.data)) if steps.zero else trained
+    block = steps.tokens * work.outline.config.dims.hidden
+    ahead = min(steps.pipeline - 1 - stage, steps.pieces)
+    buffers = 0
+    if steps.data > 1:
+        buffers += 8 * trained
+    if steps.zero:
+        buffers += 8 * max(owner_loads(held, steps.data))
+    if steps.tensor > 1:
+        buffers += block * (4 if work.width == 4 else 8)
+    kept_inputs = 0
+    if steps.pipeline > 1:
+        buffers += block * work.width * ((stage < steps.pipeline - 1) * (ahead + 1) + (stage > 0) * 2)
+        kept_inputs = ahead * block * work.width if stage > 0 else 0
+    return {
+        "weights": sum(share.bytes(work.width) for share in held),
+        "gradients": 4 * trained * (2 if steps.pieces > 1 else 1),
+        "optimizer": 4 * owned * OPTIMIZER_STATES[work.optimizer],
+        "activations": kept_inputs + activation_bytes(work, divided, steps, stage),
+        "buffers": buffers,
+    }
+
+
+def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> float:
+    """Floating-point operations of one piece: forward, backward, and the forward again where it is computed twice.
+
+    A matrix product of ``(N, in)`` and ``(in, out)`` takes 2·N·in·out; its backward as much for the input, and as much
+    again for a weight that is trained. Attention is counted over the whole square.
+    """
+    dims = work.outline.config.dims
+    matrices = [share for share in held if len(share.shape) == 2]
+    products = sum(share.size for share in matrices if not is_embedding(work.outline, share, stage, steps))
+    trained = sum(share.size for share in matrices if share.trained)
+    attention = 4 * steps.tokens * work.length * dims.heads * dims.head_dim // steps.tensor * len(divided.layers[stage])
+    forward = 2 * steps.tokens * products + attention
+    again = work.recompute or stage < steps.pipeline - 1
+    return forward * (2 + again) + attention + 2 * steps.tokens * trained
+
+
+def is_embedding(outline: Outline, share, stage: int, steps: Steps) -> bool:
+    """Whether a matrix is only looked up here; a tied one is the head's as well, on the last stage."""
+    name = share.name.rpartition(".")[0]
+    if name == "transformer.wpe":
+        return True
+    if name != outline.family.embedding:
+        return False
+    tied = f"{outline.family.head}.weight" not in outline.shapes
+    return not (tied and stage == steps.pipeline - 1)
+
+
+def adapter_of(method: str, settings: Mapping[str, Any]) -> MethodConfig | None:
+    """A method's configuration by its name (``dora`` is LoRA with magnitudes); None for ``none``.
+
+    Raises:
+        InputError: an unknown method or setting.
+    """
+    from pet.info import method_config
+
+    if method == "none":
+        if settings:
+            raise InputError(f"{next(iter(settings))}: has no effect with --method none")
+        return None
+    values = dict(settings)
+    if method == "dora":
+        method, values["use_dora"] = "lora", True
+    return method_config({"method": method, **values})

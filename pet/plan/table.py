@@ -1,0 +1,81 @@
+"""A plan as text, and as a dictionary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pet.plan.search import PARTS, Candidate, Plan
+
+TITLES = ["data", "tensor", "pipeline", "ZeRO-1", "rows", "pieces", *PARTS, "total", "sent", "bubble", "step"]
+MEANING = (
+    "rows: of one forward pass on a replica; pieces: forward passes of a replica in a step; memory in GB per device, "
+    "of the fullest stage; sent: GB that a device of the busiest stage hands to collectives in a step"
+)
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """Everything, for a program to read."""
+    work = plan.work
+    return {
+        "model_type": work.outline.values.get("model_type"),
+        "method": "none" if work.adapter is None else work.adapter.method,
+        **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute")},
+        "cluster": dataclasses.asdict(plan.cluster),
+        "feasible": [one.to_dict() for one in plan.feasible],
+        "infeasible": dict(plan.refused),
+        "least_bytes": None if plan.least is None else round(plan.least),
+    }
+
+
+def as_text(plan: Plan, name: str, top: int | None = None) -> str:
+    """The table of layouts, and the best one in detail."""
+    work, cluster = plan.work, plan.cluster
+    method = "every weight" if work.adapter is None else work.adapter.method
+    lines = [
+        f"{name}: {method}, {work.batch} rows of {work.length} tokens a step, {work.dtype}, on {cluster.devices} "
+        f"devices of {cluster.memory / 1e9:g} GB ({cluster.reserve / 1e9:g} GB of it kept by the runtime)",
+    ]
+    shown = plan.feasible[:top]
+    if shown:
+        rows = [TITLES, *(row(one) for one in shown)]
+        widths = [max(len(line[column]) for line in rows) for column in range(len(TITLES))]
+        lines.append("")
+        for line in rows:
+            lines.append("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+        lines += ["", MEANING]
+    if len(shown) < len(plan.feasible):
+        lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit")
+    lines.append("")
+    lines += [f"{count} cannot be: {why}" for why, count in plan.refused.most_common()]
+    if plan.least is not None:
+        lines.append(f"the smallest of those that are too large needs {plan.least / 1e9:.1f} GB per device")
+    if plan.feasible:
+        lines += ["", *best(plan.feasible[0], work.batch * work.length)]
+    return "\n".join(lines).rstrip()
+
+
+def row(one: Candidate) -> list[str]:
+    """A layout's line."""
+    shape = [str(one.data), str(one.tensor), str(one.pipeline), "yes" if one.zero else "no"]
+    memory = [f"{one.memory[part] / 1e9:.2f}" for part in PARTS]
+    end = [f"{one.total / 1e9:.2f}", f"{one.sent / 1e9:.2f}", f"{100 * one.bubble:.0f} %", seconds(one.seconds)]
+    return [*shape, str(one.micro_batch), str(one.pieces), *memory, *end]
+
+
+def seconds(value: float) -> str:
+    """A time in a unit that suits it."""
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
+
+
+def best(one: Candidate, tokens: int) -> list[str]:
+    """The first layout in detail: what is sent by which collective, and the recipe's lines for it."""
+    lines = [
+        f"the first: {tokens / one.seconds:,.0f} tokens/s; of its step {seconds(one.compute)} are matrix products, "
+        f"{seconds(one.communication)} messages, {100 * one.bubble:.0f} % bubble",
+        f"  {'collective':<12}{'group':<10}{'calls':>8}{'MB':>14}   per device and step",
+    ]
+    for (kind, group), (calls, nbytes) in sorted(one.traffic.items(), key=lambda item: -item[1][1]):
+        lines.append(f"  {kind:<12}{group:<10}{calls:>8,}{nbytes / 1e6:>14,.3f}")
+    settings = " ".join(f"{key}={str(value).lower()}" for key, value in one.settings().items())
+    return [*lines, f"  in a recipe: {settings}"]

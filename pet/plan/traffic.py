@@ -1,0 +1,147 @@
+"""What one training step sends: calls and bytes per collective, as `pet.parallel.collectives.counting` counts them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pet.outline import Outline
+from pet.parallel.shares import Layout, Share, cell_of, in_feed_forward, place_of, side_of
+from pet.parallel.split import PARTIAL
+from pet.parallel.stages import TIED
+
+Traffic = dict[tuple[str, str], list[int]]
+"""{(operation, group): [calls, bytes handed in]} of one process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """How a step is worked through.
+
+    Attributes:
+        data, tensor, pipeline: the layout.
+        pieces: forward passes of one replica in a step.
+        tokens: of one of them.
+        width: bytes of a number in an activation.
+        zero: whether the optimizer's state is divided over the replicas.
+        recompute: whether layers are computed again in the backward pass.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+    pieces: int
+    tokens: int
+    width: int
+    zero: bool = False
+    recompute: bool = False
+
+
+def gradient_sums(outline: Outline, layout: Layout, stage: int) -> int:
+    """Sublayers of a stage whose input needs a gradient: each has one sum over the tensor-parallel group backward.
+
+    On the first stage those up to the first trained parameter need none; later stages always owe the stage before one.
+    """
+    layers = layout.layers[stage]
+    if stage > 0:
+        return 2 * len(layers)
+    prefix = outline.family.layers + "."
+    attention = outline.family.attention_core.rpartition(".")[0]
+    first = 2 * layers.stop  # numbers of sublayers: 2·layer for attention, 2·layer + 1 for the feed-forward
+    for share in layout.shares:
+        if not share.trained or stage not in share.stages:
+            continue
+        place = place_of(outline, share.name)
+        if place == "first":
+            return 2 * len(layers)
+        if isinstance(place, int):
+            rest = share.name[len(prefix) :].partition(".")[2]
+            if rest.startswith(attention + "."):
+                number = 2 * place
+            elif in_feed_forward(outline, cell_of(outline, share.name)):
+                number = 2 * place + 1
+            else:
+                number = 2 * place - 1  # a norm: what it feeds needs a gradient
+            first = min(first, number)
+    return 2 * layers.stop - 1 - first if first < 2 * layers.stop else 0
+
+
+def graph_sums(outline: Outline, layout: Layout, steps: Steps, stage: int, adapter=None) -> tuple[int, int]:
+    """(calls, bytes) of the sums within the graphs of one step."""
+    if steps.tensor == 1:
+        return 0, 0
+    block = steps.tokens * outline.config.dims.hidden * steps.width
+    forward = 2 * len(layout.layers[stage])
+    small_calls, small_bytes = dora_sums(outline, layout, stage, adapter)
+    runs = 1  # of the forward, beside the backward
+    if steps.pipeline > 1 and stage < steps.pipeline - 1:
+        runs += 1  # once to send on, once more with the backward
+    again = forward if steps.recompute else 0
+    calls = runs * forward + again + gradient_sums(outline, layout, stage)
+    small = runs + (1 if steps.recompute else 0)
+    return steps.pieces * (calls + small * small_calls), steps.pieces * (calls * block + small * small_bytes)
+
+
+def dora_sums(outline: Outline, layout: Layout, stage: int, adapter) -> tuple[int, int]:
+    """DoRA's two small sums at every row-parallel cell: W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``."""
+    if not getattr(adapter, "use_dora", False):
+        return 0, 0
+    calls = nbytes = 0
+    for share in layout.of_stage(stage):
+        path, found, _ = share.name.partition(".lora_magnitude_vector")
+        if found and side_of(outline, path) == "row":
+            rank = adapter.rank_at(path)
+            calls, nbytes = calls + 2, nbytes + 4 * rank * (share.shape[0] + rank)
+    return calls, nbytes
+
+
+def trained_size(shares: list[Share], role: str | None = None) -> int:
+    """Trained numbers that one process holds."""
+    return sum(share.size for share in shares if share.trained and (role is None or share.role == role))
+
+
+def step_traffic(outline: Outline, layout: Layout, steps: Steps, stage: int, adapter=None) -> Traffic:
+    """Everything that a process of a stage sends in one training step."""
+    found: Traffic = {}
+
+    def add(operation: str, group: str, calls: int, nbytes: int) -> None:
+        if calls:
+            entry = found.setdefault((operation, group), [0, 0])
+            entry[0], entry[1] = entry[0] + calls, entry[1] + nbytes
+
+    held = layout.of_stage(stage)
+    add("all_reduce", "tensor", *graph_sums(outline, layout, steps, stage, adapter))
+    partial = trained_size(held, PARTIAL)
+    if steps.tensor > 1 and partial:
+        add("all_reduce", "tensor", 1, 4 * partial)
+    tied = trained_size(held, TIED)
+    if steps.pipeline > 1 and tied:
+        add("all_reduce", "tied", 1, 4 * tied)
+    if steps.data > 1:
+        add("all_reduce", "data", 1, 4 * trained_size(held))
+        if steps.zero:
+            loads = [load for load in owner_loads(held, steps.data) if load]
+            add("broadcast", "data", len(loads), 4 * sum(loads))
+    if steps.pipeline > 1:
+        block = steps.tokens * outline.config.dims.hidden * steps.width
+        first, last = stage == 0, stage == steps.pipeline - 1
+        neighbours = (not first) + (not last)
+        add("send", "pipeline", steps.pieces * neighbours, steps.pieces * neighbours * block)
+        add("receive", "pipeline", steps.pieces * neighbours, steps.pieces * neighbours * block)
+    # counts, losses and norms: pairs of float32, gathered
+    if steps.data > 1:
+        add("all_gather", "data", 2, 32)
+    if steps.tensor > 1:
+        add("all_gather", "tensor", 1, 8)
+    if steps.pipeline > 1:
+        add("all_gather", "pipeline", 2, 16)
+    if steps.data * steps.tensor * steps.pipeline > 1:
+        add("all_gather", "world", 1, 8)
+    return found
+
+
+def owner_loads(held: list[Share], owners: int) -> list[int]:
+    """Numbers that each replica updates under ZeRO: parameters go, largest first, to whoever has least."""
+    loads = [0] * owners
+    for size in sorted((share.size for share in held if share.trained), reverse=True):
+        loads[loads.index(min(loads))] += size
+    return loads

@@ -1,0 +1,218 @@
+"""Plans: what they list, what they refuse, and their activations against MindSpore's own count of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from adapters.lora import LoRAConfig
+from model_zoo.auto import AutoConfig
+from model_zoo.errors import InputError
+from model_zoo.presets import preset
+from pet.cli.main import main
+from pet.outline import Outline
+from pet.parallel.mesh import Mesh
+from pet.parallel.shares import shares
+from pet.plan import Cluster, Work, parse_bytes, plan
+from pet.plan.activations import activation_bytes
+from pet.plan.search import flops
+from pet.plan.traffic import Steps, step_traffic
+
+ROOT = Path(__file__).resolve().parents[2]
+PEAK = """
+import json, sys
+import numpy as np
+from adapters.apply import apply_lora
+from model_zoo.auto import AutoModel
+from pet.train.trainer import Trainer
+for case in json.loads(sys.argv[1]):
+    model = AutoModel.from_config(case["config"])
+    if case["lora"]:
+        apply_lora(model, **case["lora"])
+    ids = np.random.default_rng(0).integers(5, 150, (case["rows"], case["length"])).astype(np.int32)
+    Trainer(model, [{"input_ids": ids}], steps=1).train()
+"""
+LLAMA = {"model_type": "llama", "vocab_size": 20000, "hidden_size": 256, "intermediate_size": 688}
+LLAMA |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 1024}
+GLM = {"model_type": "glm4", "vocab_size": 200, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+GLM |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+CASES = {
+    "pieces of the loss and blocks of attention": {"config": LLAMA, "lora": {"rank": 8}, "rows": 8, "length": 512},
+    "every matrix adapted": {"config": GLM, "lora": {"rank": 8, "targets": "all-linear"}, "rows": 32, "length": 128},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_activations_are_within_a_tenth_of_the_measured_peak(name, tmp_path):
+    """The peak of the pool that all tensors of compiled graphs come from, as MindSpore logs it at its end."""
+    case = CASES[name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["MS_SUBMODULE_LOG_v"] = "{PRE_ACT:1}"
+    command = [sys.executable, "-c", PEAK, json.dumps([case])]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=300)
+    text = (done.stdout + done.stderr).decode(errors="replace")
+    assert done.returncode == 0, text[-3000:]
+    found = re.findall(r"peak used mem:(\d+)M, actual peak", text)
+    assert found, text[-3000:]
+    outline, adapter = Outline(case["config"]), LoRAConfig(**case["lora"])
+    work = Work(outline, adapter, case["rows"], case["length"], "float32")
+    steps = Steps(1, 1, 1, 1, case["rows"] * case["length"], 4)
+    planned = activation_bytes(work, shares(outline, adapter), steps, 0) / 2**20
+    assert planned > 80  # MB, of which the pool counts whole ones
+    assert planned == pytest.approx(int(found[-1]), rel=0.1)
+
+
+def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):
+    adapter = LoRAConfig(rank=8) if adapter is None else adapter
+    return Work(Outline(preset(name)), adapter, batch, length, dtype, **settings)
+
+
+def test_65_billion_on_64_devices_in_seconds():
+    begin = time.process_time()
+    found = plan(work_for(), Cluster(64, 64e9))
+    assert time.process_time() - begin < 30
+    assert found.feasible and sum(found.refused.values()) > 0
+    layouts = {(one.data, one.tensor, one.pipeline, one.zero) for one in found.feasible}
+    assert len(layouts) == len(found.feasible)
+    for one in found.feasible:
+        assert one.data * one.tensor * one.pipeline == 64
+        assert one.total + 2e9 <= 64e9
+        assert one.pieces * one.micro_batch * one.data == 256
+        assert one.pieces >= one.pipeline
+        assert one.bubble == (one.pipeline - 1) / (one.pieces + one.pipeline - 1)
+    times = [one.seconds for one in found.feasible]
+    assert times == sorted(times)
+    # no layout is left out: all products, with and without ZeRO where there are replicas
+    products = [(t, p) for t in range(1, 65) for p in range(1, 65) if 64 % t == 0 and 64 // t % p == 0]
+    assert len(found.feasible) + sum(found.refused.values()) == sum(1 + (t * p < 64) for t, p in products)
+    # 65 billion halves do not fit on one device, nor on two
+    assert all(one.tensor * one.pipeline >= 4 for one in found.feasible)
+    one = next(one for one in found.feasible if (one.data, one.tensor, one.pipeline, one.zero) == (8, 8, 1, False))
+    # a sixteenth of a gigabyte apart: what lies whole on every shard (embedding, head, norms) is counted whole
+    whole = 2 * 2 * 32000 * 8192
+    assert one.memory["weights"] == pytest.approx((2 * 65.2856e9 - whole) / 8 + whole, rel=0.01)
+
+
+def test_what_helps_against_what():
+    cluster = Cluster(8, 64e9)
+    found = {(one.tensor, one.pipeline, one.zero): one for one in plan(work_for("llama_7b", 64), cluster).feasible}
+    assert found[1, 1, True].memory["optimizer"] < found[1, 1, False].memory["optimizer"] / 7
+    assert found[2, 1, False].memory["weights"] < 0.6 * found[1, 1, False].memory["weights"]
+    assert found[1, 2, False].memory["weights"] < 0.6 * found[1, 1, False].memory["weights"]
+    assert found[1, 1, False].traffic["all_reduce", "data"] == [1, 4 * 4_194_304]
+    full = {
+        (one.tensor, one.pipeline, one.zero): one for one in plan(full_work("llama_7b"), Cluster(8, 500e9)).feasible
+    }
+    assert full[1, 1, False].memory["optimizer"] == 8 * 6_738_415_616
+    assert full[1, 1, False].traffic["all_reduce", "data"] == [1, 4 * 6_738_415_616]
+    slow = plan(work_for("llama_7b", 64), Cluster(8, 64e9, network=1e9, per_machine=1)).feasible
+    assert slow[0].tensor == 1 and slow[-1].tensor == 8  # with slow wires the layout that talks least comes first
+    small = plan(work_for("llama_7b", 64, recompute=True, micro_batch=8), cluster)
+    large = plan(work_for("llama_7b", 64, micro_batch=8), Cluster(8, 640e9))
+    pairs = {(one.tensor, one.pipeline, one.zero): one for one in large.feasible}
+    for one in small.feasible:
+        other = pairs[one.tensor, one.pipeline, one.zero]
+        assert one.memory["activations"] < other.memory["activations"] and one.seconds > other.seconds
+
+
+def full_work(name):
+    return Work(Outline(preset(name)), None, 64, 512, "float32")
+
+
+def test_operations_are_six_per_parameter_and_token():
+    work = full_work("llama_7b")
+    divided = shares(work.outline, None)
+    steps = Steps(1, 1, 1, 1, 1000 * 512, 4)
+    matrices = 6_738_415_616 - 32000 * 4096 - 65 * 4096
+    attention = 3 * 4 * 1000 * 512 * 512 * 4096 * 32
+    assert flops(work, divided, steps, 0, divided.of_stage(0)) == pytest.approx(
+        6 * 512e3 * matrices + attention, rel=0.03
+    )
+    adapted = work_for("llama_7b")
+    divided = shares(adapted.outline, adapted.adapter)
+    with_adapter = flops(adapted, divided, steps, 0, divided.of_stage(0))
+    assert with_adapter == pytest.approx(4 * 512e3 * matrices + 2 * attention / 3, rel=0.03)
+
+
+def test_stages_and_their_messages():
+    outline = Outline(preset("llama_7b"))
+    divided = shares(outline, LoRAConfig(rank=8), tensor=2, pipeline=4)
+    # embedding and head weigh as much as a layer each
+    assert [len(part) for part in divided.layers] == [7, 9, 9, 7]
+    names = [{share.name for share in divided.of_stage(stage)} for stage in range(4)]
+    assert sum(map(len, names)) == len(set().union(*names)) == len(outline.shapes) + 2 * 2 * 32
+    assert "model.embed_tokens.weight" in names[0] and {"model.norm.weight", "lm_head.weight"} <= names[3]
+    steps = Steps(1, 2, 4, 8, 512, 2)
+    block = 512 * 4096 * 2
+    sums = [step_traffic(outline, divided, steps, stage)["all_reduce", "tensor"][0] for stage in range(4)]
+    # forward, forward again, backward; the very first input needs no gradient; partial gradients once a step
+    assert sums == [8 * (3 * 14 - 1) + 1, 8 * 54 + 1, 8 * 54 + 1, 8 * 28 + 1]
+    for stage, neighbours in enumerate((1, 2, 2, 1)):
+        assert step_traffic(outline, divided, steps, stage)["send", "pipeline"] == [
+            8 * neighbours,
+            8 * neighbours * block,
+        ]
+    assert Mesh(1, 2, 4, 7).stage == 3
+
+
+def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
+    line = ["plan", str(fixtures / "llama_gqa"), "--devices", "4", "--memory", "8GB", "--dtype", "float32"]
+    assert main([*line, "--top", "2"]) == 0
+    text = capsys.readouterr().out
+    for part in ("ZeRO-1", "activations", "buffers", "bubble", "in a recipe: parallel.data=", "more layouts fit"):
+        assert part in text, text
+    assert main([*line, "--json", "targets=all-linear"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    first = values["feasible"][0]
+    assert first["memory_bytes"]["total"] == pytest.approx(sum(first["memory_bytes"].values()) / 2, abs=8)
+    assert first["settings"]["train.batch_size"] * first["settings"]["train.accumulation"] == values["batch"] == 16
+    # more shards than key heads: named as the reason
+    heads = AutoConfig.from_pretrained(fixtures / "llama_gqa").dims.kv_heads
+    assert heads < 4 and values["infeasible"]["heads or widths cannot be divided by tensor"] >= 1
+    # a config.json alone will do
+    (tmp_path / "config.json").write_text((fixtures / "llama_gqa" / "config.json").read_text())
+    assert main(["plan", str(tmp_path / "config.json"), *line[2:]]) == 0
+    capsys.readouterr()
+    assert main(["plan", "llama_65b", "--devices", "1", "--memory", "16GB"]) == 1
+    assert "the smallest of those that are too large needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("llama_7b --devices 8 --memory 64XB", "--memory '64XB': a size was expected, such as 64GB"),
+        ("llama_7b --devices 8 --memory 64GB --bandwidth fast", "--bandwidth 'fast': a size was expected"),
+        ("llama_7b --devices 0 --memory 64GB", "--devices is 0"),
+        ("llama_7b --devices 8 --memory 1GB", "--reserve: takes all of --memory"),
+        ("lama_7b --devices 8 --memory 64GB", "llama_7b"),
+        ("llama_7b --devices 8 --memory 64GB --method lorra", "'lorra' is unknown"),
+        ("llama_7b --devices 8 --memory 64GB rnak=3", "no setting 'rnak'"),
+        ("llama_7b --devices 8 --memory 64GB --method none rank=3", "has no effect with --method none"),
+        ("llama_7b --devices 8 --memory 64GB --length 4096", "holds 2048"),
+        ("llama_7b --devices 8 --memory 64GB --optimizer adm", "'adm' is unknown"),
+        ("llama_7b --devices 8 --memory 64GB --dtype int4", "not a supported"),
+        ("llama_7b --devices 8 --memory 64GB --batch 0", "--batch is 0"),
+        ("llama_7b --devices 8 --memory 64GB --utilisation 2", "--utilisation is 2"),
+        ("llama_7b --memory 64GB", "--devices"),
+    ],
+)
+def test_what_is_refused(capsys, words, message):
+    assert main(["plan", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.strip().splitlines()) == 1
+
+
+def test_sizes():
+    assert parse_bytes("64GB", "--memory") == 64e9 and parse_bytes("64GiB", "--memory") == 64 * 2**30
+    assert parse_bytes("12.5 GB/s", "--network") == 12.5e9 and parse_bytes("100b", "--reserve") == 100
+    for text in ("64", "GB", "-1GB", "0GB", "64PB"):
+        with pytest.raises(InputError, match="a size was expected"):
+            parse_bytes(text, "--memory")
