@@ -5,11 +5,10 @@ python mindspore_task.py --task_name questions --do_train --do_eval --output_dir
 
 import pet
 from pet.compat.command_line import script
-from pet.compat.mindspore_trainer import Task, build_transformer_model, launch, register_task
 
 
-@register_task(name="questions", desc="questions about numbers")
-class Questions(Task):
+@pet.register_task(name="questions", desc="questions about numbers")
+class Questions(pet.Task):
     """Tunes a base by LoRA on files."""
 
     def add_arguments(self, parser):
@@ -17,7 +16,7 @@ class Questions(Task):
         parser.add_argument("--lora_rank", type=int, default=4)
 
     def get_model(self, args):
-        model, _ = build_transformer_model(args.base)
+        model, _ = pet.build_transformer_model(args.base)
         return pet.apply_lora(model, rank=args.lora_rank)
 
     def get_tokenizer(self, args):
@@ -47,7 +46,7 @@ class Questions(Task):
 
 def main() -> None:
     """Does what the command line says."""
-    launch()
+    pet.launch()
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ _NAMES = {
         "LlamaForCausalLM",
         "LlamaTokenizer",
     ),
+    "pet.compat.mindspore_trainer": ("Task", "build_transformer_model", "launch", "register_task"),
     "model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}

@@ -9,17 +9,19 @@ The second and third form take MindFormers' arguments.
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt import is_ckpt
 from pet.compat.mindformers_generation import give_defaults
-from pet.compat.training_arguments import TrainingArguments
 from pet.request import Request, is_path
 from pet.results import bring_checkpoint, find_weights
+
+REQUEST = list(inspect.signature(Request).parameters)
+"""Arguments of a trainer in MindFormers' form; any other is a setting of the core's."""
 
 
 class Trainer(Request):
@@ -47,45 +49,13 @@ class Trainer(Request):
         InputError: an unknown task or method, settings that do not exist or contradict each other.
     """
 
-    def __init__(
-        self,
-        model=None,
-        train_data=None,
-        eval_data=None,
-        *,
-        task: str = "text_generation",
-        pet_method: str = "",
-        args: TrainingArguments | Mapping[str, Any] | str | os.PathLike | None = None,
-        recipe: str | os.PathLike | None = None,
-        train_dataset=None,
-        eval_dataset=None,
-        tokenizer=None,
-        callbacks: Iterable = (),
-        data_collator=None,
-        do_eval: bool | None = None,
-        load_checkpoint: str | os.PathLike | None = None,
-        forward_step=None,
-        **settings,
-    ):
+    def __init__(self, model=None, train_data=None, eval_data=None, **arguments):
         self.core = None
+        settings = [name for name in arguments if name not in REQUEST]
         if train_data is not None or settings:
-            self.core = _core(model, train_data, eval_data, callbacks, forward_step, settings)
+            self.core = _core(model, train_data, eval_data, arguments, settings)
             return
-        super().__init__(
-            model,
-            task,
-            pet_method,
-            args,
-            recipe,
-            train_dataset,
-            eval_dataset,
-            tokenizer,
-            callbacks,
-            data_collator,
-            do_eval,
-            load_checkpoint,
-            forward_step,
-        )
+        super().__init__(model, **arguments)
         self.result: Path | None = None
         self._loaded: tuple | None = None
 
@@ -264,12 +234,17 @@ class Trainer(Request):
         return self._loaded[1:]
 
 
-def _core(model, train_data, eval_data, callbacks, forward_step, settings):
+def _core(model, train_data, eval_data, arguments: dict[str, Any], settings: list[str]):
     from pet.train.trainer import Trainer as CoreTrainer
 
     if train_data is None:
-        names = ", ".join(settings)
         raise InputError(
-            f"Trainer: {names}: settings of a trainer over batches, which needs train_data; or put them in args="
+            f"Trainer: {', '.join(settings)}: settings of a trainer over batches, which needs train_data; or put them "
+            f"in args={nearest(settings[0], REQUEST)}"
         )
-    return CoreTrainer(model, train_data, eval_data, callbacks=callbacks, forward_step=forward_step, **settings)
+    others = [name for name in arguments if name in REQUEST and name not in ("callbacks", "forward_step")]
+    if others:
+        raise InputError(
+            f"Trainer: {', '.join(others)}: for trainers with train_dataset, not over batches (train_data)"
+        )
+    return CoreTrainer(model, train_data, eval_data, **arguments)

@@ -29,7 +29,7 @@ def is_path(value: Any) -> bool:
 
 
 class Request:
-    """Names, paths, objects and settings; the arguments are those of `pet.Trainer`.
+    """Names, paths, objects and settings; the arguments are those of `pet.Trainer`, and described there.
 
     Attributes:
         arguments: settings of the run by MindFormers' names.

@@ -4,7 +4,9 @@ MindSpore's threads wait for one another in a busy loop. On a core of its own a 
 two of them on the same two cores are twice as slow as they need be.
 """
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,66 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
 def fixtures() -> Path:
     """The reference models, tokenizers and adapters, each with the outputs of an independent implementation."""
     return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt():
+    """Writes a random GPT-2 of some ten thousand weights with a bundled tokenizer to a directory, which it returns."""
+    from model_zoo.auto import AutoModel
+    from model_zoo.saving import save_pretrained
+    from pet.names import bundled_directory
+
+    def write(directory: Path, context: int = 128) -> Path:
+        source = bundled_directory() / "bases" / "gpt_tiny"
+        config = json.loads((source / "config.json").read_text())
+        config.update(n_embd=32, n_layer=2, n_head=2, n_positions=context)
+        save_pretrained(AutoModel.from_config(config, seed=1), directory)
+        for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+            shutil.copyfile(source / name, directory / name)
+        return directory
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory, tiny_gpt):
+    """A `tiny_gpt` with questions of one answer each beside it: ``data.jsonl`` and ``held_out.jsonl``."""
+    home = tiny_gpt(tmp_path_factory.mktemp("base"))
+    for name, numbers in (("data.jsonl", range(16)), ("held_out.jsonl", range(16, 20))):
+        rows = [{"prompt": f"What is {number}?", "completion": f"It is {number}."} for number in numbers]
+        (home / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+@pytest.fixture(scope="session")
+def numpy_loss():
+    """The mean over labels of what a model's logits give them, by NumPy: no code of the trainer takes part."""
+    import numpy as np
+
+    def measure(model, samples) -> float:
+        """Of ``(ids, trained)`` pairs: tokens, and which of them are labels (the first never is)."""
+        chosen = []
+        for ids, trained in samples:
+            ids, labels = np.asarray(ids), np.asarray(trained)[1:]
+            logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
+            top = logits.max(-1, keepdims=True)
+            logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+            chosen += logs[np.arange(len(ids) - 1), ids[1:]][labels].tolist()
+        return -float(np.mean(chosen))
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """Rows of a question and its answer as ``(ids, trained)`` pairs, by a tokenizer's own prompt."""
+
+    def pairs(tokenizer, rows):
+        for row in rows:
+            talk = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+            yield tokenizer.example(talk)
+
+    return pairs
 
 
 @pytest.fixture(scope="module")

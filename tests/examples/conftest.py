@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,33 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from runs import arguments
 
-from pet.names import bundled_directory
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _everywhere(all_cores):
     """Some examples are jobs of two processes."""
-
-
-@pytest.fixture(scope="session")
-def base(tmp_path_factory):
-    """A tiny random GPT-2 with a bundled tokenizer, ``data.jsonl`` and ``held_out.jsonl``."""
-    from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
-
-    home = tmp_path_factory.mktemp("base")
-    source = bundled_directory() / "bases" / "gpt_tiny"
-    config = json.loads((source / "config.json").read_text())
-    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=128)
-    save_pretrained(AutoModel.from_config(config, seed=1), home)
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(source / name, home / name)
-    for name, numbers in (("data.jsonl", range(16)), ("held_out.jsonl", range(16, 20))):
-        rows = [{"prompt": f"What is {number}?", "completion": f"It is {number}."} for number in numbers]
-        (home / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return home
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 import pet
 from model_zoo.errors import InputError
 
 
-def test_forward_step_and_collate(base, alone, losses):
+def test_forward_step_and_collate(base, alone, losses, numpy_loss, asked):
     directory, _ = alone("flagai")
     found = losses(directory)
     assert len(found) == 9
@@ -20,16 +19,9 @@ def test_forward_step_and_collate(base, alone, losses):
     model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
     pet.load_adapter(model, directory / "adapter")
     # forward_step says the mean over each batch's labels; the evaluation weights batches by their labels again
-    total, count = 0.0, 0
-    for index in range(12):
-        talk = [{"role": "user", "content": f"What is {index}?"}, {"role": "assistant", "content": f"It is {index}."}]
-        ids, trained = map(np.asarray, tokenizer.example(talk))
-        logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
-        logs = logits - logits.max(-1, keepdims=True)
-        logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
-        chosen = logs[np.arange(len(ids) - 1), ids[1:]][trained[1:]]
-        total, count = total - chosen.sum(), count + len(chosen)
-    assert summary["after"]["loss"] == pytest.approx(total / count, rel=1e-4)
+    rows = [{"prompt": f"What is {index}?", "completion": f"It is {index}."} for index in range(12)]
+    expected = numpy_loss(model, asked(tokenizer, rows))
+    assert summary["after"]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_environments_and_settings():

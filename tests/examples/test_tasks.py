@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,26 +22,22 @@ from runs import SIZES, arguments
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def held_out_perplexity(base, adapter, weights=None) -> float:
-    """By NumPy, from logits and the tokenizer alone."""
-    model = pet.AutoModel.from_pretrained(str(weights or base))
+@pytest.fixture
+def held_out_perplexity(base, numpy_loss, asked):
+    """Of an adapter on the base, or of other weights: by NumPy, from logits and the tokenizer alone."""
     tokenizer = pet.AutoTokenizer.from_pretrained(str(base))
-    if adapter is not None:
-        pet.load_adapter(model, adapter)
-    total, count = 0.0, 0
-    for line in (base / "held_out.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        talk = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-        ids, trained = map(np.asarray, tokenizer.example(talk))
-        logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
-        logs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        logs -= logits.max(-1, keepdims=True)
-        chosen = logs[np.arange(len(ids) - 1), ids[1:]][trained[1:]]
-        total, count = total - chosen.sum(), count + len(chosen)
-    return float(np.exp(total / count))
+    rows = [json.loads(line) for line in (base / "held_out.jsonl").read_text().splitlines()]
+
+    def measure(adapter=None, weights=base) -> float:
+        model = pet.AutoModel.from_pretrained(str(weights))
+        if adapter is not None:
+            pet.load_adapter(model, adapter)
+        return float(np.exp(numpy_loss(model, asked(tokenizer, rows))))
+
+    return measure
 
 
-def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses):
+def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses, held_out_perplexity):
     common = ["--model_type", base, "--pet_method", "lora", "--task", "text_generation"]
     result = run(
         "python", "standalone_task.py", *common, "--run_mode", "finetune", "--train_dataset", base / "data.jsonl",
@@ -51,7 +49,7 @@ def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses):
     evaluation = [*common, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl", "--seq_length", 48]
     said = inside("standalone_task.py", *evaluation, "--load_checkpoint", "output")
     numbers = ast.literal_eval(said.strip().splitlines()[-1])
-    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, tmp_path / "output/adapter"), rel=1e-4)
+    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(tmp_path / "output/adapter"), rel=1e-4)
     said = inside(
         "standalone_task.py", *common, "--run_mode", "predict", "--predict_data", "hello!",
         "--load_checkpoint", "output", "--max_length", 12,
@@ -64,7 +62,7 @@ def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses):
     to_file(base, tmp_path / "weights.ckpt")
     said = inside("standalone_task.py", *evaluation, "--load_checkpoint", "weights.ckpt")
     numbers = ast.literal_eval(said.strip().splitlines()[-1])
-    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, None), rel=1e-4)
+    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(), rel=1e-4)
 
 
 JOB = """
@@ -82,20 +80,24 @@ callbacks: [{{type: CheckpointMonitor, save_checkpoint_steps: 2}}]
 """
 
 
-def test_run_mindformer_trains_resumes_measures_and_predicts(base, tmp_path, inside, losses):
+def test_run_mindformer_trains_resumes_measures_and_predicts(base, tmp_path, inside, losses, held_out_perplexity):
     (tmp_path / "job.yaml").write_text(JOB.format(base=base))
     common = ["run_mindformer.py", "--config", "job.yaml"]
     inside(*common, "--run_mode", "train")
     first = losses(tmp_path / "run")
     assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-000002"]
-    inside(*common, "--run_mode", "train", "--resume_training", "True", "--epochs", 2)
+    more = ["--do_eval", "True", "--eval_dataset_dir", base / "held_out.jsonl", "--profile", "True", "--batch_size", 4]
+    inside(*common, "--run_mode", "train", "--resume_training", "True", "--epochs", 2, *more)
     whole = losses(tmp_path / "run")
+    after = json.loads((tmp_path / "run/summary.json").read_text())["after"]
+    assert after["perplexity"] == pytest.approx(held_out_perplexity(weights=tmp_path / "run/model"), rel=1e-4)
+    assert list((tmp_path / "run").rglob("*prof*"))
     assert whole[:2] == first
     assert len(whole) == 4
     assert whole[-1] < whole[0]
     said = inside(*common, "--run_mode", "eval", "--load_checkpoint", "run")
     numbers = ast.literal_eval(said.strip().splitlines()[-1])
-    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(base, None, tmp_path / "run/model"), rel=1e-4)
+    assert numbers["perplexity"] == pytest.approx(held_out_perplexity(weights=tmp_path / "run/model"), rel=1e-4)
     said = inside(*common, "--run_mode", "predict", "--load_checkpoint", "run", "--predict_data", "What is 3?")
     (answer,) = ast.literal_eval(said.strip().splitlines()[-1])
     # greedy, ten tokens in all: the file's settings of generation, not the library's
@@ -124,7 +126,7 @@ leave(0)
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses):
+def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses, held_out_perplexity):
     """Data parallel with the optimizer divided, tensor and pipeline parallel by distribute_task.py, which then measures
     and predicts; data parallel by FlagAI's trainer and by a MindsporeTrainer task; all in one job, started by the shell
     wrapper."""
@@ -137,10 +139,10 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
         [*arguments("flagai", base), "--env_type", "pytorchDDP", "--batch_size", 2, "--save_dir", "flagai"],
         [*arguments("mindspore", base), "--distribute", "--train_batch_size", 2, "--output_dir", "mindspore"],
     ]
-    asked = ["distribute_task.py", "--model_type", base, "--load_checkpoint", "tensor", "--use_parallel", "True"]
-    asked += ["--pet_method", "lora", "--model_parallel", 2, "--seq_length", 48]
-    measure = [*asked, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl"]
-    predict = [*asked, "--run_mode", "predict", "--predict_data", "What is 3?", "--max_length", 12]
+    asks = ["distribute_task.py", "--model_type", base, "--load_checkpoint", "tensor", "--use_parallel", "True"]
+    asks += ["--pet_method", "lora", "--model_parallel", 2, "--seq_length", 48]
+    measure = [*asks, "--run_mode", "eval", "--eval_dataset", base / "held_out.jsonl"]
+    predict = [*asks, "--run_mode", "predict", "--predict_data", "What is 3?", "--max_length", 12]
     everything = [[str(word) for word in words] for words in [*runs, measure, predict]]
     script = tmp_path / "driver.txt"  # the fixture takes words that end in .py for examples
     script.write_text(DRIVER.format(examples=str(EXAMPLES), tests=str(Path(__file__).parent), runs=everything))
@@ -151,7 +153,7 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     assert "process 1 of 2" in said
     found = [ast.literal_eval(line) for line in said.splitlines() if line.startswith(("{", "[{"))]
     measured, (answer,) = found[-2:]
-    assert measured["perplexity"] == pytest.approx(held_out_perplexity(base, tmp_path / "tensor/adapter"), rel=1e-4)
+    assert measured["perplexity"] == pytest.approx(held_out_perplexity(tmp_path / "tensor/adapter"), rel=1e-4)
     one = losses(alone("task")[0])
     assert one[-1] < one[0]
     # two rows on each of two processes are the four rows of one
@@ -169,6 +171,38 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     trained, start = (read_file(place / "model.safetensors") for place in (tmp_path / "train/model", base))
     assert sorted(trained) == sorted(start)
     assert all(np.abs(trained[name] - start[name]).max() > 0 for name in start)
+
+
+def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
+    """Half-open ranges of devices, a rank table that gives them other numbers, logs by rank, and the exit code."""
+    (tmp_path / "probe.txt").write_text(
+        "import os\nprint(*(os.environ[name] for name in ('RANK_ID', 'RANK_SIZE', 'DEVICE_ID')))\n"
+        "raise SystemExit(3 if os.environ.get('FAIL') == os.environ['RANK_ID'] else 0)\n"
+    )
+    devices = [{"device_id": str(7 - rank), "rank_id": str(rank)} for rank in range(2)]
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"server_list": [{"server_id": "127.0.0.1", "device": devices}]}))
+
+    def said():
+        found = sorted((tmp_path / "output/log").glob("rank_*/worker.log"))
+        return [(log.parent.name, log.read_text().split()) for log in found]
+
+    one = ["bash", "run_distribute_single_node.sh", "python probe.txt"]
+    run(*one, "", "[4,6]", 2)
+    assert said() == [("rank_0", ["0", "2", "4"]), ("rank_1", ["1", "2", "5"])]
+    run(*one, table, "[0,2]", 2, FAIL="1", code=3)
+    assert said() == [("rank_0", ["0", "2", "7"]), ("rank_1", ["1", "2", "6"])]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def machine(span):
+        words = ["bash", "run_distribute_multi_node.sh", "python probe.txt", "", span, 4]
+        run(*words, timeout=60, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    with ThreadPoolExecutor() as machines:
+        list(machines.map(machine, ["[0,2]", "[2,4]"]))
+    assert said() == [(f"rank_{rank}", [str(rank), "4", str(rank % 2)]) for rank in range(4)]
 
 
 def test_unknown_arguments_are_errors(base, run):

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from pet.cli.main import main
-from pet.names import bundled_directory
 
 WATCHER = '''
 import json
@@ -49,18 +48,10 @@ QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory, tiny_gpt):
     """A directory with a tiny random GPT-2, data, a recipe, and a run of it."""
-    from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
-
     home = tmp_path_factory.mktemp("home")
-    source = bundled_directory() / "bases" / "gpt_tiny"
-    config = json.loads((source / "config.json").read_text())
-    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=64)
-    save_pretrained(AutoModel.from_config(config, seed=1), home / "base")
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(source / name, home / "base" / name)
+    tiny_gpt(home / "base", context=64)
     (home / "data.jsonl").write_text("\n".join(QUESTIONS) + "\n")
     (home / "job.yaml").write_text(
         "model: {path: base}\ndata: {train: data.jsonl, eval: data.jsonl, max_length: 32}\n"

@@ -99,6 +99,11 @@ def test_the_core_form_is_the_core():
     assert isinstance(trainer.core, Core)
     assert trainer.train()["steps"] == 2
     assert len(trainer.history) == 2
+    assert trainer.model is model
+    with pytest.raises(InputError, match=r"pet_methode: settings of a trainer over .*did you mean 'pet_method'"):
+        pet.Trainer(model, pet_methode="lora")
+    with pytest.raises(InputError, match="pet_method: for trainers with train_dataset"):
+        pet.Trainer(model, batches, steps=2, pet_method="lora")
 
 
 def test_what_cannot_be_had_says_what_to_do(base):

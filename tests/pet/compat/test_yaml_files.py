@@ -327,10 +327,12 @@ COMMON = {"output_dir": "out", "learning_rate": 1e-2, "max_steps": 2, "weight_de
 
 
 @pytest.mark.parametrize("kind", ["mindformers", "llama_factory", "axolotl"])
-def test_pet_finetune_takes_the_files_as_they_are(base, tmp_path, kind):
+def test_pet_finetune_takes_the_files_as_they_are(base, tmp_path, kind, numpy_loss, asked):
     """Two steps; the first loss is that of the base by NumPy, the second is lower on the same rows."""
+    import pet
     from pet.cli.main import main
 
+    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
     rows = [json.loads(line) for line in (base / "data.jsonl").read_text().splitlines()][:4]
     (tmp_path / "rows.json").write_text(
         json.dumps([{"instruction": row["prompt"], "output": row["completion"]} for row in rows])
@@ -351,27 +353,10 @@ def test_pet_finetune_takes_the_files_as_they_are(base, tmp_path, kind):
     assert main(["finetune", "job.yaml", "generation.max_new_tokens=1", "data.shuffle=false", *more]) == 0
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert lines[0]["loss"] == pytest.approx(loss_by_numpy(base, rows), rel=1e-4)
+    assert lines[0]["loss"] == pytest.approx(numpy_loss(model, asked(tokenizer, rows)), rel=1e-4)
     assert lines[1]["loss"] < lines[0]["loss"]
     settings = json.loads((tmp_path / "out/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (4, 8, ["c_attn"])
-
-
-def loss_by_numpy(base, rows) -> float:
-    """The mean over the answers' tokens of what the base gives them."""
-    import numpy as np
-
-    import pet
-
-    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
-    chosen = []
-    for row in rows:
-        talk = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-        ids, trained = map(np.asarray, tokenizer.example(talk))
-        logits = model(ids[None].astype(np.int32)).asnumpy()[0].astype(np.float64)
-        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        chosen += logs[np.arange(len(ids) - 1), ids[1:]][trained[1:]].tolist()
-    return -float(np.mean(chosen))
 
 
 def test_a_job_file_goes_on_from_another_run(base, tmp_path):

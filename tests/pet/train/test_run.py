@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.safetensors_io import read_file
-from pet.names import bundled_directory
 from pet.recipe.loading import from_dict
 from pet.train import run
 from pet.train.callbacks import Callback
@@ -19,18 +17,9 @@ from pet.train.checkpoint import load
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A tiny random GPT-2 with a bundled tokenizer, and 30 questions of uneven length."""
-    from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
-
-    home = tmp_path_factory.mktemp("base")
-    source = bundled_directory() / "bases" / "gpt_tiny"
-    config = json.loads((source / "config.json").read_text())
-    config.update(n_embd=32, n_layer=2, n_head=2, n_positions=64)
-    save_pretrained(AutoModel.from_config(config, seed=1), home)
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copyfile(source / name, home / name)
+def base(tmp_path_factory, tiny_gpt):
+    """A tiny random GPT-2, and 30 questions of uneven length."""
+    home = tiny_gpt(tmp_path_factory.mktemp("base"), context=64)
     rows = [
         {"prompt": f"What is {number}?", "completion": f"It is {number}" + ", again" * (number % 4) + "."}
         for number in range(30)
