@@ -46,11 +46,13 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     overrides += ["output.force=true"] if options.force else []
     recipe = load_any(options.recipe, overrides, needs=["data.train"])
     from pet.parallel.environment import read_job
+    from pet.parallel.fits import check_fits
     from pet.run_directory import check
 
     job = read_job()
     if job.rank == 0:
         check(recipe)
+        check_fits(recipe)
     if recipe.output.only_save_strategy:
         from pet.train.run import save_strategies
 

@@ -17,9 +17,10 @@ from adapters.replacement import wanted
 from model_zoo.counting import stored_transposed, tied_head
 from model_zoo.errors import InputError
 from pet.outline import Outline
+from pet.parallel.fits import check_divisible
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
 from pet.parallel.stages import TIED, balance
-from pet.parallel.tensor import PREFIX_AXES, acts_on_sum, axes_of, check_divisible
+from pet.parallel.tensor import PREFIX_AXES, acts_on_sum, axes_of
 
 POSITIONS = "transformer.wpe"
 """GPT-2's table of positions: an embedding, so it belongs to the first stage."""
@@ -96,7 +97,7 @@ def shares(outline: Outline, adapter: MethodConfig | None = None, tensor: int = 
     Raises:
         InputError: heads, widths, layers or an adapter that cannot be divided so.
     """
-    check_divisible(outline.config, tensor)
+    check_divisible(outline.config.dims, tensor)
     found = [*base_shares(outline, tensor, adapter is None)]
     if adapter is not None:
         found += adapter_shares(outline, adapter, tensor, {share.name: share for share in found})

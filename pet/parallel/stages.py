@@ -16,6 +16,7 @@ from mindspore import nn, ops
 from adapters.registry import registry
 from model_zoo.errors import InputError
 from model_zoo.layers import Embedding, LayerNorm, RMSNorm
+from pet.parallel.fits import check_stages
 from pet.parallel.mesh import Mesh
 from pet.parallel.split import mark
 
@@ -49,8 +50,7 @@ def balance(costs: list[int], first: int, last: int, stages: int) -> list[range]
         InputError: more stages than layers.
     """
     count = len(costs)
-    if stages > count:
-        raise InputError(f"parallel.pipeline: {stages} stages for {count} layers; expected at most {count}")
+    check_stages(count, stages)
 
     def cost(begin: int, end: int, stage: int) -> int:
         return sum(costs[begin:end]) + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)

@@ -36,6 +36,7 @@ from adapters.sites import select_rows
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
+from pet.parallel.fits import check_divisible
 from pet.parallel.split import PARTIAL, SPLIT, Division, mark
 
 ADAPTER_AXES: dict[str, tuple[str, ...]] = {
@@ -60,23 +61,6 @@ PREFIX_AXES: dict[str, int | None] = {
 """Along which axis a prefix's parameters hold keys | values, each by heads; None for what all heads share."""
 
 
-def check_divisible(config, members: int) -> None:
-    """Raises InputError unless heads, key heads and feed-forward width can be shared evenly."""
-    dims = config.dims
-    problems = [
-        f"parallel.tensor: {value} {what} cannot be divided evenly over {members} workers; "
-        f"possible are {', '.join(str(n) for n in range(1, value + 1) if value % n == 0 and dims.heads % n == 0)}"
-        for what, value in (
-            ("attention heads", dims.heads),
-            ("key/value heads", dims.kv_heads),
-            ("feed-forward columns", dims.ffn),
-        )
-        if value % members
-    ]
-    if problems:
-        raise InputError(problems[0] if len(problems) == 1 else "; ".join(problems))
-
-
 def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
     """Leaves on this process its share of a model, adapters included, and makes the cells talk to the group.
 
@@ -91,7 +75,7 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
     """
     if group.size == 1:
         return model
-    check_divisible(model.config, group.size)
+    check_divisible(model.config.dims, group.size)
     family, regions = model.family, {}
     cells = dict(model.cells_and_names())
     plan = []

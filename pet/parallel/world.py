@@ -14,6 +14,7 @@ from model_zoo.checkpoint import load_into
 from model_zoo.errors import InputError
 from pet.parallel import collectives
 from pet.parallel.context import join
+from pet.parallel.fits import check_optimizer
 from pet.parallel.heartbeat import Pace
 from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
@@ -27,7 +28,6 @@ from pet.parallel.zero import ShardedOptimizer
 from pet.train.world import World
 
 _concat = ops.Concat(0)
-WHOLE_TENSOR_OPTIMIZERS = ("lamb", "adafactor")
 
 
 class ParallelWorld(World):
@@ -245,11 +245,7 @@ class ParallelWorld(World):
         Raises:
             InputError: an optimizer that needs the norm of whole tensors, where tensors are divided.
         """
-        if self.mesh.tensor > 1 and name in WHOLE_TENSOR_OPTIMIZERS:
-            raise InputError(
-                f"parallel.tensor: train.optimizer {name!r} needs the norms of whole tensors, which are divided here; "
-                "possible are adamw, adam, sgd and momentum, or parallel.tensor = 1"
-            )
+        check_optimizer(name, self.mesh.tensor)
         return ShardedOptimizer(make, segments, self.data_group) if self.shard_optimizer else make(segments)
 
     def wrap_step(self, step, model):

@@ -23,11 +23,11 @@ from model_zoo.errors import InputError
 from model_zoo.safetensors_io import read_file
 from pet.outline import Outline
 from pet.parallel.control import Alone
+from pet.parallel.fits import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.split import Division
 from pet.parallel.stages import balance
-from pet.parallel.tensor import check_divisible
 from pet.plan.search import Work, memory
 from pet.plan.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
@@ -201,7 +201,7 @@ def test_a_process_holds_its_part_alone(jobs):
 def test_what_cannot_be_divided_is_refused(fixtures):
     config = AutoModel.from_pretrained(fixtures / "llama_gqa").config
     with pytest.raises(InputError, match="key/value heads cannot be divided evenly over"):
-        check_divisible(config, config.dims.kv_heads * 2)
+        check_divisible(config.dims, config.dims.kv_heads * 2)
     with pytest.raises(InputError, match="the product must be the number of workers"):
         Mesh(2, 2, 1, rank=4)
     with pytest.raises(InputError, match="but the job has 3 workers"):

@@ -1,0 +1,42 @@
+"""Layouts that cannot be: one line, before any process is started."""
+
+import pytest
+
+from pet.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("parallel.tensor=3", "4 attention heads cannot be divided evenly over 3 workers; possible are 1, 2, 4"),
+        ("parallel.pipeline=8 parallel.micro_batches=8 train.batch_size=8", "8 stages for 4 layers"),
+        ("parallel.tensor=2 train.optimizer=lamb", "train.optimizer 'lamb' needs the norms of whole tensors"),
+        (
+            "parallel.pipeline=2 parallel.micro_batches=2 adapter={method: prompt}",
+            "adapter.method 'prompt' acts on the whole model",
+        ),
+        (
+            "parallel.pipeline=2 parallel.micro_batches=2 adapter={method: prefix, projection: true}",
+            "a projection that all layers share",
+        ),
+        ("parallel.data=3", "4 rows cannot be divided over 3 copies"),
+        ("parallel.pipeline=4 parallel.micro_batches=2", "2 micro-batches leave stages idle; expected at least 4"),
+        ("parallel.data=2 parallel.pipeline=2 parallel.micro_batches=4", "cannot be divided over 2 × 4 micro-batches"),
+    ],
+)
+def test_said_before_any_process_starts(tmp_path, monkeypatch, capsys, settings, message):
+    monkeypatch.setattr("pet.parallel.launch.launch", lambda *_, **__: pytest.fail("processes were started"))
+    words, _, rest = settings.partition("adapter=")
+    overrides = [*words.split(), *([f"adapter={rest}"] if rest else [])]
+    line = ["finetune", "glm_lora", "eval.metrics=[loss]", f"output.dir={tmp_path / 'run'}", *overrides]
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert message in error, error
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_product_must_be_that_of_the_job(tmp_path, monkeypatch, capsys):
+    for name, value in (("RANK_ID", "0"), ("RANK_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
+    assert "2 × 1 × 1 = 2, but 3 processes were started" in capsys.readouterr().err
