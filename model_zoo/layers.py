@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
-from model_zoo import fused
+from model_zoo import fused, fused_attention
 
 MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
@@ -106,7 +106,7 @@ class RMSNorm(nn.Cell):
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight)
+            return self.kernel(x, self.weight)[0]
         wide = x.astype(ms.float32)
         scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
         return (wide * scale).astype(x.dtype) * self.weight
@@ -125,7 +125,7 @@ class LayerNorm(nn.Cell):
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight, self.bias)
+            return self.kernel(x, self.weight, self.bias)[0]
         wide = x.astype(ms.float32)
         centred = wide - wide.mean(-1, keep_dims=True)
         scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
@@ -281,7 +281,7 @@ class AttentionCore(nn.Cell):
         self.cache = None
         self.causal = causal
         self.fast = False
-        self.kernel, self.join = fused.attention(causal), fused.join_heads()
+        self.kernel, self.join = fused_attention.attention(causal), fused.join_heads()
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
