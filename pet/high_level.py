@@ -110,7 +110,7 @@ class Trainer(Request):
         if self.in_memory():
             from pet.objects import measure
 
-            return measure(recipe, self.objects())
+            return measure(recipe, self.objects(), adapter)
         from pet.train.run import evaluate
 
         return evaluate(recipe, model=model, adapter=adapter)
@@ -198,16 +198,26 @@ class Trainer(Request):
         return summary
 
     def _weights(self, checkpoint=None, resumed: bool = False) -> tuple[str | None, Path | None]:
-        """(checkpoint directory, adapter directory) that a call starts from; None where it is the trainer's own."""
+        """(checkpoint directory, adapter directory) that a call starts from; None where it is the trainer's own.
+
+        A model that is an object is given the weights at once.
+        """
         if checkpoint is True:
             if self.result is None:
                 raise InputError("Trainer: there is no result of this trainer yet; give a directory")
             checkpoint = self.result
         if not checkpoint:
             checkpoint = self.result or (None if resumed else self.load_checkpoint)
-        if checkpoint is None or (self.in_memory() and checkpoint == self.result):
+        is_object = self.model is not None and not is_path(self.model)
+        if checkpoint is None or (is_object and checkpoint == self.result):
             return None, None
-        return self.from_ckpt(checkpoint) if is_ckpt(checkpoint) else find_weights(checkpoint)
+        found = self.from_ckpt(checkpoint) if is_ckpt(checkpoint) else find_weights(checkpoint)
+        if not is_object:
+            return found
+        from pet.objects import put_weights
+
+        put_weights(self.model, *found)
+        return None, None
 
     def _speaker(self, checkpoint=None) -> tuple:
         from pet.auto import AutoModel, AutoTokenizer
@@ -216,6 +226,7 @@ class Trainer(Request):
             if self.tokenizer is None:
                 raise InputError("Trainer.predict: a model that is an object needs tokenizer=")
             tokenizer = AutoTokenizer.from_pretrained(self.tokenizer) if is_path(self.tokenizer) else self.tokenizer
+            self._weights(checkpoint)
             return self.model, tokenizer
         model, adapter = self._weights(checkpoint)
         recipe = self.recipe("evaluate")

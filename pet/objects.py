@@ -92,9 +92,34 @@ def _room(model) -> int | None:
     return dims.context if dims is not None else None
 
 
-def assemble(recipe, objects: Objects, world) -> tuple[Any, Any]:
-    """The model with the recipe's adapter, and its tokenizer, which may be None."""
+def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
+    """Gives a script's model what a run has trained: its adapter, in the place of the model's own, or all weights.
+
+    Args:
+        weights, adapter: a checkpoint directory or an adapter directory; the other is None.
+
+    Raises:
+        InputError: they are of another model.
+    """
+    from adapters.apply import delete_adapter, list_adapters
+    from adapters.files import load_adapter
+    from model_zoo.checkpoint import load_into
+    from pet.names import find_model
+
+    if weights is not None:
+        load_into(model, find_model(weights))
+        model.random_weights = False
+    if adapter is not None:
+        name = next(iter(list_adapters(model)), None)
+        if name is not None:
+            delete_adapter(model, name)
+        load_adapter(model, adapter, name or "default")
+
+
+def assemble(recipe, objects: Objects, world, adapter: Path | None = None) -> tuple[Any, Any]:
+    """The model with the recipe's adapter, or a trained one, and its tokenizer, which may be None."""
     from adapters.apply import list_adapters
+    from adapters.files import load_adapter
     from pet.train.prepare import attach_adapter, load_model, load_tokenizer
 
     tokenizer = objects.tokenizer
@@ -102,7 +127,10 @@ def assemble(recipe, objects: Objects, world) -> tuple[Any, Any]:
         tokenizer = load_tokenizer(recipe)
     if objects.model is None:
         model = load_model(recipe)
-        attach_adapter(model, recipe, tokenizer)
+        if adapter is not None:
+            load_adapter(model, adapter)
+        else:
+            attach_adapter(model, recipe, tokenizer)
     else:
         model = objects.model
         # an adapter, or a choice of parameters, that the script has made itself is left as it is
@@ -198,15 +226,21 @@ def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> str
     return None
 
 
-def measure(recipe, objects: Objects) -> dict[str, float]:
-    """Loss, perplexity and what else the recipe's ``eval`` asks of the logits, on the evaluation data."""
+def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, float]:
+    """Loss, perplexity and what else the recipe's ``eval`` asks of the logits, on the evaluation data.
+
+    Args:
+        recipe: says the model where `objects` have none.
+        objects: what the script gives.
+        adapter: a trained adapter to put on the recipe's model, in the place of a new one.
+    """
     from pet.train.evaluate import Evaluation, LossEvaluation
     from pet.train.prepare import make_world
     from pet.train.run import fast
 
     world = make_world(recipe)
     if objects.model is None:
-        model, tokenizer = assemble(recipe, objects, world)
+        model, tokenizer = assemble(recipe, objects, world, adapter)
     else:
         model, tokenizer = objects.model, objects.tokenizer
     data = objects.evaluation if objects.evaluation is not None else recipe.data.eval

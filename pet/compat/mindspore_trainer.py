@@ -209,7 +209,8 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     if not (args.do_train or args.do_eval or args.do_predict):
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
     recipe = make_recipe(args, task)
-    from pet.objects import Objects, measure, run
+    from pet.objects import Objects, measure, put_weights, run
+    from pet.results import find_weights
 
     args.tokenizer = task.get_tokenizer(args)
     model = task.get_model(args)
@@ -222,7 +223,7 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     objects = Objects(model, args.tokenizer, None, held_out, task.get_feature_fn(args), loss)
     result = None
     if args.load_checkpoint_path and not args.do_train:
-        put_weights(model, args.load_checkpoint_path)
+        put_weights(model, *find_weights(args.load_checkpoint_path))
     if args.do_train:
         objects.train = task.train_data(args)
         result = run(recipe, objects, callbacks=[Main(task.get_eval_fn(args))], eval_rhythm=rhythm)
@@ -238,27 +239,6 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
             raise InputError(f"task {type(task).__name__}: --do_predict needs get_pred_fn or get_predict_fn")
         predict(model, task.test_data(args), args)
     return result
-
-
-def put_weights(model, directory: str | Path) -> None:
-    """Gives a task's model what a run has trained: its adapter, in the place of the model's own, or all weights.
-
-    Raises:
-        InputError: the directory holds neither, or of another model.
-    """
-    from adapters.apply import delete_adapter, list_adapters
-    from adapters.files import load_adapter
-    from model_zoo.checkpoint import load_into
-    from pet.results import find_weights
-
-    weights, adapter = find_weights(directory)
-    if adapter is None:
-        load_into(model, weights)
-        return
-    name = next(iter(list_adapters(model)), None)
-    if name is not None:
-        delete_adapter(model, name)
-    load_adapter(model, adapter, name or "default")
 
 
 class Main:

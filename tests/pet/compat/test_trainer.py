@@ -19,7 +19,7 @@ def losses(directory):
     return [json.loads(line)["loss"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_finetune_evaluate_predict_by_paths(base, tmp_path):
+def test_finetune_evaluate_predict_by_paths(base, tmp_path, numpy_loss, asked):
     trainer = pet.Trainer(
         task="text_generation",
         model=str(base),
@@ -28,20 +28,21 @@ def test_finetune_evaluate_predict_by_paths(base, tmp_path):
         train_dataset=str(base / "data.jsonl"),
         eval_dataset=str(base / "held_out.jsonl"),
     )
-    before = trainer.evaluate()
     summary = trainer.finetune()
     found = losses(tmp_path / "run")
     assert len(found) == summary["steps"] > 1
     assert found[-1] < found[0]
     assert (tmp_path / "run/adapter/adapter_config.json").is_file()
-    assert summary["before"]["loss"] == pytest.approx(before["loss"], rel=1e-5)
-    after = trainer.evaluate()
-    assert after["loss"] == pytest.approx(summary["after"]["loss"], rel=1e-5)
-    assert after["loss"] < before["loss"]
-    (answer,) = trainer.predict(input_data="What is 3?", max_new_tokens=3, top_k=1)
-    model = pet.AutoModel.from_pretrained(str(base))
+    model, tokenizer = pet.AutoModel.from_pretrained(str(base)), pet.AutoTokenizer.from_pretrained(str(base))
+    rows = [json.loads(line) for line in (base / "held_out.jsonl").read_text().splitlines()]
+    assert summary["before"]["loss"] == pytest.approx(numpy_loss(model, asked(tokenizer, rows)), rel=1e-4)
     pet.load_adapter(model, tmp_path / "run/adapter")
-    same = pet.pipeline("text_generation", model=model, tokenizer=pet.AutoTokenizer.from_pretrained(str(base)))
+    after = trainer.evaluate()
+    assert after["loss"] == pytest.approx(numpy_loss(model, asked(tokenizer, rows)), rel=1e-4)
+    assert after["loss"] == pytest.approx(summary["after"]["loss"], rel=1e-5)
+    assert after["loss"] < summary["before"]["loss"]
+    (answer,) = trainer.predict(input_data="What is 3?", max_new_tokens=3, top_k=1)
+    same = pet.pipeline("text_generation", model=model, tokenizer=tokenizer)
     assert answer == same("What is 3?", max_new_tokens=3, top_k=1)[0]
 
 
@@ -68,6 +69,28 @@ def test_a_cell_and_a_mindspore_dataset(base, tmp_path, perplexity):
     assert np.array_equal(
         saved["transformer.h.0.attn.c_attn.weight"], model.transformer.h[0].attn.c_attn.weight.asnumpy()
     )
+
+
+def test_what_was_trained_on_objects_is_measured_and_asked(base, tmp_path, perplexity):
+    """A model by its path with data that is an object; and the run's result given to a cell."""
+    rows = np.random.default_rng(0).integers(10, 40, (8, 17)).astype(np.int32)
+    data = [{"input_ids": rows[:4]}, {"input_ids": rows[4:]}]
+    arguments = {"output_dir": str(tmp_path / "run"), "num_train_epochs": 4, "learning_rate": 1e-2, "warmup_steps": 0}
+    trainer = pet.Trainer(model=str(base), pet_method="lora", args=arguments, train_dataset=data, eval_dataset=data)
+    summary = trainer.finetune()
+    cell = pet.AutoModel.from_pretrained(str(base))
+    plain = perplexity(cell, rows)
+    given = pet.Trainer(model=cell, tokenizer=str(base), eval_dataset=data, load_checkpoint=str(tmp_path / "run"))
+    found = given.evaluate()["perplexity"]
+    assert found == pytest.approx(perplexity(cell, rows), rel=1e-4)
+    assert found < 0.97 * plain
+    assert trainer.evaluate()["perplexity"] == pytest.approx(found, rel=1e-5)
+    assert summary["after"]["perplexity"] == pytest.approx(found, rel=1e-5)
+    assert trainer.predict("The shop", max_new_tokens=4) == given.predict("The shop", max_new_tokens=4)
+    other = pet.Trainer(model=pet.AutoModel.from_pretrained(str(base)), tokenizer=str(base))
+    asked = other.predict("The shop", predict_checkpoint=str(tmp_path / "run"), max_new_tokens=4)
+    assert asked == trainer.predict("The shop", max_new_tokens=4)
+    assert pet.list_adapters(other.model) == ["default"]
 
 
 def test_resuming_goes_on_from_another_run(base, tmp_path):
