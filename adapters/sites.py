@@ -157,7 +157,7 @@ def _adapted_cell(cls: type) -> type:
                 if module.changes_input:
                     changed = module.before(inner)
                     inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-            base = super().construct(inner)
+            base = self.bare_construct(inner)
             y = base
             for module in self.active:
                 if module.needs_base:
@@ -179,6 +179,8 @@ def _adapted_cell(cls: type) -> type:
     def none(self):
         return None
 
+    # not super(): the graph parser takes that as of the object's class, which may be derived from this one (NEFTune's)
+    Adapted.bare_construct = cls.construct
     Adapted.base_weight = table if issubclass(cls, nn.Embedding) else weight
     Adapted.base_bias = none if issubclass(cls, (Embedding, nn.Embedding)) else bias
     return Adapted

@@ -238,6 +238,11 @@ class CausalLM(nn.Cell):
         Returns:
             ``(position_ids, start, end, keep)``: integer tensors, all ``(B, S)``; keep is None without padding.
         """
+        return self.causal_layout(input_ids, attention_mask, position_ids)
+
+    def causal_layout(self, input_ids, attention_mask=None, position_ids=None):
+        """The layout of most families; `layout` with a name that families may call from theirs (the graph parser takes
+        ``super()`` as of the object's own class, which adapters have swapped)."""
         index = ops.zeros_like(input_ids) + ops.arange(input_ids.shape[1]).astype(ms.int32)
         if position_ids is None:
             position_ids = index

@@ -272,7 +272,7 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
     def layout(self, input_ids, attention_mask=None, position_ids=None):
         """As everywhere, but that a padding token on the left sees every column: the published code has it so, and a
         loss over the first real token is read off such a row."""
-        position_ids, start, end, keep = super().layout(input_ids, attention_mask, position_ids)
+        position_ids, start, end, keep = self.causal_layout(input_ids, attention_mask, position_ids)
         if attention_mask is not None:
             leading = ops.cumsum(attention_mask.astype(ms.float32), 1) == 0  # (B, S)
             first = leading.astype(ms.float32).sum(1, keepdims=True).astype(ms.int32)

@@ -54,11 +54,12 @@ def noisy_class(cls: type) -> type:
 
         class Noisy(cls):
             def construct(self, ids):
-                embedded = super().construct(ids)
+                embedded = self.calm_construct(ids)
                 if not self.training:
                     return embedded
                 return self.neftune(embedded, ids.shape[-1])
 
+        Noisy.calm_construct = cls.construct  # not super(): see `adapters.sites`
         Noisy.__name__ = Noisy.__qualname__ = f"Noisy{cls.__name__}"
         _noisy[cls] = Noisy
     return _noisy[cls]
