@@ -13,7 +13,8 @@ columns; V: vocabulary.
 from __future__ import annotations
 
 from model_zoo.counting import layout_of
-from model_zoo.fused import BLOCK, CHUNK_BYTES
+from model_zoo.fused import CHUNK_BYTES
+from model_zoo.fused_attention import BLOCK
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 
 GATED = ("llama", "glm4", "chatglm2")
