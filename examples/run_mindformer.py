@@ -61,8 +61,6 @@ def main() -> None:
         trainer.train(resume=options.resume_training)
     else:
         trainer.finetune(resume=options.resume_training)
-    if upload and trainer.result:
-        upload.upload(trainer.result)
 
 
 if __name__ == "__main__":

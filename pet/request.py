@@ -116,10 +116,12 @@ class Request:
         from pet.recipe.loading import from_dict
         from pet.recipe.training import Callback
 
-        layout = self._layout()
+        given = self._layout()
+        layout = translate_parallel(given or {}, "set_parallel_config")
         translation = translate_arguments(self.arguments, copies=_rows_of(layout))
         translation.settings.update(layout.settings)
-        translation.ignored.update(layout.ignored)
+        if self.layout:  # what a file says, its own translation reports
+            translation.ignored.update(layout.ignored)
         translation.problems += layout.problems
         if self.recompute is not None:
             translation.put("train.recompute", self.recompute)
@@ -145,7 +147,7 @@ class Request:
             more = translation.settings.pop("callbacks", [])  # they are added to those of the file
             if mode == "evaluate" and self.eval_dataset is None:
                 translation.put("data.eval", held_out_of(self.base_recipe))
-            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files)
+            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files, layout=given)
             recipe.callbacks += [Callback(**entry) for entry in more]
             return recipe
         self._put_length(translation)
@@ -195,15 +197,33 @@ class Request:
         if context is not None and context < default + virtual:
             translation.put("data.max_length", max(2, context - virtual))
 
-    def _layout(self) -> Translation:
+    def _layout(self) -> dict[str, Any] | None:
+        """The layout by MindFormers' names: what the script says, or else the file, or else copies of the model; None
+        where nothing was said and this is one process.
+        """
         from pet.parallel.environment import read_job
 
-        given, use = dict(self.layout), self.arguments.get("use_parallel")
+        job, use = read_job(), self.arguments.get("use_parallel")
         if use is False:
-            given = {}
-        if not given and (use or read_job().distributed):
-            given = {"data_parallel": read_job().size}
-        return translate_parallel(given, "set_parallel_config")
+            return {}
+        if self.layout or not (use or job.distributed):
+            return self.layout or None
+        return self._layout_of_file(bool(use)) or {"data_parallel": job.size}
+
+    def _layout_of_file(self, use: bool) -> dict[str, Any]:
+        """The recipe's layout, or the MindFormers file's where that or the script (`use`) turns it on."""
+        from pet.compat.yaml_files import values_of
+
+        kind, _, values = values_of(self.base_recipe) if self.base_recipe is not None else ("recipe", None, None)
+        if kind == "mindformers":
+            section = dict(values.get("parallel_config") or {}) if use or values.get("use_parallel") else {}
+        else:
+            section = values.get("parallel") if isinstance(values, Mapping) else None
+            names = {"data": "data_parallel", "tensor": "model_parallel", "pipeline": "pipeline_stage"}
+            names |= {"micro_batches": "micro_batch_num", "shard_optimizer": "optimizer_shard"}
+            section = {names.get(name, name): value for name, value in (section or {}).items()}
+        sizes = [section.get(name) or 1 for name in ("data_parallel", "model_parallel", "pipeline_stage")]
+        return section if any(size != 1 for size in sizes) else {}
 
     def put_written_metrics(self, recipe) -> None:
         """BLEU and ROUGE for GLM, as MindFormers measures it, where nothing else is asked for."""

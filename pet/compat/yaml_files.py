@@ -38,13 +38,19 @@ def _translator(kind: str) -> Callable[[dict[str, Any], Path], Translation]:
     return other_yaml.llama_factory if kind == "llama_factory" else other_yaml.axolotl
 
 
-def translate_file(path: str | os.PathLike) -> tuple[str, Translation | None]:
+def translate_file(path: str | os.PathLike, layout: Mapping[str, Any] | None = None) -> tuple[str, Translation | None]:
     """What a file is, and its settings; None for a recipe.
+
+    Args:
+        path: the file.
+        layout: of processes, in the place of a MindFormers file's ``parallel_config``; empty for one process.
 
     Raises:
         InputError: no such file, or no YAML.
     """
     kind, file, values = values_of(path)
+    if kind == "mindformers" and layout is not None:
+        values = {**values, "use_parallel": bool(layout), "parallel_config": dict(layout)}
     return kind, None if kind == "recipe" else _translator(kind)(values, file)
 
 
@@ -68,6 +74,7 @@ def load_any(
     *,
     check_files: bool = True,
     needs: Iterable[str] = (),
+    layout: Mapping[str, Any] | None = None,
 ):
     """A recipe from a recipe file or from another system's.
 
@@ -76,13 +83,14 @@ def load_any(
         overrides: ``["key.sub=value"]``, or a mapping; they take the place of the file's settings.
         check_files: also report models and data that are not there.
         needs: keys that this use cannot do without.
+        layout: see `translate_file`; a recipe's is among its settings.
 
     Raises:
         InputError: everything that is wrong with it.
     """
     from pet.recipe.loading import from_dict, load
 
-    kind, translation = translate_file(path)
+    kind, translation = translate_file(path, layout)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
     resumed = bring_model(translation, kind, path) if check_files and not _overridden(overrides) else None

@@ -111,6 +111,17 @@ def test_run_mindformer_trains_resumes_measures_and_predicts(base, tmp_path, ins
     assert [path.name for path in (tmp_path / "run/strategy").iterdir()] == ["ckpt_strategy_rank_0.json"]
 
 
+# The same as the task script's run, with the layers divided.
+DIVIDED = """
+run_mode: finetune
+load_checkpoint: {base}
+runner_config: {{epochs: 2, batch_size: 4}}
+lr_schedule: {{type: CosineWithWarmUpLR, learning_rate: 1.e-2, warmup_steps: 1, total_steps: -1}}
+parallel_config: {{data_parallel: 1, model_parallel: 2, pipeline_stage: 1}}
+use_parallel: True
+model: {{model_config: {{type: GPT2Config, seq_length: 48, pet_config: {{pet_type: lora, lora_rank: 8}}}}}}
+"""
+
 # Each worker joins the job once, and runs one example after another.
 DRIVER = """
 import importlib, sys
@@ -127,14 +138,24 @@ leave(0)
 
 @pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses, held_out_perplexity):
-    """Data parallel with the optimizer divided, tensor and pipeline parallel by distribute_task.py, which then measures
-    and predicts; data parallel by FlagAI's trainer and by a MindsporeTrainer task; all in one job, started by the shell
-    wrapper."""
+    """Data parallel with the optimizer divided, and pipeline parallel by distribute_task.py, which also measures and
+    predicts; tensor parallel by run_mindformer.py; data parallel by FlagAI's trainer and by a MindsporeTrainer task;
+    all in one job, started by the shell wrapper."""
+    (tmp_path / "job.yaml").write_text(DIVIDED.format(base=base))
     task = [*arguments("task", base), "--use_parallel", "True"]
     runs = [
         [*arguments("train", base), "--use_parallel", "True", "--data_parallel", 2, "--optimizer_shard", "True"]
         + ["--batch_size", 2, "--output_dir", "train"],
-        [*task, "--model_parallel", 2, "--output_dir", "tensor"],
+        [
+            "run_mindformer.py",
+            "--config",
+            "job.yaml",
+            "--use_parallel",
+            "True",
+            "--train_dataset_dir",
+            base / "data.jsonl",
+        ]
+        + ["--remote_save_url", f"file://{tmp_path}/store", "--output_dir", "tensor"],
         [*task, "--pipeline_parallel", 2, "--micro_size", 2, "--batch_size", 2, "--output_dir", "pipeline"],
         [*arguments("flagai", base), "--env_type", "pytorchDDP", "--batch_size", 2, "--save_dir", "flagai"],
         [*arguments("mindspore", base), "--distribute", "--train_batch_size", 2, "--output_dir", "mindspore"],
@@ -159,7 +180,7 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     # two rows on each of two processes are the four rows of one
     for name in ("train", "flagai", "mindspore"):
         assert losses(tmp_path / name) == pytest.approx(losses(alone(name)[0]), rel=1e-4)
-    assert losses(tmp_path / "tensor") == pytest.approx(one, rel=1e-4)
+    assert losses(tmp_path / "tensor") == losses(tmp_path / "store") == pytest.approx(one, rel=1e-4)
     assert losses(tmp_path / "pipeline") == pytest.approx(one, rel=1e-4)
     names = ("tensor", "pipeline", "flagai", "mindspore")
     adapters = [read_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in names]

@@ -157,7 +157,7 @@ def test_unset_arguments_do_not_override_the_recipe(base, tmp_path):
     assert recipe.adapter.method == "ia3"
 
 
-def test_layouts_and_preset_names(base):
+def test_layouts_and_preset_names(base, monkeypatch):
     trainer = pet.Trainer(model=str(base), args={"batch_size": 2}, train_dataset=str(base / "data.jsonl"))
     trainer.set_parallel_config(
         data_parallel=4, model_parallel=2, pipeline_stage=2, micro_batch_num=2, optimizer_shard=True
@@ -168,6 +168,24 @@ def test_layouts_and_preset_names(base):
     assert recipe.parallel.shard_optimizer
     assert recipe.train.batch_size == 2 * 4 * 2  # MindFormers counts the rows of one micro-batch of one copy
     assert recipe.train.recompute
+    file = base / "layout.yaml"  # a file's own layout, turned on or off by the script
+    file.write_text(
+        f"run_mode: finetune\nload_checkpoint: {base}\nrunner_config: {{batch_size: 3}}\nuse_parallel: False\n"
+        "parallel_config: {data_parallel: 2, model_parallel: 2}\n"
+        "model: {model_config: {type: GPT2Config, seq_length: 64}}\n"
+    )
+    with monkeypatch.context() as patch:
+        for name, value in {
+            "RANK_ID": "0",
+            "RANK_SIZE": "4",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "8118",
+        }.items():
+            patch.setenv(name, value)
+        for use, expected in ((True, (2, 2, 6)), (None, (4, 1, 12))):
+            arguments = {} if use is None else {"use_parallel": use}
+            recipe = pet.Trainer(recipe=str(file), args=arguments, train_dataset=str(base / "data.jsonl")).recipe()
+            assert (recipe.parallel.data, recipe.parallel.tensor, recipe.train.batch_size) == expected
     recipe = pet.Trainer(model="glm_tiny_lora", train_dataset=str(base / "data.jsonl")).recipe()
     assert (recipe.model.path, recipe.adapter.method, recipe.adapter.alpha) == ("glm_tiny", "lora", 32)
 
