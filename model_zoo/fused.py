@@ -25,12 +25,18 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 CHUNK_BYTES = 16 * 2**20
-"""How much memory the logits of one piece of `linear_cross_entropy` may take."""
+"""How much memory the logits of one piece of `linear_cross_entropy` take, if that is `CHUNK_ROWS` rows or more."""
+
+CHUNK_ROWS = 256
+"""Rows below which a product with the head's weight is bound by reading the weight."""
+
+POWERS_OF_TWO = tuple(2**power for power in range(20))
 
 tile, reshape, zeros_like = ops.Tile(), ops.Reshape(), ops.ZerosLike()
 row_sum, column_sum = ops.ReduceSum(keep_dims=True), ops.ReduceSum()
 rsqrt, sigmoid, exp = ops.Rsqrt(), ops.Sigmoid(), ops.Exp()
 product, product_rows = ops.MatMul(), ops.MatMul(transpose_b=True)
+product_columns, transpose = ops.MatMul(transpose_a=True, transpose_b=True), ops.Transpose()
 log_softmax, gather, pick, part = ops.LogSoftmax(-1), ops.Gather(), ops.GatherD(), ops.Slice()
 cast, maximum = ops.Cast(), ops.Maximum()
 join_last, join_first, join_second = ops.Concat(-1), ops.Concat(0), ops.Concat(1)
@@ -220,6 +226,12 @@ class RotaryKernel(nn.Cell):
 # Loss ----------------------------------------------------------------------------------------------------------------
 
 
+def chunk_rows(vocabulary: int) -> int:
+    """How many rows of logits one piece of `linear_cross_entropy` has."""
+    rows = CHUNK_BYTES // (4 * vocabulary) + 1
+    return rows if rows > CHUNK_ROWS else CHUNK_ROWS
+
+
 class LinearCrossEntropyKernel(nn.Cell):
     """Summed cross-entropy of ``hidden·weightᵀ`` against targets, without ever holding all logits.
 
@@ -235,19 +247,25 @@ class LinearCrossEntropyKernel(nn.Cell):
         super().__init__()
         self.ignored = ignored
 
+    def weighted_rows(self, p, weight):
+        """``p·weight``. oneDNN reads a right factor in place, at half the speed, unless its width is a power of two."""
+        if weight.shape[1] in POWERS_OF_TWO:
+            return product(p, weight)
+        return transpose(product_columns(weight, p), (1, 0))
+
     def piece(self, hidden, weight, targets):
         rows, width = hidden.shape
         learnt = cast(targets != self.ignored, ms.float32)
         index = maximum(targets, zeros_like(targets))
         log_p = log_softmax(product_rows(hidden, weight))  # (n, V)
         loss = -column_sum(reshape(pick(log_p, 1, reshape(index, (rows, 1))), (rows,)) * learnt, 0)
-        gradient = product(exp(log_p), weight) - gather(weight, index, 0)
+        gradient = self.weighted_rows(exp(log_p), weight) - gather(weight, index, 0)
         return loss, gradient * tile(reshape(learnt, (rows, 1)), (1, width))
 
     def construct(self, hidden, weight, targets):
         """Hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
         rows, width = hidden.shape
-        size = CHUNK_BYTES // (4 * weight.shape[0]) + 1
+        size = chunk_rows(weight.shape[0])
         if size >= rows:
             return self.piece(hidden, weight, targets)
         total, gradients = 0.0, ()

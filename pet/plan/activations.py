@@ -13,7 +13,7 @@ columns; V: vocabulary.
 from __future__ import annotations
 
 from model_zoo.counting import layout_of
-from model_zoo.fused import CHUNK_BYTES
+from model_zoo.fused import chunk_rows
 from model_zoo.fused_attention import BLOCK
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 
@@ -116,5 +116,5 @@ class Sizes:
             for share in self.divided.of_stage(self.stage)
         )
         if self.work.width == 4 and not trains_head:
-            return 2 * min(tokens * row, CHUNK_BYTES) + 36 * tokens * self.hidden
+            return 2 * row * min(tokens, chunk_rows(self.vocabulary)) + 36 * tokens * self.hidden
         return 3 * tokens * row + 32 * tokens * self.hidden
