@@ -54,6 +54,7 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
     Raises:
         InputError: an argument that is not known; it might change the results.
     """
+    parser.allow_abbrev = False  # --mode is no short form of --model_type
     known, left = parser.parse_known_args(arguments)
     ignored, problems = {}, []
     own = [name.lstrip("-") for action in parser._actions for name in action.option_strings]

@@ -228,6 +228,7 @@ def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
 
 def test_unknown_arguments_are_errors(base, run):
     result = run("python", "standalone_task.py", "--model_type", base, "--learning_rat", 0.1, "--nonsense", code=2)
-    assert "nonsense" in result.stderr
+    assert "--nonsense is not known" in result.stderr
+    assert "--learning_rat is not known (did you mean 'learning_rate'" in result.stderr
     result = run("bash", "run_distribute_single_node.sh", "true", code=2)
     assert "usage" in result.stderr

@@ -167,3 +167,20 @@ def test_a_configurations_settings_of_generation_are_those_of_generate():
     plain = pet.GPT2LMHeadModel(pet.GPT2Config(**sizes))
     assert plain.generation_defaults == {}
     assert plain.generate(prompt, max_new_tokens=2, use_cache=False).shape == (1, 5)
+
+
+def test_arguments_without_meaning_and_unknown_ones(caplog):
+    import argparse
+
+    from pet.compat.command_line import add_switch, read
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model_type", default="gpt2")
+    add_switch(parser, "use_parallel", "")
+    words = ["--mode", "0", "--enable_graph_kernel", "True", "--sink_mode=True", "--use_parallel"]
+    options = read(parser, words)
+    assert (options.model_type, options.use_parallel) == ("gpt2", True)
+    (said,) = [record.message for record in caplog.records if "without meaning here" in record.message]
+    assert [name for name in ("--mode", "--enable_graph_kernel", "--sink_mode") if f"{name}: " not in said] == []
+    with pytest.raises(InputError, match=r"--model_typ is not known \(did you mean 'model_type'"):
+        read(parser, ["--model_typ", "x"])
