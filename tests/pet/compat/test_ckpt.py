@@ -13,7 +13,7 @@ import pet
 from model_zoo.errors import InputError
 from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file
 from pet.compat import ckpt_file
-from pet.compat.ckpt import config_for, converted, find_ckpt, to_directory, to_file
+from pet.compat.ckpt import config_for, find_ckpt, to_directory, to_file
 from pet.compat.ckpt_file import CkptFile, write_ckpt
 from pet.compat.ckpt_lora import to_adapter, to_lora_file
 from pet.compat.ckpt_names import Form
@@ -278,21 +278,8 @@ def test_the_configuration_is_found(tmp_path, monkeypatch):
 # LoRA ----------------------------------------------------------------------------------------------------------------
 
 
-def lora_file(path, matrices, rank, prefix="mindpet", same=False):
-    """A file of LoRA matrices for {name: (out, in)}; B is not zero."""
-    random = np.random.default_rng(0)
-    shared = random.normal(size=(rank, next(iter(matrices.values()))[1])).astype(np.float32)
-    arrays = {}
-    for name, (out, width) in matrices.items():
-        a = shared if same else random.normal(size=(rank, width)).astype(np.float32)
-        arrays[f"{name}.{prefix}_delta_lora_a"] = a
-        arrays[f"{name}.{prefix}_delta_lora_b"] = random.normal(size=(out, rank)).astype(np.float32)
-    write_ckpt(path, {name: ("float32", array.shape) for name, array in arrays.items()}, arrays.__getitem__)
-    return arrays
-
-
 @pytest.mark.parametrize(("prefix", "same"), [("mindpet", False), ("tk", True)])
-def test_lora_on_parts_of_gpt2s_matrix(fixtures, tmp_path, prefix, same):
+def test_lora_on_parts_of_gpt2s_matrix(fixtures, tmp_path, prefix, same, lora_file):
     n, _ = dimensions(fixtures / "gpt2")
     h, rank, alpha = n.hidden, 2, 6.0
     dense = "backbone.blocks.{}.attention.dense{}"
@@ -316,7 +303,7 @@ def test_lora_on_parts_of_gpt2s_matrix(fixtures, tmp_path, prefix, same):
     assert bits(tmp_path / "back.ckpt") == bits(tmp_path / "lora.ckpt")
 
 
-def test_lora_of_the_other_families(fixtures, tmp_path):
+def test_lora_of_the_other_families(fixtures, tmp_path, lora_file):
     n, size = dimensions(fixtures / "llama_gqa")
     names = {}
     for layer in range(n.layers):
@@ -344,94 +331,3 @@ def test_lora_of_the_other_families(fixtures, tmp_path):
         shapes = {"transformer.encoder.layers.0.self_attention.qkv": (4, 4)}
         lora_file(tmp_path / "odd.ckpt", shapes, 2)
         to_adapter(tmp_path / "odd.ckpt", tmp_path / "odd", 2, fixtures / "chatglm2")
-
-
-# Front doors ---------------------------------------------------------------------------------------------------------
-
-
-def test_front_doors_take_ckpt_files(base, tmp_path):
-    from model_zoo.fingerprint import fingerprint
-
-    file = tmp_path / "models/gpt.ckpt"
-    to_file(base, file)
-    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "seq_length": 128, "vocab_size": 1216}
-    original = pet.AutoModel.from_pretrained(str(base))
-    model = pet.GPT2LMHeadModel(pet.GPT2Config(checkpoint_name_or_path=str(file), **shape))
-    ids = np.arange(10, 20)[None]
-    assert np.array_equal(model(ids).asnumpy(), original(ids).asnumpy())
-    trainer = pet.Trainer(
-        model=str(base),
-        pet_method="lora",
-        args={"output_dir": str(tmp_path / "run"), "max_steps": 2, "batch_size": 4},
-        train_dataset=str(base / "data.jsonl"),
-        load_checkpoint=str(file),
-    )
-    place = tmp_path / "models/gpt.hf"
-    model, adapter = trainer._weights()
-    assert (model, adapter) == (str(place), None)
-    assert trainer.recipe("finetune", model).model.path == str(place)
-    assert (place / "merges.txt").is_file()
-    time = (place / "model.safetensors").stat().st_mtime_ns
-    assert converted(file, str(base)) == place
-    assert (place / "model.safetensors").stat().st_mtime_ns == time  # made once
-    loaded = pet.AutoModel.from_pretrained(str(place))
-    assert fingerprint(loaded.config.to_dict(), loaded) == fingerprint(original.config.to_dict(), original)
-
-
-def test_a_job_file_with_ckpt_files(base, tmp_path, capsys):
-    from pet.cli.main import main
-    from pet.compat.yaml_files import load_any
-
-    to_file(base, tmp_path / "gpt.ckpt")
-    job = tmp_path / "job.yaml"
-    sizes = "hidden_size: 32, num_layers: 2, num_heads: 2, seq_length: 128, vocab_size: 1216"
-    tuning = "pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 8}"
-    job.write_text(
-        f"run_mode: finetune\nload_checkpoint: gpt.ckpt\nrunner_config: {{epochs: 1, batch_size: 4}}\n"
-        f"model: {{model_config: {{type: GPT2Config, {sizes}, {tuning}}}}}\n"
-        f"train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl}}}}\n"
-    )
-    assert main(["recipes", "convert", "job.yaml"]) == 0
-    said = capsys.readouterr().out
-    assert "# first: pet convert gpt.ckpt --output gpt.hf --config job.yaml" in said
-    assert not (tmp_path / "gpt.hf").exists()
-    recipe = load_any("job.yaml")
-    assert recipe.model.path == str(tmp_path / "gpt.hf")
-    assert (tmp_path / "gpt.hf/model.safetensors").is_file()
-    # an adapter in the same form, on a base that the file names besides
-    lora_file(tmp_path / "lora.ckpt", {"backbone.blocks.0.attention.dense1": (32, 32)}, 4)
-    text = job.read_text().replace("gpt.ckpt", "lora.ckpt")
-    job.write_text(text.replace("{type: GPT2Config", f"{{checkpoint_name_or_path: {base}, type: GPT2Config"))
-    recipe = load_any("job.yaml")
-    assert (recipe.model.path, recipe.adapter.load) == (str(base), str(tmp_path / "lora.adapter"))
-
-
-def test_the_command(base, tmp_path, capsys):
-    from pet.cli.main import main
-
-    def pet_convert(*words):
-        code = main(["convert", *map(str, words)])
-        return code, "".join(capsys.readouterr())
-
-    assert pet_convert(base, "--output", "a.ckpt")[0] == 0
-    assert pet_convert("a.ckpt", "--output", "a", "--config", base) == (0, "a: 28 tensors\n")
-    assert sorted(path.name for path in (tmp_path / "a").iterdir())[-2:] == ["tokenizer_config.json", "vocab.json"]
-    assert "is there already" in pet_convert("a.ckpt", "--output", "a", "--config", base)[1]
-    lora_file(tmp_path / "l.ckpt", {"backbone.blocks.0.attention.projection": (32, 32)}, 2)
-    assert "give --alpha" in pet_convert("l.ckpt", "--output", "b", "--config", base)[1]
-    assert pet_convert("l.ckpt", "--output", "b", "--config", base, "--alpha", 4)[0] == 0
-    both = {}
-    for name in ("a.ckpt", "l.ckpt"):
-        with CkptFile(tmp_path / name) as file:
-            both |= {key: file.read(key) for key in file.tensors}
-    write_ckpt("both.ckpt", {key: ("float32", value.shape) for key, value in both.items()}, both.__getitem__)
-    assert "--part model, or --part adapter" in pet_convert("both.ckpt", "--output", "c", "--config", base)[1]
-    assert "2 left out" in pet_convert("both.ckpt", "--output", "c", "--config", base, "--part", "model")[1]
-    assert (tmp_path / "c/model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
-    words = ("both.ckpt", "--output", "d", "--config", base, "--part", "adapter", "--alpha", 4)
-    assert pet_convert(*words)[0] == 0
-    assert (tmp_path / "d/adapter_model.safetensors").read_bytes() == (
-        tmp_path / "b/adapter_model.safetensors"
-    ).read_bytes()
-    assert "a file ending in .ckpt was expected" in pet_convert(base, "--output", "e")[1]
-    assert pet_convert("absent.ckpt", "--output", "e") == (2, "pet convert: absent.ckpt: no such file\n")

@@ -1,0 +1,97 @@
+"""MindFormers' ``.ckpt`` files where a script, a job file or the command line names them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import pet
+from pet.compat.ckpt import converted, to_file
+from pet.compat.ckpt_file import CkptFile, write_ckpt
+
+
+def test_front_doors_take_ckpt_files(base, tmp_path):
+    from model_zoo.fingerprint import fingerprint
+
+    file = tmp_path / "models/gpt.ckpt"
+    to_file(base, file)
+    shape = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "seq_length": 128, "vocab_size": 1216}
+    original = pet.AutoModel.from_pretrained(str(base))
+    model = pet.GPT2LMHeadModel(pet.GPT2Config(checkpoint_name_or_path=str(file), **shape))
+    ids = np.arange(10, 20)[None]
+    assert np.array_equal(model(ids).asnumpy(), original(ids).asnumpy())
+    trainer = pet.Trainer(
+        model=str(base),
+        pet_method="lora",
+        args={"output_dir": str(tmp_path / "run"), "max_steps": 2, "batch_size": 4},
+        train_dataset=str(base / "data.jsonl"),
+        load_checkpoint=str(file),
+    )
+    place = tmp_path / "models/gpt.hf"
+    model, adapter = trainer._weights()
+    assert (model, adapter) == (str(place), None)
+    assert trainer.recipe("finetune", model).model.path == str(place)
+    assert (place / "merges.txt").is_file()
+    time = (place / "model.safetensors").stat().st_mtime_ns
+    assert converted(file, str(base)) == place
+    assert (place / "model.safetensors").stat().st_mtime_ns == time  # made once
+    loaded = pet.AutoModel.from_pretrained(str(place))
+    assert fingerprint(loaded.config.to_dict(), loaded) == fingerprint(original.config.to_dict(), original)
+
+
+def test_a_job_file_with_ckpt_files(base, tmp_path, capsys, lora_file):
+    from pet.cli.main import main
+    from pet.compat.yaml_files import load_any
+
+    to_file(base, tmp_path / "gpt.ckpt")
+    job = tmp_path / "job.yaml"
+    sizes = "hidden_size: 32, num_layers: 2, num_heads: 2, seq_length: 128, vocab_size: 1216"
+    tuning = "pet_config: {pet_type: lora, lora_rank: 4, lora_alpha: 8}"
+    job.write_text(
+        f"run_mode: finetune\nload_checkpoint: gpt.ckpt\nrunner_config: {{epochs: 1, batch_size: 4}}\n"
+        f"model: {{model_config: {{type: GPT2Config, {sizes}, {tuning}}}}}\n"
+        f"train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl}}}}\n"
+    )
+    assert main(["recipes", "convert", "job.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "# first: pet convert gpt.ckpt --output gpt.hf --config job.yaml" in said
+    assert not (tmp_path / "gpt.hf").exists()
+    recipe = load_any("job.yaml")
+    assert recipe.model.path == str(tmp_path / "gpt.hf")
+    assert (tmp_path / "gpt.hf/model.safetensors").is_file()
+    # an adapter in the same form, on a base that the file names besides
+    lora_file(tmp_path / "lora.ckpt", {"backbone.blocks.0.attention.dense1": (32, 32)}, 4)
+    text = job.read_text().replace("gpt.ckpt", "lora.ckpt")
+    job.write_text(text.replace("{type: GPT2Config", f"{{checkpoint_name_or_path: {base}, type: GPT2Config"))
+    recipe = load_any("job.yaml")
+    assert (recipe.model.path, recipe.adapter.load) == (str(base), str(tmp_path / "lora.adapter"))
+
+
+def test_the_command(base, tmp_path, capsys, lora_file):
+    from pet.cli.main import main
+
+    def pet_convert(*words):
+        code = main(["convert", *map(str, words)])
+        return code, "".join(capsys.readouterr())
+
+    assert pet_convert(base, "--output", "a.ckpt")[0] == 0
+    assert pet_convert("a.ckpt", "--output", "a", "--config", base) == (0, "a: 28 tensors\n")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir())[-2:] == ["tokenizer_config.json", "vocab.json"]
+    assert "is there already" in pet_convert("a.ckpt", "--output", "a", "--config", base)[1]
+    lora_file(tmp_path / "l.ckpt", {"backbone.blocks.0.attention.projection": (32, 32)}, 2)
+    assert "give --alpha" in pet_convert("l.ckpt", "--output", "b", "--config", base)[1]
+    assert pet_convert("l.ckpt", "--output", "b", "--config", base, "--alpha", 4)[0] == 0
+    both = {}
+    for name in ("a.ckpt", "l.ckpt"):
+        with CkptFile(tmp_path / name) as file:
+            both |= {key: file.read(key) for key in file.tensors}
+    write_ckpt("both.ckpt", {key: ("float32", value.shape) for key, value in both.items()}, both.__getitem__)
+    assert "--part model, or --part adapter" in pet_convert("both.ckpt", "--output", "c", "--config", base)[1]
+    assert "2 left out" in pet_convert("both.ckpt", "--output", "c", "--config", base, "--part", "model")[1]
+    assert (tmp_path / "c/model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
+    words = ("both.ckpt", "--output", "d", "--config", base, "--part", "adapter", "--alpha", 4)
+    assert pet_convert(*words)[0] == 0
+    assert (tmp_path / "d/adapter_model.safetensors").read_bytes() == (
+        tmp_path / "b/adapter_model.safetensors"
+    ).read_bytes()
+    assert "a file ending in .ckpt was expected" in pet_convert(base, "--output", "e")[1]
+    assert pet_convert("absent.ckpt", "--output", "e") == (2, "pet convert: absent.ckpt: no such file\n")
