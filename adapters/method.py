@@ -56,8 +56,9 @@ class AdapterModule(nn.Cell):
         """
         old, new = dict(before.parameters_and_names()), dict(after.parameters_and_names())
         for name, parameter in self.parameters_and_names():
-            if np.array_equal(parameter.asnumpy(), old[name].asnumpy()):
-                write_parameter(parameter, new[name].asnumpy())
+            first, now = old[name].asnumpy(), new[name].asnumpy()
+            if not np.array_equal(first, now) and np.array_equal(parameter.asnumpy(), first):
+                write_parameter(parameter, now)
 
     def why_unmergeable(self) -> str | None:
         """Why this cannot become part of the weight; None when it can."""

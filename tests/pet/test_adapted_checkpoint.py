@@ -39,7 +39,7 @@ STARTING_FROM_THE_BASE = {
     "dora": LoRAConfig(rank=2, use_dora=True, targets=["c_attn", "wte"]),
     "pissa": LoRAConfig(rank=2, init="pissa", bias="all"),
     "tokens": LoRAConfig(rank=2, trainable_tokens=[3, 9]),
-    "whole": LoRAConfig(rank=2, modules_to_save=["lm_head"]),
+    "whole": LoRAConfig(rank=2, modules_to_save=["lm_head"], dropout=0.1),
     "prompt": PromptConfig(length=3),
     "prefix": PrefixConfig(length=3, init_ids=[5, 6, 7]),
     "bitfit": BitFitConfig(),
