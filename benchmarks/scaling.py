@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py [--steps 12] [--output scaling.json]
 
-Every layout trains the same small LLaMA with LoRA on the same global batch. Processes share one machine's cores, so
-that a ratio against one process says what dividing costs, not how fast a cluster would be. Ratios are within one run;
-absolute times mean little. Communication is measured by repeating a step's messages alone: the sums within a compiled
-step cannot be timed from outside, so their number and size are taken from the layout and sent again.
+Every layout trains the same small LLaMA with LoRA on the same global batch, each process on a core of its own. They
+share one machine's memory, so that a ratio against one process says what dividing costs, not how fast a cluster would
+be. Ratios are within one run; absolute times mean little. Communication is measured by repeating a step's messages
+alone: those of rank 0, as `--profile` counts them, so that waiting for the others is no part of it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LAYOUTS = [
     {"pipeline": 2, "micro_batches": 4},
     {"data": 4},
     {"tensor": 4},
+    {"pipeline": 4, "micro_batches": 8},
     {"data": 2, "tensor": 2},
 ]
 CONFIG = {
@@ -38,48 +39,72 @@ CONFIG = {
     "num_attention_heads": 8,
     "max_position_embeddings": 128,
 }
-ROWS, LENGTH, WARM_UP = 8, 128, 3
+ROWS, LENGTH, WARM_UP, REPEATS = 8, 128, 3, 20
 
 
 def work(layout: dict, steps: int) -> None:
     """A worker: trains, and lets rank 0 print the median step and the time of its messages."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK_ID"]) % len(cores)]})
     from pet.parallel.context import join
 
     job = join()
     import numpy as np
-    from mindspore import Tensor
 
     from adapters.apply import apply_lora
     from model_zoo.auto import AutoModel
-    from pet.parallel import collectives
     from pet.parallel.world import ParallelWorld
     from pet.train.trainer import Trainer
 
-    world = ParallelWorld(**layout)
+    world = ParallelWorld(**layout, profile=True)
     model = world.prepare(apply_lora(AutoModel.from_config(CONFIG), rank=8))
     ids = np.random.default_rng(0).integers(5, CONFIG["vocab_size"], (ROWS, LENGTH)).astype(np.int32)
     batch = {"input_ids": ids[world.data_rank :: world.data_size]}
     trainer = Trainer(model, [batch] * (steps + WARM_UP), world=world, steps=steps + WARM_UP, learning_rate=1e-4)
-    with collectives.counting() as traffic:
-        trainer.train()
+    trainer.train()
     seconds = statistics.median(line["seconds"] for line in trainer.history[WARM_UP:])
-    messages = []
-    for (kind, label), entry in traffic.items():
-        if kind == "all_reduce" and label == "data":
-            messages.append((world.data_group, entry.bytes // entry.calls, 1))
-    if world.mesh.tensor > 1:  # two sums of B·S·H per layer each way
-        size = ROWS // world.data_size * LENGTH * CONFIG["hidden_size"] * 4
-        messages.append((world.tensor_group, size, 4 * CONFIG["num_hidden_layers"]))
     talking = 0.0
-    for group, size, count in messages:
-        vector = Tensor(np.zeros(size // 4, np.float32))
-        collectives.all_reduce(vector, group).asnumpy()
-        begin = time.perf_counter()
-        for _ in range(count):
-            collectives.all_reduce(vector, group).asnumpy()
-        talking += time.perf_counter() - begin
+    for (kind, label), entry in sorted(world.meter.traffic().items()):
+        talking += entry.calls * message_seconds(world, kind, label, entry.bytes // entry.calls)
     if job.rank == 0:
         print("RESULT", json.dumps({"seconds": seconds, "communication": talking}), flush=True)
+
+
+def message_seconds(world, kind: str, label: str, size: int) -> float:
+    """Time of one message of that many bytes; every process that has such messages calls this."""
+    import mindspore as ms
+    import numpy as np
+    from mindspore import Tensor
+
+    from pet.parallel import collectives
+
+    vector, mesh = Tensor(np.zeros(max(1, size // 4), np.float32)), world.mesh
+    group = {"data": world.data_group, "tensor": world.tensor_group, "pipeline": world.pipeline_group}[label]
+    if kind == "receive":  # its time is that of the sending
+        return 0.0
+
+    def there_and_back() -> None:
+        if mesh.stage > 1:
+            return
+        other = mesh.rank_at(stage=1 - mesh.stage)
+        for sends in (mesh.stage == 0, mesh.stage == 1):
+            if sends:
+                collectives.send(vector, other).wait()
+            else:
+                collectives.receive(vector.shape, ms.float32, other).asnumpy()
+
+    once = {
+        "all_reduce": lambda: collectives.all_reduce(vector, group).asnumpy(),
+        "all_gather": lambda: collectives.all_gather(vector, group)[-1].asnumpy(),
+        "broadcast": lambda: collectives.broadcast(vector, 0, group).asnumpy(),
+        "send": there_and_back,
+    }[kind]
+    world.barrier()
+    once()
+    begin = time.perf_counter()
+    for _ in range(REPEATS):
+        once()
+    return (time.perf_counter() - begin) / REPEATS / (2 if kind == "send" else 1)
 
 
 def measure(layout: dict, steps: int) -> dict:
@@ -111,7 +136,7 @@ def main() -> None:
         found["ratio"] = found["seconds"] / results[0]["seconds"]
         share = found["communication"] / found["seconds"]
         name = ", ".join(f"{key} {value}" for key, value in layout.items()) or "one process"
-        told = f"{100 * share:.0f} %" if "pipeline" not in layout else "-"
+        told = f"{100 * share:.0f} %" if found["processes"] > 1 else "-"
         print(f"{name:<40}{found['processes']:>10}{found['ratio']:>20.2f}{told:>15}", flush=True)
     if options.output:
         options.output.write_text(json.dumps({"load": os.getloadavg(), "results": results}, indent=1))

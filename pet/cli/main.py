@@ -76,8 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
     code = answer(arguments)
     job = sys.modules.get("pet.parallel.context")
-    if job is not None:
-        job.leave(code)  # waits for the other processes, or does not come back where this one has failed
+    # waits for the other processes, or does not come back where this one has failed
+    if job is not None and job.leave(code):
+        # everything is written; at its normal end MindSpore's network would say so on the terminal, line by line
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

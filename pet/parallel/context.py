@@ -98,14 +98,17 @@ def _print_failures() -> None:
     sys.excepthook = hook
 
 
-def leave(code: int = 0) -> None:
+def leave(code: int = 0) -> bool:
     """Waits for the others, so that nobody's message is lost, and ends the process at once if it failed.
 
     Registered to run at exit; the command line calls it with its exit code.
+
+    Returns:
+        Whether there were others.
     """
     global _job
     if _job is None or not _job.distributed:
-        return
+        return False
     _job = None
     if code or _failed:
         with contextlib.suppress(Exception):
@@ -115,6 +118,7 @@ def leave(code: int = 0) -> None:
     waiting = threading.Thread(target=_goodbye, daemon=True)
     waiting.start()
     waiting.join(LEAVE_LIMIT)
+    return True
 
 
 def _goodbye() -> None:

@@ -124,7 +124,7 @@ class Pipeline:
         compiled = step.gradient.graph is not None
         self.forward = Compiled(hidden_function(model), compiled)
         if mesh.is_last:
-            backward = last_gradient(make_forward(model, step.loss, None), weights, tuple(spans))
+            backward = last_gradient(make_forward(model, step.loss, None, fast=compiled), weights, tuple(spans))
         else:
             backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
         self.backward = Compiled(backward, compiled)
