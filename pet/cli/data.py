@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
         )
     if options.samples < 0:
         raise InputError(f"--samples {options.samples}: expected 0 or more")
-    from pet.recipe.loading import load
+    from pet.compat.yaml_files import load_any
 
     held_out = options.split == "eval"
-    recipe = load(options.recipe, options.overrides, needs=() if held_out else [f"data.{options.split}"])
+    recipe = load_any(options.recipe, options.overrides, needs=() if held_out else [f"data.{options.split}"])
     paths = getattr(recipe.data, options.split)
     if held_out and not paths and not recipe.data.eval_fraction:
         raise InputError(f"{recipe.where('data')}: there is neither data.eval nor data.eval_fraction")

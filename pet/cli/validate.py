@@ -41,12 +41,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-files", action="store_true", help="do not look whether models and data are there")
     options = parser.read(arguments)
     files, overrides = _recipes(options.words)
-    from pet.recipe.loading import load
+    from pet.compat.yaml_files import load_any
 
     problems: list[str] = []
     for file in files:
         try:
-            load(file, overrides, check_files=not options.no_files)
+            load_any(file, overrides, check_files=not options.no_files, bring=False)
         except InputError as error:
             problems.append(str(error))
         else:

@@ -143,7 +143,7 @@ def targets_of(translation: Translation, expression: Any) -> list[str] | None:
     words = [word for part in parts for word in str(part).split("|")]
     found = []
     for word in words:
-        name = re.sub(r"^\^?(\.\*)?(\\?\.)?|\$$", "", word).rpartition(".")[2]
+        name = re.sub(r"^\^?(\.\*)?(\\?\.)?|(\.?\*)?\$?$", "", word).rpartition(".")[2]
         if re.fullmatch(r"dense[123]", name):
             translation.ignore(
                 "pet_config.target_modules",

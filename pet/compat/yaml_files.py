@@ -75,6 +75,7 @@ def load_any(
     check_files: bool = True,
     needs: Iterable[str] = (),
     layout: Mapping[str, Any] | None = None,
+    bring: bool = True,
 ):
     """A recipe from a recipe file or from another system's.
 
@@ -84,6 +85,7 @@ def load_any(
         check_files: also report models and data that are not there.
         needs: keys that this use cannot do without.
         layout: see `translate_file`; a recipe's is among its settings.
+        bring: convert a ``.ckpt`` file that it names. False only looks; files are then not looked for.
 
     Raises:
         InputError: everything that is wrong with it.
@@ -93,7 +95,9 @@ def load_any(
     kind, translation = translate_file(path, layout)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
-    resumed = bring_model(translation, kind, path) if check_files and not _overridden(overrides) else None
+    check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
+    brings = bring and check_files and not _overridden(overrides)
+    resumed = bring_model(translation, kind, path) if brings else None
     translation.finish()
     recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
     if resumed is not None and recipe.train.resume:

@@ -178,6 +178,29 @@ def test_what_a_file_is_for(base, tmp_path, capsys):
     write(tmp_path / "job.yaml", text)
     assert main(["finetune", "job.yaml"]) == 2
     assert "run_mode is eval, which is no training; see pet evaluate job.yaml --base" in capsys.readouterr().err
+    # the other commands take it as well
+    assert main(["validate", "job.yaml"]) == 0
+    assert capsys.readouterr().out == "job.yaml: ok\n"
+    write(tmp_path / "job.yaml", text.replace("data.jsonl", "absent.jsonl"))
+    assert main(["validate", "job.yaml"]) == 2
+    assert "absent.jsonl: no such file" in capsys.readouterr().err
+    write(tmp_path / "job.yaml", text)
+    assert main(["data", "job.yaml", "--samples", "1"]) == 0
+    assert "What is 0?" in capsys.readouterr().out
+
+
+def test_targets_by_mindformers_expressions():
+    from pet.compat.mindformers_yaml import targets_of
+    from pet.compat.translation import Translation
+
+    for expression, expected in (
+        (".*wq|.*wk|.*wv|.*wo", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (".*query_key_value*", ["query_key_value"]),
+        ([".*dense_h_to_4h$", ".*w1"], ["dense_h_to_4h", "gate_proj"]),
+        (".*dense1$|.*dense3$", None),
+    ):
+        assert targets_of(t := Translation("file"), expression) == expected
+        assert bool(t.ignored) == (expected is None)
 
 
 def test_mindformers_callbacks_in_a_recipe(base, caplog):
