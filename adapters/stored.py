@@ -209,8 +209,8 @@ class StoredAdapter:
 
     def _alpha(self, module: str) -> float:
         alpha = self._pattern("alpha_pattern", module, self.config.get("lora_alpha"))
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
-            raise InputError(f"{CONFIG}: lora_alpha is {alpha!r} for {module}; a number was expected")
+        if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
+            raise InputError(f"{CONFIG}: lora_alpha is {alpha!r} for {module}; a number above 0 was expected")
         return alpha
 
     def _pattern(self, key: str, module: str, default: object) -> object:

@@ -30,6 +30,11 @@ class Sizes(NamedTuple):
     context: int
 
 
+LARGEST = 1 << 24
+"""Beyond every size that a model has: a larger number in a file is a mistake, and nothing is counted or made of it."""
+MOST_LAYERS = 1 << 14
+
+
 def layout_of(config: Mapping[str, Any]) -> str:
     """Which set of tensor names a configuration stands for: gpt2, llama, glm4, chatglm or chatglm2."""
     kind = config.get("model_type")
@@ -53,6 +58,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         value = next((config[key] for key in keys if config.get(key) is not None), default)
         if type(value) is not int or value <= 0:
             raise InputError(f"config.json: {keys[0]} must be a positive integer, it is {value!r}")
+        if value > LARGEST:
+            raise InputError(f"config.json: {keys[0]} is {value}; at most {LARGEST} is a size of a model")
         return value
 
     if layout == "gpt2":
@@ -79,6 +86,8 @@ def sizes(config: Mapping[str, Any]) -> Sizes:
         ffn, vocab = get("intermediate_size"), get("vocab_size")
         context = get("max_position_embeddings", default=2048)
         found = Sizes(get("num_hidden_layers"), hidden, heads, kv_heads, head_dim, ffn, vocab, context)
+    if found.layers > MOST_LAYERS:
+        raise InputError(f"config.json: {found.layers} layers; at most {MOST_LAYERS} are a model's")
     if found.heads % found.kv_heads:
         raise InputError(f"config.json: {found.heads} heads cannot share {found.kv_heads} key-value heads evenly")
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from model_zoo.files import read_json
+from model_zoo.safetensors_io import SafetensorsFile
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -34,6 +35,18 @@ def find_result(run: Path, best: bool, step: int | None) -> Path:
         return find_result(run, False, None)  # the best is the last one
     there = sorted(path.name for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name))
     raise InputError(f"{holder}: holds neither adapter/ nor model/ (checkpoints: {', '.join(there) or 'none'})")
+
+
+def check_whole(result: Path) -> None:
+    """Raises InputError where files of a result are missing or cut off: nobody should be given such."""
+    needed = ("adapter_config.json", "adapter_model.safetensors") if result.name == "adapter" else ("config.json",)
+    for name in needed:
+        if not (result / name).is_file():
+            raise InputError(f"{result}: holds no {name}")
+    read_json(result / needed[0])
+    for path in sorted(result.glob("*.safetensors")):
+        with SafetensorsFile(path):  # its header agrees with its size
+            pass
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from pet.files import atomic_directory
 
+    check_whole(result)
     with atomic_directory(output) as stage:
         shutil.copytree(result, stage, dirs_exist_ok=True)
         config = stage / "adapter_config.json"
