@@ -74,8 +74,8 @@ def planned(case: int, rank: int) -> dict:
     from pet.outline import Outline
     from pet.parallel.mesh import Mesh
     from pet.parallel.shares import shares
-    from pet.plan.search import Work, memory
-    from pet.plan.traffic import Steps, step_traffic
+    from pet.planning.search import Work, memory
+    from pet.planning.traffic import Steps, step_traffic
 
     layout, config = CASES[case]
     data, tensor, pipeline, pieces = (layout.get(k, 1) for k in ("data", "tensor", "pipeline", "micro_batches"))

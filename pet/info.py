@@ -1,7 +1,7 @@
 """What tuning a model would take: parameters, and memory for weights, gradients, optimizer and activations.
 
 Everything comes from shapes; no weight is allocated. Weights, gradients and optimizer state are exact. Activations are
-what one device holds of them (`pet.plan.activations`); a framework's buffers come on top.
+what one device holds of them (`pet.planning.activations`); a framework's buffers come on top.
 """
 
 from __future__ import annotations
@@ -198,12 +198,12 @@ def method_config(adapter: object):
 def activations(
     config: Mapping[str, Any], adapter: object, batch: int, length: int, dtype: str, recompute: bool
 ) -> int:
-    """Bytes at the peak of one forward and backward pass on one device (`pet.plan.activations`)."""
+    """Bytes at the peak of one forward and backward pass on one device (`pet.planning.activations`)."""
     from pet.outline import Outline
     from pet.parallel.shares import shares
-    from pet.plan.activations import activation_bytes
-    from pet.plan.search import Work
-    from pet.plan.traffic import Steps
+    from pet.planning.activations import activation_bytes
+    from pet.planning.search import Work
+    from pet.planning.traffic import Steps
 
     work = Work(
         Outline(config),

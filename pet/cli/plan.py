@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--top", type=int, metavar="N", help="print only so many layouts")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
-    from pet.plan.cluster import Cluster, parse_bytes
+    from pet.planning.cluster import Cluster, parse_bytes
 
     cluster = Cluster(
         options.devices,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.top is not None and options.top < 1:
         raise InputError(f"--top is {options.top}; at least 1 was expected")
     found = look(options, cluster)
-    from pet.plan.table import as_dict, as_text
+    from pet.planning.table import as_dict, as_text
 
     print(json.dumps(as_dict(found), indent=2) if options.json else as_text(found, options.model, options.top))
     return 0 if found.feasible else 1
@@ -79,7 +79,7 @@ def look(options, cluster):
     from pet.cli.info import settings_of
     from pet.names import model_config
     from pet.outline import Outline
-    from pet.plan.search import OPTIMIZER_STATES, Work, adapter_of, plan
+    from pet.planning.search import OPTIMIZER_STATES, Work, adapter_of, plan
 
     settings = settings_of(options.settings)
     for name, value in (("rank", options.rank), ("targets", options.targets)):

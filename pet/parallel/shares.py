@@ -2,7 +2,7 @@
 
 `shares` says of every parameter what `pet.parallel.tensor.shard` and `pet.parallel.stages.cut_stage` do with it on a
 real model: how it is divided, which stages have it, and how the terms of its gradient come together. Planning
-(`pet.plan`) and strategy files (`pet.parallel.strategy`) follow from it; a test holds it against divided models.
+(`pet.planning`) and strategy files (`pet.parallel.strategy`) follow from it; a test holds it against divided models.
 """
 
 from __future__ import annotations

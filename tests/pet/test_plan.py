@@ -20,10 +20,10 @@ from pet.cli.main import main
 from pet.outline import Outline
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
-from pet.plan import Cluster, Work, parse_bytes, plan
-from pet.plan.activations import activation_bytes
-from pet.plan.search import flops
-from pet.plan.traffic import Steps, step_traffic
+from pet.planning import Cluster, Work, parse_bytes, plan
+from pet.planning.activations import activation_bytes
+from pet.planning.search import flops
+from pet.planning.traffic import Steps, step_traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 PEAK = """

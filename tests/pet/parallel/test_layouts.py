@@ -28,8 +28,8 @@ from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.split import Division
 from pet.parallel.stages import balance
-from pet.plan.search import Work, memory
-from pet.plan.traffic import Steps, step_traffic
+from pet.planning.search import Work, memory
+from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
 from pet.train.world import World
 

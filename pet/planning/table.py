@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pet.plan.search import PARTS, Candidate, Plan
+from pet.planning.search import PARTS, Candidate, Plan
 
 TITLES = ["data", "tensor", "pipeline", "ZeRO-1", "rows", "pieces", *PARTS, "total", "sent", "bubble", "step"]
 MEANING = (

@@ -25,9 +25,9 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     """Bytes at the peak of one piece on a stage.
 
     Args:
-        work: model, adapter, types (`pet.plan.search.Work`).
+        work: model, adapter, types (`pet.planning.search.Work`).
         divided: who holds what.
-        steps: layout and size of a piece (`pet.plan.traffic.Steps`).
+        steps: layout and size of a piece (`pet.planning.traffic.Steps`).
         stage: the pipeline stage.
     """
     sizes = Sizes(work, divided, steps, stage)

@@ -13,9 +13,9 @@ from model_zoo.floats import STORAGE
 from pet.outline import Outline
 from pet.parallel.pipeline import bubble
 from pet.parallel.shares import Layout, shares
-from pet.plan.activations import activation_bytes
-from pet.plan.cluster import Cluster
-from pet.plan.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
+from pet.planning.activations import activation_bytes
+from pet.planning.cluster import Cluster
+from pet.planning.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
 
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
 """float32 values that an optimizer keeps for each trained parameter; adafactor's rows and columns are next to none."""
