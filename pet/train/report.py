@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,20 @@ TITLES = {
     "rouge_l": "ROUGE-L",
     "bleu": "BLEU",
     "exact_match": "exact match",
+}
+
+
+CONTENTS = {
+    "adapter": "the adapter, in PEFT's format",
+    "model": "the model, a Hugging Face checkpoint",
+    "merged": "the model with the adapter merged in",
+    "checkpoints": "to resume from, each with its adapter",
+    "metrics.jsonl": "a line of numbers per step",
+    "samples.jsonl": "what the model answered, at each evaluation",
+    "profile": "some steps by MindSpore's profiler, for MindStudio Insight",
+    "loss.png": "the run in one picture",
+    "summary.json": "before, after, times and sizes",
+    "recipe.yaml": "the recipe, every default in its place",
 }
 
 
@@ -130,3 +145,70 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]:
+    """What the summary in front of the run says."""
+    train, (trainable, total) = recipe.train, counted
+    feed = prepared.train_feed
+    known = feed.steps_per_epoch(0) is not None
+    dims = prepared.model.config.dims
+    method = recipe.adapter.method
+    settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
+    chosen = ", ".join(f"{key} {plain(value)}" for key, value in settings.items() if value is not None)
+    rows = train.batch_size * train.accumulation
+    tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
+    epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
+    counted_rows = f"{len(prepared.train):,} to train on" if known else "streamed"
+    if prepared.evaluation is not None:
+        counted_rows += f", {len(prepared.evaluation):,} held out"
+    lines = {
+        "model": f"{prepared.base} ({prepared.model.family.name}, {dims.layers} layers, hidden {dims.hidden})",
+        "method": f"{method}{f' ({chosen})' if chosen else ''}" if method != "none" else "every weight",
+        "parameters": f"trainable params: {trainable:,} || all params: {total:,} || "
+        f"trainable%: {100 * trainable / total:.4f}",
+        "samples": counted_rows,
+        "steps": f"{trainer.total_steps:,}{epochs}",
+        "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
+        "padding": f"{100 * feed.padding(0):.1f} %" if known else "not known before the data has been read",
+        "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {train.precision}",
+        "output": str(trainer.directory),
+    }
+    dropped = prepared.train.counts if hasattr(prepared.train, "counts") else None
+    if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
+        lines["samples"] += f" ({dropped})"
+    return lines
+
+
+def plain(value) -> str:
+    """A setting as a word: lists without brackets."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
+    """What the user reads at the end."""
+    parts = [
+        f"{summary['steps']} steps in {duration(summary['train_seconds'])}, compilation "
+        f"{duration(summary['compile_seconds'])}, all {duration(summary['seconds'])}; "
+        f"{summary['useful_tokens_per_second']:,.0f} useful tokens/s "
+        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f} % padding), "
+        f"at most {summary['peak_memory_mb']:,.0f} MB"
+    ]
+    if summary["stopped"]:
+        parts.append(f"stopped early: {summary['stopped']}")
+    best = trainer.best.step
+    if best is not None and best != summary["steps"]:
+        name, result = trainer.eval_settings.best_metric, "model" if summary["method"] == "none" else "adapter"
+        text = f"the best {name} ({trainer.best.value:.4f}) was at step {best}"
+        if summary["weights_step"] == best:
+            parts.append(f"{text}: {result}/ holds its weights, not those of the last step")
+        else:
+            parts.append(f"{text}: checkpoints/step-{best:06d}/{result}; {result}/ is of the last step")
+    compared = comparison(trainer.before, summary["after"])
+    if compared:
+        parts.append(compared)
+    if evaluation is not None and evaluation.samples:
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns
+        parts.append(samples(trainer.before_samples, evaluation.samples, max(60, min(columns, 120))))
+    parts.append(where(directory, CONTENTS))
+    return "\n" + "\n\n".join(parts)

@@ -16,19 +16,6 @@ from pet.files import atomic_directory, write_json
 
 log = logging.getLogger("pet")
 
-CONTENTS = {
-    "adapter": "the adapter, in PEFT's format",
-    "model": "the model, a Hugging Face checkpoint",
-    "merged": "the model with the adapter merged in",
-    "checkpoints": "to resume from, each with its adapter",
-    "metrics.jsonl": "a line of numbers per step",
-    "samples.jsonl": "what the model answered, at each evaluation",
-    "profile": "some steps by MindSpore's profiler, for MindStudio Insight",
-    "loss.png": "the run in one picture",
-    "summary.json": "before, after, times and sizes",
-    "recipe.yaml": "the recipe, every default in its place",
-}
-
 
 def finetune(
     recipe,
@@ -177,7 +164,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
     )
     if world.is_main:
         open_for(recipe)
-        show(report.before(facts(recipe, prepared, trainer, counted)))
+        show(report.before(report.facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
         summary = trainer.train(resume=recipe.train.resume)
@@ -186,7 +173,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
             show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
         raise
     if world.is_main:
-        show(told(trainer, evaluation, summary, directory))
+        show(report.told(trainer, evaluation, summary, directory))
         if recipe.train.profile:
             show("\n" + world.traffic_report())
     world.barrier()
@@ -197,44 +184,6 @@ def count(model, world) -> tuple[int, int]:
     """Trainable and all parameters, without buffers such as dropout's key."""
     parameters = [parameter for parameter in model.get_parameters() if not getattr(parameter, "buffer", False)]
     return world.count([parameter for parameter in parameters if parameter.requires_grad]), world.count(parameters)
-
-
-def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]:
-    """What the summary in front of the run says."""
-    train, (trainable, total) = recipe.train, counted
-    feed = prepared.train_feed
-    known = feed.steps_per_epoch(0) is not None
-    dims = prepared.model.config.dims
-    method = recipe.adapter.method
-    settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
-    told = ", ".join(f"{key} {plain(value)}" for key, value in settings.items() if value is not None)
-    rows = train.batch_size * train.accumulation
-    tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
-    epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
-    samples = f"{len(prepared.train):,} to train on" if known else "streamed"
-    if prepared.evaluation is not None:
-        samples += f", {len(prepared.evaluation):,} held out"
-    lines = {
-        "model": f"{prepared.base} ({prepared.model.family.name}, {dims.layers} layers, hidden {dims.hidden})",
-        "method": f"{method}{f' ({told})' if told else ''}" if method != "none" else "every weight",
-        "parameters": f"trainable params: {trainable:,} || all params: {total:,} || "
-        f"trainable%: {100 * trainable / total:.4f}",
-        "samples": samples,
-        "steps": f"{trainer.total_steps:,}{epochs}",
-        "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
-        "padding": f"{100 * feed.padding(0):.1f} %" if known else "not known before the data has been read",
-        "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {train.precision}",
-        "output": str(trainer.directory),
-    }
-    dropped = prepared.train.counts if hasattr(prepared.train, "counts") else None
-    if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
-        lines["samples"] += f" ({dropped})"
-    return lines
-
-
-def plain(value) -> str:
-    """A setting as a word: lists without brackets."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def save_result(recipe, prepared, directory: Path, model) -> str | None:
@@ -312,37 +261,6 @@ def compile_seconds_of(evaluation) -> float:
     """Time that an evaluation's first forwards took."""
     losses = getattr(evaluation, "losses", None)
     return float(getattr(getattr(losses, "measure", None), "seconds", 0.0))
-
-
-def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
-    """What the user reads at the end."""
-    from pet.train import report
-
-    parts = [
-        f"{summary['steps']} steps in {report.duration(summary['train_seconds'])}, compilation "
-        f"{report.duration(summary['compile_seconds'])}, all {report.duration(summary['seconds'])}; "
-        f"{summary['useful_tokens_per_second']:,.0f} useful tokens/s "
-        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f} % padding), "
-        f"at most {summary['peak_memory_mb']:,.0f} MB"
-    ]
-    if summary["stopped"]:
-        parts.append(f"stopped early: {summary['stopped']}")
-    best = trainer.best.step
-    if best is not None and best != summary["steps"]:
-        name, result = trainer.eval_settings.best_metric, "model" if summary["method"] == "none" else "adapter"
-        text = f"the best {name} ({trainer.best.value:.4f}) was at step {best}"
-        if summary["weights_step"] == best:
-            parts.append(f"{text}: {result}/ holds its weights, not those of the last step")
-        else:
-            parts.append(f"{text}: checkpoints/step-{best:06d}/{result}; {result}/ is of the last step")
-    table = report.comparison(trainer.before, summary["after"])
-    if table:
-        parts.append(table)
-    if evaluation is not None and evaluation.samples:
-        width = shutil.get_terminal_size((report.WIDTH, 24)).columns
-        parts.append(report.samples(trainer.before_samples, evaluation.samples, max(60, min(width, 120))))
-    parts.append(report.where(directory, CONTENTS))
-    return "\n" + "\n\n".join(parts)
 
 
 def evaluate(
