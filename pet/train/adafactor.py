@@ -7,10 +7,10 @@ reference implementations).
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, ops
+from mindspore import Parameter, ParameterTuple, ops
 
+from model_zoo.checkpoint import write_parameter
 from pet.train.optimizers import Optimizer, zeros
 from pet.train.segments import Segment, flatten, unflatten
 
@@ -97,4 +97,4 @@ class Adafactor(Optimizer):
         if slot == "master":
             super().load_slot(segment, slot, vector, arrays)
         else:
-            ops.assign(vector, Tensor(np.asarray(arrays[vector.name]), ms.float32))
+            write_parameter(vector, np.asarray(arrays[vector.name], np.float32))

@@ -13,6 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
+from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten, unflatten
@@ -58,7 +59,7 @@ class Optimizer:
         if any(parameter.dtype != ms.float32 for parameter in segment.parameters):
             state["master"] = zeros(segment.size, f"master.{index}")
             weights = {p.name: p.astype(ms.float32).asnumpy() for p in segment.parameters}
-            ops.assign(state["master"], Tensor(segment.join(weights)))
+            write_parameter(state["master"], segment.join(weights))
         return state
 
     def _make_update(self, segment: Segment, state: dict[str, Parameter]) -> Callable:
@@ -135,7 +136,7 @@ class Optimizer:
     def load_slot(self, segment: Segment, slot: str, vector: Parameter, arrays: dict[str, np.ndarray]) -> None:
         """Puts a slot's tensors back into its vector."""
         joined = segment.join({name: arrays[f"{slot}.{name}"] for name in segment.names})
-        ops.assign(vector, Tensor(joined.astype(np.float32)))
+        write_parameter(vector, joined.astype(np.float32))
 
 
 class AdamW(Optimizer):
