@@ -36,10 +36,11 @@ class Steps:
     recompute: bool = False
 
 
-def gradient_sums(outline: Outline, layout: Layout, stage: int) -> int:
+def gradient_sums(outline: Outline, layout: Layout, stage: int, recompute: bool = False) -> int:
     """Sublayers of a stage whose input needs a gradient: each has one sum over the tensor-parallel group backward.
 
     On the first stage those up to the first trained parameter need none; later stages always owe the stage before one.
+    A layer that is computed again is differentiated as a whole, its input included.
     """
     layers = layout.layers[stage]
     if stage > 0:
@@ -61,7 +62,7 @@ def gradient_sums(outline: Outline, layout: Layout, stage: int) -> int:
                 number = 2 * place + 1
             else:
                 number = 2 * place - 1  # a norm: what it feeds needs a gradient
-            first = min(first, number)
+            first = min(first, 2 * place - 1 if recompute else number)
     return 2 * layers.stop - 1 - first if first < 2 * layers.stop else 0
 
 
@@ -76,7 +77,7 @@ def graph_sums(outline: Outline, layout: Layout, steps: Steps, stage: int, adapt
     if steps.pipeline > 1 and stage < steps.pipeline - 1:
         runs += 1  # once to send on, once more with the backward
     again = forward if steps.recompute else 0
-    calls = runs * forward + again + gradient_sums(outline, layout, stage)
+    calls = runs * forward + again + gradient_sums(outline, layout, stage, steps.recompute)
     small = runs + (1 if steps.recompute else 0)
     return steps.pieces * (calls + small * small_calls), steps.pieces * (calls * block + small * small_bytes)
 

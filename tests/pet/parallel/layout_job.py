@@ -189,7 +189,7 @@ if __name__ == "__main__":
         measure_loading()  # first: the peak of everything else is higher
         for each in ALONE[job.rank :: 2]:
             train_alone(each)
-        if job.rank == 0:
+        if job.rank == 1:
             alone = see_samples(World())
             (output / "samples_alone.json").write_text(json.dumps([alone[0], alone[1].tolist()]))
         count_within_graphs()
