@@ -4,6 +4,7 @@ MindSpore's threads wait for one another in a busy loop. On a core of its own a 
 two of them on the same two cores are twice as slow as they need be.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -98,3 +99,13 @@ def all_cores():
     os.sched_setaffinity(0, CORES)
     yield
     os.sched_setaffinity(0, mine)
+
+
+@pytest.fixture
+def plain_generation(monkeypatch):
+    """Answers operator by operator: for a few tokens of a tiny model, compiling takes longer. The compiled decoders
+    have tests of their own, which hold them to this."""
+    from model_zoo.generation.decoders import PlainDecoder
+
+    module = importlib.import_module("model_zoo.generation.generate")
+    monkeypatch.setattr(module, "decoder_for", lambda model, *_: PlainDecoder(model))

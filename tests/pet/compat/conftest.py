@@ -13,6 +13,11 @@ def own_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _few_tokens(plain_generation):
+    """Answers here have few tokens."""
+
+
 @pytest.fixture
 def perplexity(numpy_loss):
     """Perplexity of token rows, all of whose tokens are labels."""
