@@ -116,7 +116,7 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str) ->
             continue
         if not found:
             names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
-            short = {site.path.rsplit(".", 1)[-1] for site in candidates}
+            short = {site.path.rsplit(".", 1)[-1] for site in candidates} - {""}
             hint = nearest(entry, names if "." in entry else short)
             problems.append(f"{what}: {entry!r} matches no cell{hint}")
         chosen |= found
