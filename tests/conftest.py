@@ -23,6 +23,12 @@ import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is i
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
 
 
+def pytest_xdist_auto_num_workers(config) -> int | None:
+    """As many processes as there are cores to have; pytest-xdist would count the machine's."""
+    asked = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
+    return None if asked else len(CORES) or None
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     """The reference models, tokenizers and adapters, each with the outputs of an independent implementation."""
