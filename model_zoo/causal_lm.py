@@ -13,6 +13,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo.errors import InputError
 from model_zoo.layers import name_parameters
+from model_zoo.native import native, swap_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,9 +258,12 @@ class CausalLM(nn.Cell):
 
     def set_fast(self, fast: bool = True) -> CausalLM:
         """Chooses the compiled fast kernels (True) or plain operators (False) in every cell that has both."""
-        for cell in self.cells_and_names():
-            if "fast" in cell[1].__dict__:
-                cell[1].fast = fast
+        for _, cell in list(self.cells_and_names()):
+            swap_products(cell, fast)
+            if "fast" in cell.__dict__:
+                cell.fast = fast
+                if fast:
+                    cell.kernel = native(cell.kernel)
         return self
 
 

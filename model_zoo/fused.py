@@ -191,6 +191,7 @@ class RotaryKernel(nn.Cell):
 
     def __init__(self, half: bool, width: int, head_dim: int):
         super().__init__()
+        self.half = half
         first = np.arange(width // 2) if half else np.arange(0, width, 2)
         second = first + (width // 2 if half else 1)
         turn = np.zeros((head_dim, head_dim), np.float32)

@@ -42,7 +42,12 @@ class AttentionKernel(nn.Cell):
 
     Args:
         causal: no row sees a key behind its own, so that those are never computed.
+
+    Attributes:
+        joins: whether what comes out is ``(B·S, heads·d)`` already.
     """
+
+    joins = False
 
     def __init__(self, causal: bool):
         super().__init__()

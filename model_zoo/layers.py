@@ -308,7 +308,8 @@ class AttentionCore(nn.Cell):
         total = keys.shape[2]
         if self.fast and self.cache is None and query.dtype == ms.float32:
             columns = self.columns(start, keep, extra, extra_visible)
-            return self.join(self.kernel(query, keys, values, start, end, columns), start)
+            mixed = self.kernel(query, keys, values, start, end, columns)
+            return mixed if self.kernel.joins else self.join(mixed, start)
         groups = self.heads // self.kv_heads
         if groups > 1:
             keys, values = self.spread(keys, groups), self.spread(values, groups)

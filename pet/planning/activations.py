@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from model_zoo.counting import layout_of
 from model_zoo.fused import chunk_rows
-from model_zoo.fused_attention import BLOCK
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 
 GATED = ("llama", "glm4", "chatglm2")
@@ -85,19 +84,14 @@ class Sizes:
         return max((sum(found.values()) for found in layers.values()), default=0)
 
     def fused(self) -> tuple[int, int]:
-        """Bytes per token (kept by a layer, most besides) with the fused kernels of `model_zoo.fused`.
+        """Bytes per token (kept by a layer, most besides) with the C kernels of `model_zoo.native`.
 
         Kept are the inputs of the norms, queries, keys and values, attention's output, what goes into the
-        activation, and `inputs`. Besides: the feed-forward's backward (about four of its width), or attention's over
-        one block of rows, when this layer's feed-forward has gone already.
+        activation, and `inputs`. Besides: the feed-forward's backward.
         """
-        length = self.work.length
         kept = self.norms * self.hidden + 2 * self.query + 2 * self.key + self.inner * self.ffn + self.inputs()
-        feed_forward = (2 + self.inner) * self.ffn + (8 if self.centred else 6) * self.hidden
-        attention = 5 * self.heads * min(length, BLOCK)
-        if length > BLOCK:
-            attention += 6 * self.hidden + 3 * self.heads * BLOCK // 4
-        return 4 * kept, 4 * max(feed_forward, attention - self.inner * self.ffn)
+        besides = (1 + self.inner) * self.ffn + (8 if self.centred else 6) * self.hidden
+        return 4 * kept, 4 * besides
 
     def plain(self) -> tuple[float, float]:
         """The same with plain operators in a type of ``width`` bytes."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from mindspore import Tensor
 
 from model_zoo.graph import Graph
+from model_zoo.native import uncompiled
 from pet.parallel.heartbeat import rest
 
 log = logging.getLogger("pet")
@@ -39,7 +40,8 @@ class Compiled:
 
     def __call__(self, *arguments: Tensor):
         if self.graph is None:
-            return self.function(*arguments)
+            with uncompiled():
+                return self.function(*arguments)
         shapes = tuple(argument.shape for argument in arguments)
         if shapes in self.shapes:
             return self.graph(*arguments)
@@ -59,7 +61,8 @@ class Compiled:
         ) as error:
             if self.shapes or out_of_memory(error):
                 raise
-            result = self.function(*arguments)  # what fails here too is not the compiler's fault
+            with uncompiled():
+                result = self.function(*arguments)  # what fails here too is not the compiler's fault
             log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))
             self.graph = None
             return result

@@ -6,6 +6,7 @@ import mindspore as ms
 from mindspore import nn, ops
 
 from model_zoo.errors import InputError
+from model_zoo.native import is_product
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
@@ -37,11 +38,12 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     """
     if precision == "bf16" and ms.get_context("device_target") == "CPU":
         raise InputError("train.precision: bf16 has no matrix product on a CPU; use fp32 or fp16")
-    for cell in [cell for _, cell in model.cells_and_names() if not isinstance(cell, NarrowProduct)]:
+    cells = [cell for _, cell in model.cells_and_names()]
+    for cell in [cell for cell in cells if not (isinstance(cell, NarrowProduct) or is_product(cell))]:
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             if isinstance(product, NarrowProduct):
                 product = product.product
-            elif not isinstance(product, (ops.MatMul, ops.BatchMatMul)):
+            elif not (is_product(product) or isinstance(product, ops.BatchMatMul)):
                 continue
             delattr(cell, name)
             setattr(cell, name, product if precision == "fp32" else NarrowProduct(product, NARROW[precision]))

@@ -22,6 +22,7 @@ from mindspore import ParameterTuple, Tensor, ops
 
 from model_zoo import fused
 from model_zoo.layers import Linear
+from model_zoo.native import is_product, native
 from pet.train.compiled import Compiled
 from pet.train.loss import IGNORED, CausalLoss, shift_labels
 from pet.train.optimizers import Optimizer, scalar
@@ -83,7 +84,7 @@ def frozen_head(model, loss: CausalLoss):
     cell = model
     for part in family.head.split("."):
         cell = getattr(cell, part, None)
-    plain = type(cell) is Linear and cell.bias is None and isinstance(cell.product, ops.MatMul)
+    plain = type(cell) is Linear and cell.bias is None and is_product(cell.product)
     if not plain or cell.weight.requires_grad or cell.weight.dtype != ms.float32:
         return None
     return cell
@@ -121,7 +122,7 @@ def make_forward(model, loss: Callable, forward_step: Callable | None, fast: boo
         return custom
     head = frozen_head(model, loss) if fast else None
     if head is not None:
-        summed = fused.linear_cross_entropy(IGNORED)
+        summed = native(fused.linear_cross_entropy(IGNORED))
 
         def fused_causal(input_ids, labels, position_ids, start, end):
             hidden = model.hidden_states(input_ids, position_ids, start, end, None)

@@ -1,0 +1,100 @@
+"""Kernels in C, for a CPU: compiled on the machine that they run on, when they are first needed.
+
+They do in one pass what MindSpore's operators do in several. Without a C compiler, or on another device, everything
+runs by `model_zoo.fused` and gives the same numbers, slower.
+
+    build.py     compiles and keeps them             kernels.py    cells around them
+    pool.c       threads                             gemm.c        matrix products
+    attention.c  attention and its gradients         rows.c        norms, activations, heads, rotations, loss
+    product.h, vectors.h                             what the kernels compute with
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from model_zoo import fused, fused_attention
+from model_zoo.native.build import SWITCH, NoCompiler, library
+
+log = logging.getLogger("pet")
+
+TWINS = {
+    fused.RMSNormKernel: lambda kernels, kernel: kernels.RMSNorm(kernel.eps),
+    fused.LayerNormKernel: lambda kernels, kernel: kernels.LayerNorm(kernel.eps),
+    fused.SwiGLUKernel: lambda kernels, kernel: kernels.SwiGLU(),
+    fused.GeluTanhKernel: lambda kernels, kernel: kernels.GeluTanh(),
+    fused.SplitHeadsKernel: lambda kernels, kernel: kernels.SplitHeads(kernel.head_dim),
+    fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
+    fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
+    fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.SoftmaxLoss(kernel.ignored),
+}
+"""How to make the C kernel that stands for one of `model_zoo.fused`."""
+
+
+@functools.cache
+def available() -> bool:
+    """Whether there are C kernels here. That there are none is said once, unless they were switched off."""
+    if ms.get_context("device_target") != "CPU":
+        return False
+    try:
+        library()
+    except NoCompiler as error:
+        if str(error) != f"{SWITCH}=0":
+            log.warning("no native kernels, so it runs slower: %s", error)
+        return False
+    return True
+
+
+@functools.cache
+def native(kernel):
+    """The C kernel that does what this one of `model_zoo.fused` does; the same object for the same kernel.
+
+    Returns:
+        A cell, or the kernel itself where there is none.
+    """
+    make = TWINS.get(type(kernel))
+    if make is None or not available():
+        return kernel
+    from model_zoo.native import kernels
+
+    return make(kernels, kernel)
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within, what is not in a graph multiplies by MindSpore's own products."""
+    from model_zoo.native.kernels import Product
+
+    before, Product.uncompiled = Product.uncompiled, True
+    try:
+        yield
+    finally:
+        Product.uncompiled = before
+
+
+def is_product(value) -> bool:
+    """Whether this is a ``MatMul``, or what stands for one."""
+    return isinstance(value, ops.MatMul) or hasattr(type(value), "stands_for_product")
+
+
+def swap_products(cell: nn.Cell, fast: bool) -> None:
+    """Lets a cell's matrix products run by the C kernels, or by their primitives again."""
+    if hasattr(type(cell), "stands_for_product"):
+        return
+    for name, value in list(vars(cell).items()) + list(cell.name_cells().items()):
+        if fast and isinstance(value, ops.MatMul) and not value.transpose_a and available():
+            from model_zoo.native import kernels
+
+            new = kernels.Product(value)
+        elif not fast and hasattr(type(value), "stands_for_product"):
+            new = value.primitive
+        else:
+            continue
+        delattr(cell, name)
+        setattr(cell, name, new)

@@ -1,0 +1,146 @@
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#ifdef __x86_64__
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() sched_yield()
+#endif
+
+enum { SPINS = 4000, MOST_THREADS = 64 };
+
+/* The one piece of work that is going on. `next` holds its number in the upper half and the next piece in the lower, so
+ * that a thread which comes late finds another number there and takes nothing. */
+static _Atomic uint64_t next_piece;
+static _Atomic int64_t finished, total, grain_size;
+static _Atomic(pet_work) current_work;
+static _Atomic(void *) current_arguments;
+static _Atomic int sleeping;
+
+static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER, sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int threads = 1;
+
+/* Takes pieces of the work of this number until there are none. */
+static void take_part(uint32_t number) {
+    for (;;) {
+        uint64_t seen = atomic_load(&next_piece);
+        int64_t all = atomic_load(&total), grain = atomic_load(&grain_size);
+        pet_work work = atomic_load(&current_work);
+        void *arguments = atomic_load(&current_arguments);
+        int64_t first = (int64_t)(uint32_t)seen;
+        if ((uint32_t)(seen >> 32) != number) return;
+        if (all == 0) { /* about to begin */
+            PAUSE();
+            continue;
+        }
+        if (first >= all) return;
+        int64_t last = first + grain < all ? first + grain : all;
+        /* what was read above belongs to this number if the exchange succeeds: it changes only when all is finished */
+        if (!atomic_compare_exchange_weak(&next_piece, &seen, ((uint64_t)number << 32) | (uint64_t)last)) continue;
+        work(arguments, first, last);
+        atomic_fetch_add(&finished, last - first);
+    }
+}
+
+static void *worker(void *nothing) {
+    (void)nothing;
+    uint32_t done = 0;
+    for (;;) {
+        uint32_t number = (uint32_t)(atomic_load(&next_piece) >> 32);
+        for (int i = 0; i < SPINS && number == done; i++) {
+            PAUSE();
+            number = (uint32_t)(atomic_load(&next_piece) >> 32);
+        }
+        if (number == done) {
+            pthread_mutex_lock(&sleep_lock);
+            atomic_fetch_add(&sleeping, 1);
+            while ((number = (uint32_t)(atomic_load(&next_piece) >> 32)) == done) pthread_cond_wait(&wake, &sleep_lock);
+            atomic_fetch_sub(&sleeping, 1);
+            pthread_mutex_unlock(&sleep_lock);
+        }
+        done = number;
+        take_part(number);
+    }
+    return NULL;
+}
+
+static int wanted_threads(void) {
+    /* not OMP_NUM_THREADS: MindSpore sets that to 1 for itself */
+    const char *text = getenv("PET_NATIVE_THREADS");
+    int wanted = text ? atoi(text) : 1;
+    return wanted < 1 ? 1 : wanted > MOST_THREADS ? MOST_THREADS : wanted;
+}
+
+static void start_threads(void) {
+    int wanted = wanted_threads();
+#ifdef __linux__
+    /* of the process: the calling thread is one of MindSpore's, which may be bound to a core */
+    cpu_set_t allowed;
+    int known = sched_getaffinity(getpid(), sizeof allowed, &allowed) == 0;
+#endif
+    for (int i = 1; i < wanted; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, worker, NULL)) break;
+#ifdef __linux__
+        if (known) pthread_setaffinity_np(thread, sizeof allowed, &allowed);
+#endif
+        pthread_detach(thread);
+        threads++;
+    }
+}
+
+int pet_threads(void) {
+    pthread_once(&once, start_threads);
+    return threads;
+}
+
+void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain) {
+    if (grain < 1) grain = 1;
+    if (count <= grain || pet_threads() == 1 || pthread_mutex_trylock(&owner)) {
+        work(arguments, 0, count);
+        return;
+    }
+    uint32_t number = (uint32_t)(atomic_load(&next_piece) >> 32) + 1;
+    atomic_store(&finished, 0);
+    atomic_store(&total, 0); /* nobody takes a piece before everything is in place */
+    atomic_store(&grain_size, grain);
+    atomic_store(&current_work, work);
+    atomic_store(&current_arguments, arguments);
+    atomic_store(&next_piece, (uint64_t)number << 32);
+    atomic_store(&total, count);
+    if (atomic_load(&sleeping)) {
+        pthread_mutex_lock(&sleep_lock);
+        pthread_cond_broadcast(&wake);
+        pthread_mutex_unlock(&sleep_lock);
+    }
+    take_part(number);
+    for (int spins = 0; atomic_load(&finished) < count; spins++) {
+        if (spins < SPINS)
+            PAUSE();
+        else
+            sched_yield();
+    }
+    pthread_mutex_unlock(&owner);
+}
+
+static _Thread_local struct {
+    void *memory;
+    int64_t bytes;
+} slots[PET_SLOTS];
+
+void *pet_scratch(int slot, int64_t bytes) {
+    if (slots[slot].bytes < bytes) {
+        free(slots[slot].memory);
+        slots[slot].memory = aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64));
+        slots[slot].bytes = slots[slot].memory ? bytes : 0;
+    }
+    return slots[slot].memory;
+}

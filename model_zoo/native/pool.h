@@ -1,0 +1,25 @@
+/* A few threads that share the pieces of one kernel's work. */
+#ifndef PET_POOL_H
+#define PET_POOL_H
+
+#include <stdint.h>
+
+/* Computes pieces first … last-1 of a kernel's work. */
+typedef void (*pet_work)(void *arguments, int64_t first, int64_t last);
+
+/* Calls `work` on all of `count` pieces, `grain` at a time, on all threads. Called from within a running kernel of
+ * another thread it computes everything on the calling thread. */
+void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain);
+
+/* How many threads there are, the caller included. */
+int pet_threads(void);
+
+/* Memory of the calling thread that lasts until its next call with the same slot; NULL when there is none. */
+enum { PET_SLOTS = 4 };
+void *pet_scratch(int slot, int64_t bytes);
+
+/* What MindSpore calls: the inputs, then the outputs; 0 when all went well. */
+#define PET_KERNEL(name)                                                                                        \
+    int name(int count, void **params, int *ndims, int64_t **shapes, const char **dtypes, void *stream, void *extra)
+
+#endif

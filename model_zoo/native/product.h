@@ -1,0 +1,70 @@
+/* Small matrix products whose factors are in the processor's caches. */
+#ifndef PET_PRODUCT_H
+#define PET_PRODUCT_H
+
+#include "vectors.h"
+
+enum { TALL = 6 };
+
+/* `tall` rows by `wide` vectors of C = A·B, or of C + A·B, the sums in registers. A's element (i, k) is at
+ * a[i·down + k·along], which is A's transpose as well as A. */
+static inline __attribute__((always_inline)) void product_tile(
+    int tall, int wide, float *c, int64_t c_row, const float *a, int64_t down, int64_t along, const float *b,
+    int64_t b_row, int64_t depth, int add) {
+    floats sums[TALL][WIDE];
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) sums[i][j] = add ? load(c + i * c_row + j * LANES) : (floats){0};
+    for (int64_t k = 0; k < depth; k++) {
+        floats right[WIDE];
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) right[j] = load(b + k * b_row + j * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < tall; i++) {
+            float left = a[i * down + k * along];
+#pragma GCC unroll 8
+            for (int j = 0; j < wide; j++) sums[i][j] += left * right[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) store(c + i * c_row + j * LANES, sums[i][j]);
+}
+
+/* The last columns, fewer than a vector holds. */
+static inline void product_rest(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t down,
+                                int64_t along, const float *b, int64_t b_row, int64_t depth, int add) {
+    for (int64_t i = 0; i < rows; i++) {
+        float sums[LANES] = {0};
+        for (int64_t k = 0; k < depth; k++) {
+            float left = a[i * down + k * along];
+            for (int64_t j = 0; j < columns; j++) sums[j] += left * b[k * b_row + j];
+        }
+        for (int64_t j = 0; j < columns; j++) c[i * c_row + j] = sums[j] + (add ? c[i * c_row + j] : 0.0f);
+    }
+}
+
+/* C (rows, columns) = A·B, or C + A·B, for A (rows, depth) and B (depth, columns). */
+static void product(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t down, int64_t along,
+                    const float *b, int64_t b_row, int64_t depth, int add) {
+#define TILE(tall, wide) product_tile(tall, wide, c + i * c_row + j, c_row, a + i * down, down, along, b + j, b_row, depth, add)
+    int64_t j = 0;
+    for (; j + WIDE * LANES <= columns; j += WIDE * LANES) {
+        int64_t i = 0;
+        for (; i + TALL <= rows; i += TALL) TILE(TALL, WIDE);
+        for (; i + 2 <= rows; i += 2) TILE(2, WIDE);
+        for (; i < rows; i++) TILE(1, WIDE);
+    }
+    for (; j + LANES <= columns; j += LANES) {
+        int64_t i = 0;
+        for (; i + TALL <= rows; i += TALL) TILE(TALL, 1);
+        for (; i < rows; i++) TILE(1, 1);
+    }
+#undef TILE
+    if (j < columns)
+        product_rest(rows, columns - j, c + j, c_row, a, down, along, b + j, b_row, depth, add);
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* Several floats at a time: the compiler makes of them what the processor has. */
+#ifndef PET_VECTORS_H
+#define PET_VECTORS_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* How many, and how many such vectors of a product's rows are computed together: what the registers hold. */
+#ifdef __AVX512F__
+enum { LANES = 16, WIDE = 4 };
+#else
+enum { LANES = 8, WIDE = 2 };
+#endif
+typedef float floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t ints __attribute__((vector_size(LANES * 4)));
+
+static inline floats load(const float *from) {
+    floats value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store(float *to, floats value) { memcpy(to, &value, sizeof value); }
+
+static inline floats load_some(const float *from, int64_t count) {
+    floats value = {0};
+    memcpy(&value, from, (size_t)count * sizeof(float));
+    return value;
+}
+
+static inline void store_some(float *to, floats value, int64_t count) {
+    memcpy(to, &value, (size_t)count * sizeof(float));
+}
+
+static inline floats fill(float value) { return (floats){0} + value; }
+
+static inline float sum_of(floats value) {
+    float parts[LANES];
+    store(parts, value);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
+    return parts[0];
+}
+
+/* The greater and the lesser of two, lane by lane; the first where one is not a number. */
+static inline floats greater(floats a, floats b) {
+    ints other = b > a;
+    return (floats)(((ints)b & other) | ((ints)a & ~other));
+}
+
+static inline floats lesser(floats a, floats b) {
+    ints other = b < a;
+    return (floats)(((ints)b & other) | ((ints)a & ~other));
+}
+
+/* e^x to within one unit in the last place: 2^n · e^r with |r| <= ln(2)/2 and a polynomial. Below -87 it is 0, above
+ * 88 it is 1.65e38; what is not a number stays so. */
+static inline floats exponential(floats x) {
+    ints small = x < fill(-87.0f);
+    x = lesser(greater(x, fill(-87.0f)), fill(88.0f));
+    floats turns = x * 1.44269504088896341f;
+    floats shift = fill(12582912.0f); /* 1.5·2^23: adding it rounds to the nearest integer */
+    floats rounded = turns + shift;
+    ints exponent = (ints)rounded << 23;
+    rounded -= shift;
+    floats r = x - rounded * 0.693359375f + rounded * 2.12194440e-4f;
+    floats p = fill(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return (floats)(((ints)p + exponent) & ~small);
+}
+
+/* LANES by LANES numbers, turned about the diagonal: in each of log2(LANES) rounds the upper half is merged with the
+ * lower. */
+static inline void turn_square(floats *square) {
+    ints low, high;
+    for (int i = 0; i < LANES; i++) {
+        low[i] = i / 2 + (i % 2) * LANES;
+        high[i] = LANES / 2 + i / 2 + (i % 2) * LANES;
+    }
+    for (int round = 1; round < LANES; round *= 2) {
+        floats merged[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            merged[2 * i] = __builtin_shuffle(square[i], square[i + LANES / 2], low);
+            merged[2 * i + 1] = __builtin_shuffle(square[i], square[i + LANES / 2], high);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) square[i] = merged[i];
+    }
+}
+
+#endif
