@@ -23,6 +23,7 @@ import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is i
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist may be switched off
 def pytest_xdist_auto_num_workers(config) -> int | None:
     """As many processes as there are cores to have; pytest-xdist would count the machine's."""
     asked = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ

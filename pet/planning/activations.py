@@ -1,10 +1,11 @@
 """Memory of one forward and backward pass: what the layers keep for the backward, and the most that is there besides.
 
-The formulas say, tensor by tensor, what this library's compiled step holds. For float32 they were fitted to the peak of
-MindSpore's memory pool on a CPU, and a test holds them to within a tenth of it. In narrower types the cells go by their
-plain operators, which keep more, above all every attention probability; there the formulas follow the operators, and
-nothing was measured, since a CPU has no such products. Nor was recomputation: on a CPU MindSpore merges the second
-computation with the first and saves nothing by it, so that only an accelerator could show what is planned.
+The formulas say, tensor by tensor, what this library's compiled step holds on a CPU in float32, where the C kernels of
+`model_zoo.native` run. They follow the lifetimes of all tensors in MindSpore's graphs, and a test holds them to within
+a tenth of the peak of its memory pool. In narrower types the cells go by their plain operators, which keep more, above
+all every attention probability; there the formulas follow the operators, and nothing was measured, since a CPU has no
+such products. Nor was recomputation: on a CPU MindSpore merges the second computation with the first and saves nothing
+by it, so that only an accelerator could show what is planned.
 
 All sizes are numbers per token. H: hidden; Q and K: all query heads, all key heads of a process; F: its feed-forward
 columns; V: vocabulary.
@@ -32,12 +33,13 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     sizes = Sizes(work, divided, steps, stage)
     layers = len(divided.layers[stage])
     kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
-    peak = layers * kept + besides
+    once = sizes.once() if work.width == 4 else 0
+    held = layers * kept + once
     if work.recompute:  # every layer keeps its input; one at a time is there in full
-        peak = layers * sizes.hidden * work.width + kept + besides
-    found = steps.tokens * peak
+        held = layers * sizes.hidden * work.width + kept
+    found = steps.tokens * (held + besides)
     if stage == steps.pipeline - 1:
-        found = max(found, steps.tokens * (peak - besides) + sizes.head_bytes())
+        found = max(found, steps.tokens * held + sizes.head_bytes())
     return int(found)
 
 
@@ -58,17 +60,19 @@ class Sizes:
             cell for path, cell in work.outline.cells.items() if path.startswith(first) and len(cell.weight.shape) == 1
         ]
         self.norms, self.centred = len(norms), any(cell.bias is not None for cell in norms)
+        self.dropout = getattr(work.adapter, "dropout", 0.0) > 0
+        self.rotated = dims.head_dim if layout_of(work.outline.values) != "gpt2" else 0
 
-    def inputs(self) -> int:
-        """Inputs of linear cells that something trained needs for its gradient, the rest of a layer's being frozen.
+    def inputs(self) -> dict[str, float]:
+        """What something trained needs for its gradient, the rest of a layer's being frozen: by name, how wide.
 
-        Counted are those of the layer that has most of them.
+        That is the inputs of linear cells, and what lies between the two factors of a low rank. Counted are those of
+        the layer that has most of them.
         """
         widths = {"attention in": self.hidden, "attention out": self.query, "mlp in": self.hidden, "mlp out": self.ffn}
         if self.work.adapter is None:
-            return sum(widths.values())
-        dropout = getattr(self.work.adapter, "dropout", 0.0) > 0
-        layers: dict[int, dict[str, int]] = {}
+            return widths
+        layers: dict[int, dict[str, float]] = {}
         for share in self.divided.of_stage(self.stage):
             place = place_of(self.work.outline, share.name)
             if not (share.trained and isinstance(place, int)):
@@ -79,36 +83,69 @@ class Sizes:
                 continue
             side = "mlp" if in_feed_forward(self.work.outline, cell) else "attention"
             side += " out" if end == "row" else " in"
+            found = layers.setdefault(place, {})
             # a dropout's result is another tensor for every cell
-            layers.setdefault(place, {})[f"{cell} {side}" if dropout else side] = widths[side]
-        return max((sum(found.values()) for found in layers.values()), default=0)
+            found[f"{cell} {side}" if self.dropout else side] = widths[side]
+            if share.adapter and len(share.part) == 2:
+                found[share.name] = min(share.part) / 2  # both factors say how wide it is
+        return max(layers.values(), key=lambda found: sum(found.values()), default={})
 
-    def fused(self) -> tuple[int, int]:
+    def fused(self) -> tuple[float, float]:
         """Bytes per token (kept by a layer, most besides) with the C kernels of `model_zoo.native`.
 
-        Kept are the inputs of the norms, queries, keys and values, attention's output, what goes into the
-        activation, and `inputs`. Besides: the feed-forward's backward.
+        Kept are the inputs of the norms and their scales (and means); queries, keys and values, attention's output and
+        two numbers per row and head; what goes into the activation; and `inputs`, of which attention's output is one
+        already.
+
+        Besides there are, in the backward of the last layer's feed-forward, the stream's gradient, that of the
+        activation's output and those of its inputs. Where something trained takes that output, two terms make its
+        gradient, and it is no longer kept itself.
         """
-        kept = self.norms * self.hidden + 2 * self.query + 2 * self.key + self.inner * self.ffn + self.inputs()
-        besides = (1 + self.inner) * self.ffn + (8 if self.centred else 6) * self.hidden
+        inputs = self.inputs()
+        kept = self.norms * (self.hidden + (2 if self.centred else 1)) + 2 * self.query + 2 * self.key + 2 * self.heads
+        kept += self.inner * self.ffn + sum(inputs.values()) - inputs.get("attention out", 0)
+        gradients = (1 + self.inner) * self.ffn
+        if "mlp out" in inputs:
+            gradients = (3 if self.work.adapter is not None else 1 + self.inner) * self.ffn - self.ffn
+        besides = gradients + self.hidden
+        if self.norms > 2:  # a norm behind the feed-forward has had its gradient by then
+            besides -= self.hidden
         return 4 * kept, 4 * besides
+
+    def once(self) -> float:
+        """Bytes per token that all layers share: cosines and sines. The first norm keeps no input that needs no
+        gradient."""
+        of_first = self.stage == 0 and self.work.adapter is not None and not self.trained_at("first")
+        return 4 * (2 * self.rotated - (self.hidden if of_first else 0))
+
+    def trained_at(self, place: str) -> bool:
+        """Whether something trained is in front of the layers (``first``) or behind them (``last``)."""
+        return any(
+            share.trained and place_of(self.work.outline, share.name) == place
+            for share in self.divided.of_stage(self.stage)
+        )
 
     def plain(self) -> tuple[float, float]:
         """The same with plain operators in a type of ``width`` bytes."""
         width, scores = self.work.width, self.heads * self.work.length
         kept = width * (
-            (2 + self.norms) * self.hidden + self.query + 2 * self.key + 2 * self.inner * self.ffn + self.inputs()
+            (2 + self.norms) * self.hidden
+            + self.query
+            + 2 * self.key
+            + 2 * self.inner * self.ffn
+            + sum(self.inputs().values())
         )
         kept += 4 * self.norms * self.hidden + (4 + width) * scores  # norms and softmax compute in float32
         return kept, max(2 * self.ffn * width, 6 * scores)
 
     def head_bytes(self) -> int:
-        """The head and the loss, in float32: piece by piece where the head is a frozen float32 product."""
+        """The head and the loss, in float32: piece by piece where the head is a frozen float32 product.
+
+        Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient of
+        that; otherwise logarithms of all probabilities and two gradients of their size.
+        """
         tokens, row = self.steps.tokens, 4 * self.vocabulary
-        trains_head = self.work.adapter is None or any(
-            share.trained and not isinstance(place_of(self.work.outline, share.name), int)
-            for share in self.divided.of_stage(self.stage)
-        )
-        if self.work.width == 4 and not trains_head:
-            return 2 * row * min(tokens, chunk_rows(self.vocabulary)) + 36 * tokens * self.hidden
-        return 3 * tokens * row + 32 * tokens * self.hidden
+        trained = self.work.adapter is None or self.trained_at("first") or self.trained_at("last")
+        if self.work.width == 4 and not trained:
+            return 2 * row * min(tokens, chunk_rows(self.vocabulary)) + 12 * tokens * self.hidden
+        return 3 * tokens * row + 8 * tokens * self.hidden
