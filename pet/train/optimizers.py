@@ -15,6 +15,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from model_zoo.checkpoint import write_parameter
 from model_zoo.errors import InputError, nearest
+from model_zoo.native import available
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten, unflatten
 
@@ -44,7 +45,7 @@ class Optimizer:
     slots: tuple[str, ...] = ()
 
     def __init__(self, segments: Sequence[Segment], compiled: bool = True):
-        self.segments = list(segments)
+        self.segments, self.compiled = list(segments), compiled
         self.state: list[dict[str, Parameter]] = []
         self._updates: list[Compiled] = []
         for index, segment in enumerate(self.segments):
@@ -160,6 +161,18 @@ class AdamW(Optimizer):
     def rule(self, segment, state):
         average, square = state["exp_avg"], state["exp_avg_sq"]
         new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
+        if self.compiled and available():
+            from model_zoo.native.updates import adamw as native_adamw
+
+            kernel = native_adamw(self.betas, self.eps)
+
+            def in_one(weights, gradient, scalars):
+                step_size, root, keep = scalars
+                weights, mean, mean_square = kernel(weights, gradient, average, square, step_size, root, keep)
+                weights = ops.depend(weights, ops.assign(average, mean))
+                return ops.depend(weights, ops.assign(square, mean_square))
+
+            return in_one
 
         def adamw(weights, gradient, scalars):
             step_size, root, keep = scalars

@@ -22,8 +22,9 @@ from mindspore import Parameter, ops
 
 from model_zoo.errors import InputError
 
-# Numbers in a segment, at most: its temporaries (about six float32 vectors) stay below 2 GB, whatever is trained.
-LONGEST = 1 << 26
+# Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
+# its segment, then stays small beside the weights; LoRA's parameters still are one or two segments.
+LONGEST = 1 << 22
 
 _concat = ops.Concat(0)
 _split = ops.auto_generate.SplitWithSize()

@@ -22,7 +22,7 @@ from mindspore import ParameterTuple, Tensor, ops
 
 from model_zoo import fused
 from model_zoo.layers import Linear
-from model_zoo.native import is_product, native
+from model_zoo.native import available, is_product, native
 from pet.train.compiled import Compiled
 from pet.train.loss import IGNORED, CausalLoss, shift_labels
 from pet.train.optimizers import Optimizer, scalar
@@ -142,6 +142,24 @@ def make_forward(model, loss: Callable, forward_step: Callable | None, fast: boo
     return plain
 
 
+def square_sum(compiled: bool) -> Callable:
+    """A graph function ``(n,) → ()``: the sum of squares."""
+    if compiled and available():
+        from model_zoo.native.updates import sum_of_squares
+
+        kernel = sum_of_squares()
+
+        def in_one(vector):
+            return kernel(vector).reshape(())
+
+        return in_one
+
+    def plain(vector):
+        return (vector * vector).sum()
+
+    return plain
+
+
 def tensors(batch: dict[str, Any]) -> list[Tensor]:
     """A batch's arrays as the graph's arguments."""
     return [Tensor(np.ascontiguousarray(batch[key], np.int32)) for key in BATCH_KEYS]
@@ -210,10 +228,12 @@ class TrainStep:
                 sums.append(vectors[index] + vectors[len(spans) + index])
             return tuple(sums)
 
+        squared = square_sum(compiled)
+
         def squares(*vectors):
             sums = []
             for vector in vectors:
-                sums.append((vector * vector).sum())
+                sums.append(squared(vector))
             return ops.stack(sums)
 
         self.gradient = Compiled(gradient, compiled)
