@@ -23,6 +23,7 @@ from adapters.initial import START
 from adapters.matching import pattern_value
 from adapters.method import AdapterModule, MethodConfig, positive_int, share
 from adapters.sites import weight_array
+from model_zoo import fused
 from model_zoo.errors import InputError
 
 INITS = ("default", "gaussian", *START)
@@ -159,6 +160,8 @@ class LoRALinear(AdapterModule):
         self.lora_B.weight.learning_rate_ratio = config.learning_rate_ratio
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
+        self.fast = self.narrow = False
+        self.kernel, self.factor = fused.low_rank(), Tensor(np.array([self.scale], np.float32))
 
     def follow_base(self, before, after) -> None:
         if self.starts_from_base and not all(
@@ -175,11 +178,14 @@ class LoRALinear(AdapterModule):
     def tensors(self) -> dict[str, Parameter]:
         return {"lora_A.weight": self.lora_A.weight, "lora_B.weight": self.lora_B.weight}
 
+    def flat(self, x):
+        """The adapter's input as ``(N, in)`` in float32, after dropout."""
+        flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)
+        return flat if self.dropout is None else self.dropout(flat)
+
     def change(self, x, scale):
         """``scale·(B·A − B₀·A₀)·x`` as ``(N, out)`` in float32."""
-        flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)  # (N, in)
-        if self.dropout is not None:
-            flat = self.dropout(flat)
+        flat = self.flat(x)
         inner = self.product(flat, self.lora_A.weight) * scale  # (N, r)
         change = self.product(inner, self.lora_B.weight)  # (N, out)
         if self.starts_from_base:
@@ -188,6 +194,10 @@ class LoRALinear(AdapterModule):
         return change
 
     def construct(self, x, y):
+        if self.fast and y.dtype == ms.float32 and not self.starts_from_base and not self.narrow:
+            wide = y.reshape(-1, y.shape[-1])
+            summed = self.kernel(wide, self.flat(x), self.lora_A.weight, self.lora_B.weight, self.factor)
+            return summed.reshape(y.shape)
         return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:

@@ -224,6 +224,17 @@ class RotaryKernel(nn.Cell):
         return dx, zeros_like(cosine), zeros_like(sine)
 
 
+# Low-rank sums -------------------------------------------------------------------------------------------------------
+
+
+class LowRankKernel(nn.Cell):
+    """LoRA's sum, ``y + s·(x·Aᵀ)·Bᵀ``."""
+
+    def construct(self, y, x, a, b, scale):
+        """y ``(N, out)``, x ``(N, in)``, A ``(r, in)``, B ``(out, r)``, s ``(1,)`` → ``(N, out)``."""
+        return y + product_rows(product_rows(x, a) * scale, b)
+
+
 # Loss ----------------------------------------------------------------------------------------------------------------
 
 
@@ -294,4 +305,5 @@ gelu_tanh = functools.cache(GeluTanhKernel)
 split_heads = functools.cache(SplitHeadsKernel)
 join_heads = functools.cache(JoinHeadsKernel)
 rotary = functools.cache(RotaryKernel)
+low_rank = functools.cache(LowRankKernel)
 linear_cross_entropy = functools.cache(LinearCrossEntropyKernel)

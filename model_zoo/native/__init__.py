@@ -30,6 +30,7 @@ TWINS = {
     fused.SwiGLUKernel: lambda kernels, kernel: kernels.SwiGLU(),
     fused.GeluTanhKernel: lambda kernels, kernel: kernels.GeluTanh(),
     fused.SplitHeadsKernel: lambda kernels, kernel: kernels.SplitHeads(kernel.head_dim),
+    fused.LowRankKernel: lambda kernels, kernel: kernels.LowRank(),
     fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
     fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
     fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.SoftmaxLoss(kernel.ignored),
@@ -69,13 +70,13 @@ def native(kernel):
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Within, what is not in a graph multiplies by MindSpore's own products."""
-    from model_zoo.native.kernels import Product
+    from model_zoo.native.kernels import OnlyInGraphs
 
-    before, Product.uncompiled = Product.uncompiled, True
+    before, OnlyInGraphs.uncompiled = OnlyInGraphs.uncompiled, True
     try:
         yield
     finally:
-        Product.uncompiled = before
+        OnlyInGraphs.uncompiled = before
 
 
 def is_product(value) -> bool:

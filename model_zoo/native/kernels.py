@@ -145,7 +145,15 @@ rows_product = functools.cache(RowsProduct)
 plain_product = functools.cache(PlainProduct)
 
 
-class Product(nn.Cell):
+class OnlyInGraphs(nn.Cell):
+    """A cell whose C kernel takes trained matrices that tensor parallelism may have cut."""
+
+    uncompiled = False
+    """Set while functions run operator by operator: MindSpore would then take a parameter that was cut for whole, and
+    refuse its gradient from a cell with a ``bprop``."""
+
+
+class Product(OnlyInGraphs):
     """Takes the place of a ``MatMul`` without ``transpose_a``; what is not two float32 matrices goes by that.
 
     Args:
@@ -153,9 +161,6 @@ class Product(nn.Cell):
     """
 
     stands_for_product = True
-    uncompiled = False
-    """Set while functions run operator by operator: MindSpore would then take a parameter that was cut (by tensor
-    parallelism) for whole, and refuse its gradient from a cell with a ``bprop``."""
 
     def __init__(self, primitive):
         super().__init__()
@@ -166,6 +171,45 @@ class Product(nn.Cell):
         if left.dtype == ms.float32 and right.dtype == ms.float32 and not self.uncompiled:
             return self.kernel(left, right)
         return self.primitive(left, right)
+
+
+@outputs(2)
+def with_inner(y, x, a, *others):
+    return y, [y[0], a[0]]
+
+
+@outputs(3)
+def of_low_rank(a, b, scale, x, *others):
+    return x, a, b
+
+
+class LowRankRows(nn.Cell):
+    """``y + s·(x·Aᵀ)·Bᵀ`` and, for the backward pass, ``s·x·Aᵀ``."""
+
+    def __init__(self):
+        super().__init__()
+        self.forward = operator("low_rank", with_inner)
+        self.gradient = operator("low_rank_gradient", of_low_rank)
+
+    def construct(self, y, x, a, b, scale):
+        return self.forward(y, x, a, b, scale)
+
+    def bprop(self, y, x, a, b, scale, out, dout):
+        dx, da, db = self.gradient(a, b, scale, x, out[1], dout[0])
+        return dout[0], dx, da, db, zeros_like(scale)
+
+
+class LowRank(OnlyInGraphs):
+    """See `fused.LowRankKernel`."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.plain = LowRankRows(), fused.low_rank()
+
+    def construct(self, y, x, a, b, scale):
+        if self.uncompiled:
+            return self.plain(y, x, a, b, scale)
+        return self.rows(y, x, a, b, scale)[0]
 
 
 class RMSNorm(nn.Cell):

@@ -40,6 +40,8 @@ def set_precision(model: nn.Cell, precision: str) -> None:
         raise InputError("train.precision: bf16 has no matrix product on a CPU; use fp32 or fp16")
     cells = [cell for _, cell in model.cells_and_names()]
     for cell in [cell for cell in cells if not (isinstance(cell, NarrowProduct) or is_product(cell))]:
+        if "narrow" in vars(cell):  # it has another way than its products
+            cell.narrow = precision != "fp32"
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             if isinstance(product, NarrowProduct):
                 product = product.product
