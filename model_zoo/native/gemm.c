@@ -108,6 +108,8 @@ static void turned_tiles(void *arguments, int64_t first, int64_t last) {
 }
 
 static int gemm(struct gemm of) {
+    if (of.depth == 0) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
+    if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
     int64_t wide = (of.columns + LANES - 1) / LANES * LANES;
     of.panel = least(wide, PANEL);
     int64_t all = (of.columns + of.panel - 1) / of.panel, depth = least(of.depth, MOST_DEPTH);

@@ -72,10 +72,14 @@ static void *worker(void *nothing) {
     return NULL;
 }
 
+static int asked_threads;
+
+void pet_use_threads(int count) { asked_threads = count; }
+
 static int wanted_threads(void) {
     /* not OMP_NUM_THREADS: MindSpore sets that to 1 for itself */
     const char *text = getenv("PET_NATIVE_THREADS");
-    int wanted = text ? atoi(text) : 1;
+    int wanted = asked_threads > 0 ? asked_threads : text ? atoi(text) : 1;
     return wanted < 1 ? 1 : wanted > MOST_THREADS ? MOST_THREADS : wanted;
 }
 
@@ -104,7 +108,8 @@ int pet_threads(void) {
 
 void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain) {
     if (grain < 1) grain = 1;
-    if (count <= grain || pet_threads() == 1 || pthread_mutex_trylock(&owner)) {
+    /* pieces are counted with 32 bits */
+    if (count <= grain || count > UINT32_MAX - grain || pet_threads() == 1 || pthread_mutex_trylock(&owner)) {
         work(arguments, 0, count);
         return;
     }
@@ -131,13 +136,31 @@ void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain) 
     pthread_mutex_unlock(&owner);
 }
 
-static _Thread_local struct {
+struct slot {
     void *memory;
     int64_t bytes;
-} slots[PET_SLOTS];
+};
+static _Thread_local struct slot slots[PET_SLOTS];
+static _Thread_local int known_here;
+static pthread_key_t ending;
+static pthread_once_t ending_once = PTHREAD_ONCE_INIT;
+static int ending_known;
+
+/* When a thread ends, so does its memory. */
+static void free_slots(void *mine) {
+    struct slot *all = mine;
+    for (int slot = 0; slot < PET_SLOTS; slot++) {
+        free(all[slot].memory);
+        all[slot] = (struct slot){0};
+    }
+}
+
+static void make_key(void) { ending_known = pthread_key_create(&ending, free_slots) == 0; }
 
 void *pet_scratch(int slot, int64_t bytes) {
     if (slots[slot].bytes < bytes) {
+        pthread_once(&ending_once, make_key);
+        if (ending_known && !known_here) known_here = pthread_setspecific(ending, slots) == 0;
         free(slots[slot].memory);
         slots[slot].memory = aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64));
         slots[slot].bytes = slots[slot].memory ? bytes : 0;

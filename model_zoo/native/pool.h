@@ -11,6 +11,9 @@ typedef void (*pet_work)(void *arguments, int64_t first, int64_t last);
  * another thread it computes everything on the calling thread. */
 void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain);
 
+/* Says how many threads there are to be, before the first kernel runs; otherwise PET_NATIVE_THREADS does, or it is one. */
+void pet_use_threads(int count);
+
 /* How many threads there are, the caller included. */
 int pet_threads(void);
 

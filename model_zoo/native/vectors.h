@@ -71,23 +71,36 @@ static inline floats exponential(floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return (floats)(((ints)p + exponent) & ~small);
+    ints number = x == x; /* what is not one has bits in the place of an exponent */
+    return (floats)(((((ints)p + exponent) & ~small) & number) | ((ints)x & ~number));
 }
+
+/* The lower and the upper halves of two vectors, each with every other number from either. */
+#if !defined(__has_builtin)
+#define __has_builtin(name) 0
+#endif
+#if __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+#ifdef __AVX512F__
+#define LOWER(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define UPPER(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#else
+#define LOWER(a, b) PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define UPPER(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#endif
 
 /* LANES by LANES numbers, turned about the diagonal: in each of log2(LANES) rounds the upper half is merged with the
  * lower. */
 static inline void turn_square(floats *square) {
-    ints low, high;
-    for (int i = 0; i < LANES; i++) {
-        low[i] = i / 2 + (i % 2) * LANES;
-        high[i] = LANES / 2 + i / 2 + (i % 2) * LANES;
-    }
     for (int round = 1; round < LANES; round *= 2) {
         floats merged[LANES];
 #pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
-            merged[2 * i] = __builtin_shuffle(square[i], square[i + LANES / 2], low);
-            merged[2 * i + 1] = __builtin_shuffle(square[i], square[i + LANES / 2], high);
+            merged[2 * i] = LOWER(square[i], square[i + LANES / 2]);
+            merged[2 * i + 1] = UPPER(square[i], square[i + LANES / 2]);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) square[i] = merged[i];

@@ -1,0 +1,282 @@
+"""The C kernels called by themselves, over shapes that are awkward for them, against NumPy in float64.
+
+    python tests/model_zoo/native_checks.py native.so
+
+checks a library, however it was compiled (for sanitizers, other compilers and processors), and prints one digest of
+all results: equal for equal numbers of any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+
+import numpy as np
+
+AROUND = 32
+"""Numbers before and behind every array: none where it is read, so that one taken from there shows."""
+
+UNTOUCHED = 12345.0
+"""What is there where an array is written."""
+
+
+class Kernels:
+    """A compiled library, as MindSpore calls it.
+
+    Args:
+        path: of the library.
+        guarded: whether arrays lie within larger ones. Memory sanitizers want them on their own.
+    """
+
+    def __init__(self, path, guarded: bool = True):
+        self.library, self.guarded = ctypes.CDLL(str(path)), guarded
+        self.digest = hashlib.sha256()
+
+    def room(self, shape, around, kind=np.float32):
+        """An array of its own, and all that was allocated for it. It begins where no vector does."""
+        size = int(np.prod(shape))
+        if not self.guarded:
+            alone = np.empty(size, kind)
+            return alone.reshape(shape), alone
+        whole = np.full(size + 2 * AROUND + 1, around, kind)
+        return whole[AROUND + 1 : AROUND + 1 + size].reshape(shape), whole
+
+    def __call__(self, name: str, inputs, *shapes):
+        """Runs a kernel; what it gives, one array or several."""
+        arrays = []
+        for value in inputs:
+            whole = value.dtype.kind == "i"
+            array, _ = self.room(value.shape, -(2**31) if whole else np.nan, np.int32 if whole else np.float32)
+            array[...] = value
+            arrays.append(array)
+        outputs = [self.room(shape, UNTOUCHED) for shape in shapes]
+        every = [*arrays, *(array for array, _ in outputs)]
+        count = len(every)
+        pointers = (ctypes.c_void_p * count)(*[array.ctypes.data for array in every])
+        axes = (ctypes.c_int * count)(*[array.ndim for array in every])
+        sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in every]
+        lists = (ctypes.c_void_p * count)(*[ctypes.addressof(size) for size in sizes])
+        assert getattr(self.library, name)(count, pointers, axes, lists, None, None, None) == 0, name
+        for array, value in zip(arrays, inputs, strict=True):
+            np.testing.assert_array_equal(array, value.astype(array.dtype), err_msg=f"{name} wrote an input")
+        for array, whole in outputs:
+            if self.guarded:
+                edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + array.size :]])
+                assert (edges == UNTOUCHED).all(), f"{name} wrote outside of {array.shape}"
+            self.digest.update(np.ascontiguousarray(array).tobytes())
+        results = [array for array, _ in outputs]
+        return results[0] if len(results) == 1 else results
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def close(mine, expected, tolerance=2e-6):
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(mine, expected, atol=tolerance * scale, rtol=2e-6)
+
+
+PRODUCTS = [  # rows, columns, depth
+    (1, 1, 1),
+    (1, 500, 300),
+    (7, 3, 2),
+    (13, 64, 17),
+    (5, 129, 255),
+    (385, 33, 257),
+    (6, 65, 4100),  # deeper than what is copied at once
+    (50, 8200, 130),  # several chunks of panels
+    (3, 700, 2049),
+    (97, 8, 40),
+    (0, 5, 4),
+    (4, 0, 3),
+    (3, 70, 0),
+]
+
+
+def products(kernels):
+    for rows, columns, depth in PRODUCTS:
+        a, b = numbers(rows, depth), numbers(columns, depth, seed=1)
+        wide = a.astype(np.float64) @ b.T.astype(np.float64)
+        bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(b.T)) + 1e-7
+        cases = {"product_of_rows": (a, b), "plain_product": (a, b.T), "product_of_columns": (a.T, b.T)}
+        for name, inputs in cases.items():
+            mine = kernels(name, inputs, (rows, columns))
+            assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
+
+
+def norms(kernels):
+    for rows, width in [(1, 1), (1, 5), (7, 33), (300, 16), (2, 8193), (513, 100)]:
+        x, weight, bias = numbers(rows, width) * 2 + 0.5, numbers(width, seed=1), numbers(width, seed=2)
+        dout, eps = numbers(rows, width, seed=3), np.array([1e-5], np.float32)
+        for kind in ("rms", "layer"):
+            wide, g = x.astype(np.float64), dout.astype(np.float64)
+            mean = wide.mean(1, keepdims=True) if kind == "layer" else np.zeros((rows, 1))
+            centred = wide - mean
+            scale = 1 / np.sqrt((centred**2).mean(1, keepdims=True) + eps.astype(np.float64))
+            q = g * weight * scale
+            expected = q - centred * scale**2 * (q * centred).mean(1, keepdims=True)
+            column = (rows, 1)
+            if kind == "layer":
+                out, m, s = kernels("layer_norm", (x, weight, bias, eps), x.shape, column, column)
+                close(m, mean)
+                expected -= q.mean(1, keepdims=True)
+                between = (m, s)
+                close(out, centred * scale * weight + bias, 1e-5)
+            else:
+                out, s = kernels("rms_norm", (x, weight, eps), x.shape, column)
+                between = (s,)
+                close(out, centred * scale * weight, 1e-5)
+            np.testing.assert_allclose(s, scale, rtol=1e-5)
+            close(kernels(f"{kind}_norm_gradient", (x, weight, *between, dout), x.shape), expected, 1e-5)
+            close(
+                kernels(f"{kind}_norm_weight_gradient", (x, *between, dout), (width,)),
+                (g * centred * scale).sum(0),
+                1e-5,
+            )
+
+
+def activations(kernels):
+    for shape in [(1, 1), (3, 11), (1, 16), (131, 127)]:
+        gate, up, dout = numbers(*shape) * 4, numbers(*shape, seed=1), numbers(*shape, seed=2)
+        g, u, d = (array.astype(np.float64) for array in (gate, up, dout))
+        s = 1 / (1 + np.exp(-g))
+        close(kernels("swiglu", (gate, up), shape), g * s * u)
+        d_gate, d_up = kernels("swiglu_gradient", (gate, up, dout), shape, shape)
+        close(d_gate, d * u * (s + g * s * (1 - s)))
+        close(d_up, d * g * s)
+        root = np.sqrt(2 / np.pi)
+        inner = root * (g + 0.044715 * g**3)
+        close(kernels("gelu_tanh", (gate,), shape), 0.5 * g * (1 + np.tanh(inner)))
+        slope = 0.5 * (1 + np.tanh(inner)) + 0.5 * g * (1 - np.tanh(inner) ** 2) * root * (1 + 3 * 0.044715 * g**2)
+        close(kernels("gelu_tanh_gradient", (gate, dout), shape), d * slope)
+    far = np.array([[-1e30, -1000, -100, -88, 0, 88, 100, 1000]], np.float32)
+    close(kernels("swiglu", (far, np.ones_like(far)), far.shape), np.maximum(far, 0))
+    close(kernels("gelu_tanh", (far,), far.shape), np.maximum(far, 0))
+
+
+def heads(kernels):
+    for batch, length, count, width in [(1, 1, 1, 2), (2, 5, 3, 6), (3, 70, 2, 64), (1, 130, 5, 10)]:
+        x, start = numbers(batch * length, count * width), np.zeros((batch, length), np.int32)
+        parted = x.reshape(batch, length, count, width).transpose(0, 2, 1, 3)
+        split = kernels("split_heads", (x, start), parted.shape)
+        np.testing.assert_array_equal(split, parted)
+        np.testing.assert_array_equal(kernels("join_heads", (split, start), x.shape), x)
+        for rotated in {width, max(2, width // 4 * 2)}:
+            for tables in {1, batch}:
+                for form in ("half", "interleaved"):
+                    rotary(kernels, parted, rotated, tables, form)
+
+
+def rotary(kernels, x, rotated, tables, form):
+    angles = numbers(tables, 1, x.shape[2], rotated // 2).astype(np.float64)
+    lanes = np.concatenate([angles, angles], -1) if form == "half" else np.repeat(angles, 2, -1)
+    pairs = x[..., :rotated].astype(np.float64)
+    if form == "half":
+        a, b = pairs[..., : rotated // 2], pairs[..., rotated // 2 :]
+    else:
+        a, b = pairs[..., 0::2], pairs[..., 1::2]
+    for name, sign in ((f"rotary_{form}", 1), (f"rotary_{form}_back", -1)):
+        first = a * np.cos(angles) - sign * b * np.sin(angles)
+        second = b * np.cos(angles) + sign * a * np.sin(angles)
+        if form == "half":
+            turned = np.concatenate([first, second], -1)
+        else:
+            turned = np.stack([first, second], -1).reshape(pairs.shape)
+        mine = kernels(name, (x, np.cos(lanes).astype(np.float32), np.sin(lanes).astype(np.float32)), x.shape)
+        close(mine, np.concatenate([turned, x[..., rotated:]], -1))
+
+
+def loss(kernels):
+    for rows, width in [(1, 1), (5, 3), (9, 16), (33, 1000), (3, 8195)]:
+        logits = numbers(rows, width) * 5
+        targets = np.random.default_rng(0).integers(0, width, rows).astype(np.int32)
+        targets[1::3] = -100
+        losses, gradient = kernels("softmax_loss", (logits, targets), (rows,), logits.shape)
+        wide = logits.astype(np.float64)
+        p = np.exp(wide - wide.max(1, keepdims=True))
+        total = p.sum(1, keepdims=True)
+        p /= total
+        index, learnt = np.maximum(targets, 0), targets >= 0
+        picked = np.log(total[:, 0]) + wide.max(1) - wide[np.arange(rows), index]
+        p[np.arange(rows), index] -= 1
+        close(losses, picked * learnt)
+        close(gradient, p * learnt[:, None])
+
+
+def causal(batch, length, generator):
+    rows = np.arange(length, dtype=np.int32)[None].repeat(batch, 0)
+    return np.zeros_like(rows), rows + 1
+
+
+def packed(batch, length, generator):
+    _, end = causal(batch, length, generator)
+    return (end - 1) // 29 * 29, end
+
+
+def anything(batch, length, generator):
+    """Intervals of all kinds, also empty and beyond the ends."""
+    return tuple(generator.integers(-5, length + 6, (2, batch, length)).astype(np.int32))
+
+
+ATTENTION = [  # batch, heads, key heads, length, extra columns, head_dim, layout, columns' values
+    (1, 1, 1, 1, 0, 4, causal, (1,)),
+    (2, 4, 2, 7, 0, 5, causal, (1,)),
+    (1, 3, 3, 49, 0, 64, causal, (1,)),
+    (2, 4, 1, 100, 0, 16, packed, (1,)),
+    (1, 2, 1, 97, 3, 80, packed, (0, 1, 1, 1)),
+    (1, 2, 2, 130, 0, 128, causal, (1,)),
+    (2, 6, 2, 60, 5, 8, causal, (0, 1, 1, -1)),
+    (3, 2, 2, 51, 0, 20, anything, (1,)),
+    (2, 4, 2, 75, 9, 33, anything, (-1, 0, 0, 1)),
+    (1, 2, 1, 20, 2, 8, causal, (0,)),
+]
+
+
+def attention(kernels):
+    for case in ATTENTION:
+        batch, count, key_heads, length, extra, width, layout, values = case
+        generator = np.random.default_rng(3)
+        total, groups = length + extra, count // key_heads
+        start, end = layout(batch, length, generator)
+        columns = generator.choice(values, (batch, total)).astype(np.int32)
+        query = numbers(batch, count, length, width) * 2
+        keys, vals = (numbers(batch, key_heads, total, width, seed=seed) for seed in (1, 2))
+        joined = (batch * length, count * width)
+        inputs = (query, keys, vals, start, end, columns)
+        out, stats = kernels("attention", inputs, joined, (*query.shape[:3], 2))
+        index, value = np.arange(total) - extra, columns[:, None, :]
+        allowed = (index < end[..., None]) & ((index >= start[..., None]) | (value < 0))
+        allowed = ((value != 0) & (allowed | (index < 0)))[:, None]
+        q, k, v = (array.astype(np.float64) for array in (query, keys.repeat(groups, 1), vals.repeat(groups, 1)))
+        scores = np.where(allowed, q @ k.swapaxes(2, 3) * width**-0.5, -1e30)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+
+        def join(x, batch=batch, length=length):
+            return x.transpose(0, 2, 1, 3).reshape(batch * length, -1)
+
+        close(out, join(p @ v), 5e-6)
+        dout = numbers(*joined, seed=5)
+        d = dout.reshape(batch, length, count, width).transpose(0, 2, 1, 3).astype(np.float64)
+        d_p = d @ v.swapaxes(2, 3)
+        d_scores = np.where(allowed, p * (d_p - (p * d_p).sum(-1, keepdims=True)), 0.0) * width**-0.5
+        grouped = (batch, key_heads, groups, total, width)
+        expected = (
+            d_scores @ k,
+            (d_scores.swapaxes(2, 3) @ q).reshape(grouped).sum(2),
+            (p.swapaxes(2, 3) @ d).reshape(grouped).sum(2),
+        )
+        mine = kernels("attention_gradient", (*inputs, out, stats, dout), query.shape, keys.shape, vals.shape)
+        for gradient, right in zip(mine, expected, strict=True):
+            close(gradient, right, 1e-5)
+
+
+CHECKS = (products, norms, activations, heads, loss, attention)
+
+if __name__ == "__main__":
+    under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)
+    for check in CHECKS:
+        check(under_test)
+    print(under_test.digest.hexdigest())
