@@ -90,7 +90,8 @@ PET_KERNEL(low_rank_gradient) {
     of.chunks = (of.rows + of.chunk - 1) / of.chunk;
     int64_t part = of.rank * (of.in + of.columns);
     of.turned_b = pet_scratch(0, of.columns * of.padded * 4);
-    of.parts = malloc((size_t)(of.chunks * part) * sizeof(float)); /* too much to keep for the thread's life */
+    /* too much to keep for the thread's life; zeros, for no rows at all */
+    of.parts = calloc((size_t)((of.chunks ? of.chunks : 1) * part), sizeof(float));
     if (!of.turned_b || !of.parts) {
         free(of.parts);
         return 1;

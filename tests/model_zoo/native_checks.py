@@ -106,6 +106,46 @@ def products(kernels):
             assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
 
 
+def low_rank(kernels):
+    for rows, into, out, rank in [
+        (1, 1, 1, 1),
+        (47, 33, 70, 8),
+        (200, 5, 17, 3),
+        (1700, 40, 24, 20),
+        (3, 100, 8, 70),
+        (0, 4, 4, 2),
+    ]:
+        y, x, dout = numbers(rows, out), numbers(rows, into, seed=1), numbers(rows, out, seed=2)
+        a, b, scale = numbers(rank, into, seed=3), numbers(out, rank, seed=4), np.array([0.7], np.float32)
+        wide_x, wide_a, wide_b, g = (array.astype(np.float64) for array in (x, a, b, dout))
+        s = float(scale[0])
+        mine, inner = kernels("low_rank", (y, x, a, b, scale), y.shape, (rows, rank))
+        close(inner, s * wide_x @ wide_a.T, 1e-5)
+        close(mine, y + s * wide_x @ wide_a.T @ wide_b.T, 1e-5)
+        shapes = (x.shape, a.shape, b.shape)
+        gradients = kernels("low_rank_gradient", (a, b, scale, x, inner, dout), *shapes)
+        t = s * g @ wide_b
+        for gradient, right in zip(gradients, (t @ wide_a, t.T @ wide_x, g.T @ (s * wide_x @ wide_a.T)), strict=True):
+            close(gradient, right, 1e-5)
+
+
+def updates(kernels):
+    for size in (1, 15, 16385, 70001):
+        weights, gradient, average = (numbers(size, seed=seed) for seed in range(3))
+        square = numbers(size, seed=3) ** 2
+        step, root, keep = (np.array([number], np.float32) for number in (0.01, 0.5, 0.999))
+        betas = np.array([0.1, 0.999, 0.001, 1e-8], np.float32)
+        inputs = (weights, gradient, average, square, step, root, keep, betas)
+        mine = kernels("adamw", inputs, *3 * [(size,)])
+        w, g, m, v = (array.astype(np.float64) for array in (weights, gradient, average, square))
+        m = m + (g - m) * betas[0]
+        v = v * betas[1] + g * g * betas[2]
+        w = w * keep - step * (m / (np.sqrt(v) / root + betas[3]))
+        for one, right in zip(mine, (w, m, v), strict=True):
+            close(one, right)
+        np.testing.assert_allclose(kernels("sum_of_squares", (gradient,), (1,)), (g**2).sum(), rtol=1e-6)
+
+
 def norms(kernels):
     for rows, width in [(1, 1), (1, 5), (7, 33), (300, 16), (2, 8193), (513, 100)]:
         x, weight, bias = numbers(rows, width) * 2 + 0.5, numbers(width, seed=1), numbers(width, seed=2)
@@ -273,7 +313,7 @@ def attention(kernels):
             close(gradient, right, 1e-5)
 
 
-CHECKS = (products, norms, activations, heads, loss, attention)
+CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)
