@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
 HERE = Path(__file__).parent
@@ -110,7 +111,7 @@ def threads() -> int:
 
 def default_threads() -> int:
     """As many as there are cores for this process, or ``OMP_NUM_THREADS`` if that is fewer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(asked)) if asked.isdigit() and int(asked) > 0 else cores
 

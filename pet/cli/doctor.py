@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from model_zoo.cores import available_cores
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -56,7 +57,7 @@ def machine() -> Iterator[Finding]:
     """Processor, threads, memory, disk."""
     yield "ok", "python", f"{platform.python_version()} ({sys.executable})"
     yield "ok", "system", f"{platform.system()} {platform.machine()}"
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = available_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
     yield "ok", "cores", f"{usable} usable of {os.cpu_count()}; OMP_NUM_THREADS {threads or 'not set'}"
     if threads and threads.isdigit() and int(threads) > usable:

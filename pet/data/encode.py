@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
 from .dataset import Counts
 from .formats import Row
 from .settings import DataSettings
 from .template import fill_template
-from .workers import Workers, available_cores
+from .workers import Workers
 
 log = logging.getLogger("pet.data")
 

@@ -21,11 +21,6 @@ from queue import SimpleQueue
 from typing import Any
 
 
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Workers:
     """Processes that hold a function and apply it to whatever they are sent.
 

@@ -22,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from pet.parallel.control import Alone, Control
 from pet.parallel.environment import read_job, split_address
@@ -216,7 +217,7 @@ class _Workers:
             "PYTHONFAULTHANDLER": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.count)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // self.count)))
         environment.setdefault("GLOG_v", "3")  # MindSpore's cluster warns about every step of a normal start
         show = rank == 0
         with log.open("wb") as file:
