@@ -31,6 +31,8 @@ class AdapterModule(nn.Cell):
     ``on_base(x, y, base, weight, bias)`` in place of ``construct``: `base` is the bare cell's output, which `y` is not
     any more when another adapter went before.
 
+    ``record(steps, x, y)``, where a class has it, tells ``construct`` for single tokens (`model_zoo.native.decoding`).
+
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
         starts_from_base: whether its first values are taken out of the base's weights.

@@ -314,6 +314,8 @@ def fitted(ids, length: int, model, method: str) -> list[int]:
 class _Recorder(nn.Cell):
     """Stands where a cache would, and keeps what passes."""
 
+    prefilling, token = True, None
+
     def construct(self, keys, values):
         self.found = (keys.asnumpy(), values.asnumpy())
         return keys, values

@@ -167,6 +167,14 @@ def _adapted_cell(cls: type) -> type:
                 y = changed if module.rows is None else select_rows(module.rows, changed, y)
             return y
 
+        def record(self, steps, x, *arguments):
+            if "record" not in vars(cls):
+                steps.refuse(cls)
+            y = cls.record(self, steps, x, *arguments)
+            for module in self.active:
+                y = steps.run(module, x, y)
+            return y
+
     def table(self):
         return self.embedding_table
 

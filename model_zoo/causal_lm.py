@@ -142,7 +142,8 @@ class CausalLM(nn.Cell):
     Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states`` and
     ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's),
     `virtual_tokens` the number of columns there (a trained prompt's); `decoding` is set while single tokens go through
-    over a cache; `adapter_state` changes with the adapters that take part.
+    over a cache; `runs_fast` is what `set_fast` was last told; `adapter_state` changes with the adapters that take
+    part.
     """
 
     family: Family
@@ -154,6 +155,7 @@ class CausalLM(nn.Cell):
         self.virtual_tokens = 0
         self.virtual_keep = None
         self.decoding = False
+        self.runs_fast = False
         self.adapter_state = ()
 
     @property
@@ -258,6 +260,7 @@ class CausalLM(nn.Cell):
 
     def set_fast(self, fast: bool = True) -> CausalLM:
         """Chooses the compiled fast kernels (True) or plain operators (False) in every cell that has both."""
+        self.runs_fast = fast
         for _, cell in list(self.cells_and_names()):
             swap_products(cell, fast)
             if "fast" in cell.__dict__:

@@ -106,6 +106,22 @@ class GLMAttention(nn.Cell):
         query, keys = self.turn(query, tables), self.turn(keys, tables)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
+    def record(self, steps, x, *tables):
+        mixed = steps.run(self.query_key_value, x)
+        half = self.head_dim // 2
+        rows = steps.view(mixed, -1, 6 * half)  # a head's q | k | v
+        turned = []
+        for which in range(2):
+            halves = [steps.part(rows, (2 * which + index) * half, half) for index in range(2)]
+            halves = [steps.view(part, steps.batch, -1, 1, half) for part in halves]
+            halves = [
+                steps.run(self.rotary, part, *tables[2 * index : 2 * index + 2]) for index, part in enumerate(halves)
+            ]
+            turned.append(steps.join(*(steps.view(part, -1, half) for part in halves)))
+        values = steps.part(rows, 4 * half, 2 * half)
+        parts = (steps.view(part, steps.batch, -1, 1, self.head_dim) for part in (*turned, values))
+        return steps.run(self.dense, steps.run(self.core, *parts))
+
 
 class GLMFeedForward(nn.Cell):
     """Two projections around a tanh-GELU, not gated."""
@@ -119,9 +135,14 @@ class GLMFeedForward(nn.Cell):
     def construct(self, x):
         return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(x)))
 
+    def record(self, steps, x):
+        return steps.run(self.dense_4h_to_h, steps.run(self.gelu, steps.run(self.dense_h_to_4h, x)))
+
 
 class GLMBlock(nn.Cell):
     """One layer, with the residual taken after the norm."""
+
+    tables = 4
 
     def __init__(self, config: GLMConfig, dtype):
         super().__init__()
@@ -136,6 +157,12 @@ class GLMBlock(nn.Cell):
         x = y * ALPHA + self.attention(y, tables, start, end, keep)
         y = self.post_attention_layernorm(x)
         return y * ALPHA + self.mlp(y)
+
+    def record(self, steps, x, *tables):
+        y = steps.run(self.input_layernorm, x)
+        x = steps.add(y, steps.run(self.attention, y, *tables), ALPHA)
+        y = steps.run(self.post_attention_layernorm, x)
+        return steps.add(y, steps.run(self.mlp, y), ALPHA)
 
 
 class GLMTransformer(nn.Cell):

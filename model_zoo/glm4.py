@@ -157,6 +157,17 @@ class ChatGLM2Attention(nn.Cell):
         values = self.split(mixed[:, second:], start)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
+    def record(self, steps, x, cosine, sine):
+        mixed = steps.run(self.query_key_value, x)
+        head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
+        first, width = self.heads * head_dim, self.kv_heads * head_dim
+        query, keys, values = (
+            steps.run(self.split, steps.part(mixed, *place))
+            for place in ((0, first), (first, width), (first + width, width))
+        )
+        query, keys = (steps.run(self.rotary, part, cosine, sine) for part in (query, keys))
+        return steps.run(self.dense, steps.run(self.core, query, keys, values))
+
 
 class GatedFeedForward(nn.Cell):
     """``out(silu(gate)·up)`` where one projection gives gate | up; its names differ between the layouts.
@@ -174,6 +185,10 @@ class GatedFeedForward(nn.Cell):
         gate, up = self.parts(both)
         return self.act(gate, up)
 
+    def record_gated(self, steps, both):
+        width = both.shape[1] // 2
+        return steps.run(self.act, steps.part(both, 0, width), steps.part(both, width, width))
+
 
 class ChatGLM2MLP(GatedFeedForward):
     """The feed-forward under the remote code's names."""
@@ -185,6 +200,9 @@ class ChatGLM2MLP(GatedFeedForward):
 
     def construct(self, x):
         return self.dense_4h_to_h(self.gated(self.dense_h_to_4h(x)))
+
+    def record(self, steps, x):
+        return steps.run(self.dense_4h_to_h, self.record_gated(steps, steps.run(self.dense_h_to_4h, x)))
 
 
 class GlmMLP(GatedFeedForward):
@@ -198,9 +216,14 @@ class GlmMLP(GatedFeedForward):
     def construct(self, x):
         return self.down_proj(self.gated(self.gate_up_proj(x)))
 
+    def record(self, steps, x):
+        return steps.run(self.down_proj, self.record_gated(steps, steps.run(self.gate_up_proj, x)))
+
 
 class ChatGLM2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
+
+    tables = 2
 
     def __init__(self, config: ChatGLM2Config, dtype):
         super().__init__()
@@ -212,6 +235,10 @@ class ChatGLM2Block(nn.Cell):
     def construct(self, x, cosine, sine, start, end, keep):
         x = x + self.self_attention(self.input_layernorm(x), cosine, sine, start, end, keep)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+    def record(self, steps, x, cosine, sine):
+        x = steps.add(x, steps.run(self.self_attention, steps.run(self.input_layernorm, x), cosine, sine))
+        return steps.add(x, steps.run(self.mlp, steps.run(self.post_attention_layernorm, x)))
 
 
 class ChatGLM2Encoder(nn.Cell):
@@ -288,6 +315,8 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
 class GlmBlock(nn.Cell):
     """Attention and feed-forward; ``glm4`` also normalises each sublayer's output before it is added."""
 
+    tables = 2
+
     def __init__(self, config: GlmConfig, rotary_width: int, dtype):
         super().__init__()
         dims, eps = config.dims, config.rms_norm_eps
@@ -317,6 +346,16 @@ class GlmBlock(nn.Cell):
         if self.sandwich:
             y = self.post_mlp_layernorm(y)
         return x + y
+
+    def record(self, steps, x, cosine, sine):
+        y = steps.run(self.self_attn, steps.run(self.input_layernorm, x), cosine, sine)
+        if self.sandwich:
+            y = steps.run(self.post_self_attn_layernorm, y)
+        x = steps.add(x, y)
+        y = steps.run(self.mlp, steps.run(self.post_attention_layernorm, x))
+        if self.sandwich:
+            y = steps.run(self.post_mlp_layernorm, y)
+        return steps.add(x, y)
 
 
 class GlmForCausalLM(RotaryCausalLM):

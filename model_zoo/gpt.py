@@ -62,6 +62,12 @@ class GPT2Attention(nn.Cell):
         query, keys, values = self.split(query, start), self.split(keys, start), self.split(values, start)
         return self.c_proj(self.core(query, keys, values, start, end, keep))
 
+    def record(self, steps, x):
+        both = steps.run(self.c_attn, x)
+        width = both.shape[1] // 3
+        parts = (steps.run(self.split, steps.part(both, index * width, width)) for index in range(3))
+        return steps.run(self.c_proj, steps.run(self.core, *parts))
+
 
 class GPT2MLP(nn.Cell):
     """Two projections around a tanh-GELU."""
@@ -75,9 +81,14 @@ class GPT2MLP(nn.Cell):
     def construct(self, x):
         return self.c_proj(self.act(self.c_fc(x)))
 
+    def record(self, steps, x):
+        return steps.run(self.c_proj, steps.run(self.act, steps.run(self.c_fc, x)))
+
 
 class GPT2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
+
+    tables = 0
 
     def __init__(self, config: GPT2Config, dtype):
         super().__init__()
@@ -90,6 +101,10 @@ class GPT2Block(nn.Cell):
     def construct(self, x, start, end, keep):
         x = x + self.attn(self.ln_1(x), start, end, keep)
         return x + self.mlp(self.ln_2(x))
+
+    def record(self, steps, x):
+        x = steps.add(x, steps.run(self.attn, steps.run(self.ln_1, x)))
+        return steps.add(x, steps.run(self.mlp, steps.run(self.ln_2, x)))
 
 
 class GPT2Model(nn.Cell):

@@ -9,7 +9,8 @@ zero, ``start`` does not matter: so every packed document sees a prompt. Causal,
 of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
-compiled graphs gain from it.
+compiled graphs gain from it. ``record`` tells the same once more, for single tokens, as steps of C kernels
+(`native.steps`).
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Linear(nn.Cell):
             y = self.add_bias(y, self.bias)
         return y
 
+    def record(self, steps, x):
+        return steps.linear("product_of_rows", x, self.weight, self.bias, self.weight.shape[0])
+
 
 class Conv1D(nn.Cell):
     """GPT-2's projection: a `Linear` whose weight is stored ``(in, out)``."""
@@ -80,6 +84,9 @@ class Conv1D(nn.Cell):
 
     def construct(self, x):
         return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
+
+    def record(self, steps, x):
+        return steps.linear("plain_product", x, self.weight, self.bias, self.weight.shape[1])
 
 
 class Embedding(nn.Cell):
@@ -111,6 +118,9 @@ class RMSNorm(nn.Cell):
         scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
         return (wide * scale).astype(x.dtype) * self.weight
 
+    def record(self, steps, x):
+        return steps.norm("rms_norm", x, self.weight, eps=self.eps)
+
 
 class LayerNorm(nn.Cell):
     """Layer normalisation over the last axis with weight and bias, in float32 (Ba et al. 2016)."""
@@ -130,6 +140,9 @@ class LayerNorm(nn.Cell):
         centred = wide - wide.mean(-1, keep_dims=True)
         scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
         return (centred * scale).astype(x.dtype) * self.weight + self.bias
+
+    def record(self, steps, x):
+        return steps.norm("layer_norm", x, self.weight, self.bias, eps=self.eps)
 
 
 def tanh(x):
@@ -153,6 +166,9 @@ class GeluTanh(nn.Cell):
             return self.kernel(x)
         return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
+    def record(self, steps, x):
+        return steps.call("gelu_tanh", x, out=x.shape)
+
 
 class SwiGLU(nn.Cell):
     """``silu(gate)·up`` (Shazeer 2020)."""
@@ -166,6 +182,9 @@ class SwiGLU(nn.Cell):
         if self.fast and gate.dtype == ms.float32:
             return self.kernel(gate, up)
         return gate * ops.sigmoid(gate) * up
+
+    def record(self, steps, gate, up):
+        return steps.call("swiglu", gate, up, out=gate.shape)
 
 
 def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None = None) -> np.ndarray:
@@ -248,6 +267,9 @@ class Rotary(nn.Cell):
         wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
         return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
 
+    def record(self, steps, x, cosine, sine):
+        return steps.call("rotary_half" if self.half else "rotary_interleaved", x, cosine, sine, out=x.shape)
+
 
 def visible(start, end, keep, keys: int):
     """The interval rows as a boolean mask ``(B, S, keys)``."""
@@ -298,15 +320,28 @@ class AttentionCore(nn.Cell):
     def construct(self, query, keys, values, start, end, keep):
         """Query ``(B, heads, S, d)``, keys and values ``(B, kv_heads, K, d)`` → ``(B·S, heads·d)``."""
         if self.cache is not None:
+            if self.fast and self.cache.token is not None and not self.cache.prefilling:
+                return self.attend_token(query, keys, values, end, keep)
             keys, values = self.cache(keys, values)
         real = keys.shape[2]
         keys, values, extra_visible = self.extend(keys, values)
         return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)
 
+    def record(self, steps, query, keys, values):
+        return steps.attention(query, keys, values)
+
+    def attend_token(self, query, keys, values, end, keep):
+        """One token per row, over the cache: what stands in front of its key stands in front of all."""
+        real = keys.shape[2]
+        keys, values, extra_visible = self.extend(keys, values)
+        columns = self.columns(keep, keep, keys.shape[2] - real, extra_visible)
+        return self.cache.attend(query, keys, values, end, columns)
+
     def attend(self, query, keys, values, start, end, keep, extra, extra_visible):
         batch, _, length, _ = query.shape
         total = keys.shape[2]
-        if self.fast and self.cache is None and query.dtype == ms.float32:
+        whole = self.cache is None or self.cache.prefilling  # whether these are all keys, and no more
+        if self.fast and whole and query.dtype == ms.float32:
             columns = self.columns(start, keep, extra, extra_visible)
             mixed = self.kernel(query, keys, values, start, end, columns)
             return mixed if self.kernel.joins else self.join(mixed, start)
@@ -363,9 +398,12 @@ class SplitHeads(nn.Cell):
         self.kernel = fused.split_heads(head_dim)
 
     def construct(self, x, start):
-        if self.fast:
+        if self.fast and x.dtype == ms.float32:
             return self.kernel(x, start)
         return split_heads(x, start.shape[0], x.shape[1] // self.head_dim)
+
+    def record(self, steps, x):
+        return steps.heads(x, self.head_dim)
 
 
 class GroupedAttention(nn.Cell):
@@ -397,3 +435,10 @@ class GroupedAttention(nn.Cell):
         keys = self.rotary(self.split(self.k_proj(x), start), cosine, sine)
         values = self.split(self.v_proj(x), start)
         return self.o_proj(self.core(query, keys, values, start, end, keep))
+
+    def record(self, steps, x, cosine, sine):
+        query, keys, values = (
+            steps.run(self.split, steps.run(cell, x)) for cell in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, keys = (steps.run(self.rotary, part, cosine, sine) for part in (query, keys))
+        return steps.run(self.o_proj, steps.run(self.core, query, keys, values))

@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 
 from model_zoo.layers import AttentionCore
+from model_zoo.native.decoding import TokenAttention
 
 
 class LayerCache(nn.Cell):
@@ -17,9 +18,13 @@ class LayerCache(nn.Cell):
 
     ``prefilling`` is set while the prompt goes through: the new keys are written and, being all there are, handed back
     as they came.
+
+    Args:
+        token: what attends over the kept keys for one token per row, and writes its own (`native.decoding`); None
+            where only `AttentionCore` can.
     """
 
-    def __init__(self, name: str, batch: int, heads: int, length: int, head_dim: int, cursor: Parameter, dtype):
+    def __init__(self, name: str, batch: int, heads: int, length: int, head_dim: int, cursor: Parameter, dtype, token):
         super().__init__()
         self.batch, self.heads, self.length, self.head_dim = batch, heads, length, head_dim
         rows = batch * heads * length
@@ -27,7 +32,12 @@ class LayerCache(nn.Cell):
         self.values = Parameter(ops.zeros((rows, head_dim), dtype), name=f"cache.{name}.values", requires_grad=False)
         self.cursor = cursor
         self.prefilling = True
+        self.token = token
         self.write = ops.ScatterUpdate()
+
+    def attend(self, query, keys, values, end, columns):
+        """Attention of one token per row; see `native.decoding.TokenAttention`."""
+        return self.token(query, keys, values, self.keys, self.values, end, columns)
 
     def construct(self, keys, values):
         count = keys.shape[2]
@@ -42,22 +52,27 @@ class LayerCache(nn.Cell):
 
 
 class Cache:
-    """The caches of all layers of a model for one batch size and length, and the column that is written next."""
+    """The caches of all layers of a model for one batch size and length, and the column that is written next.
 
-    def __init__(self, model, batch: int, length: int):
+    Args:
+        native: whether C kernels attend over it.
+    """
+
+    def __init__(self, model, batch: int, length: int, native: bool):
         self.length = length
         self.cursor = Parameter(ops.zeros((1,), ms.int32), name="cache.cursor", requires_grad=False)
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
         dtype = next(iter(model.get_parameters())).dtype
+        token = TokenAttention() if native else None
         self.layers = [
-            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, dtype)
+            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, dtype, token)
             for path, core in self.cores
         ]
 
     def attach(self, prefilling: bool) -> None:
         """Makes the model's attention use this cache. Set past `Cell.__setattr__`: it is no part of the model."""
         for (_, core), layer in zip(self.cores, self.layers, strict=True):
-            layer.prefilling = prefilling
+            object.__setattr__(layer, "prefilling", prefilling)
             object.__setattr__(core, "cache", layer)
 
     def detach(self) -> None:

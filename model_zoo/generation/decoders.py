@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import Graph
+from model_zoo.native import available
+from model_zoo.native.decoding import token_layers
 
 SMALLEST_BUCKET = 32
 KEPT_DECODERS = 6
@@ -63,8 +68,8 @@ class CachedDecoder:
 
     def __init__(self, model, batch: int, prompt: int, length: int):
         self.model, self.batch, self.prompt, self.length = model, batch, prompt, length
-        self.cache = Cache(model, batch, length)
-        self.positions_shape = None
+        self.fast = available() and all(weight.dtype == ms.float32 for weight in model.get_parameters())
+        self.cache = Cache(model, batch, length, self.fast)
         cursor = self.cache.cursor
 
         def prefill(ids, mask, rewind):
@@ -81,6 +86,27 @@ class CachedDecoder:
             return model.head(hidden)
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
+        self.compiled = set()
+
+    @contextlib.contextmanager
+    def attached(self, graph: Graph) -> Iterator[None]:
+        """Within, the model is as this graph of it is compiled: over the cache, with the fast kernels or without."""
+        model, before = self.model, self.model.runs_fast
+        swapped = before != self.fast and graph not in self.compiled
+        if swapped:
+            model.set_fast(self.fast)
+        self.cache.attach(prefilling=graph is self.prefill)
+        model.decoding = graph is self.advance
+        first = model.decoding and graph not in self.compiled
+        try:
+            with token_layers(model, self.cache) if self.fast and first else contextlib.nullcontext():
+                yield
+            self.compiled.add(graph)
+        finally:
+            model.decoding = False
+            self.cache.detach()
+            if swapped:
+                model.set_fast(before)
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
@@ -88,13 +114,10 @@ class CachedDecoder:
         fill = ids[:, :1]  # any valid id: it is hidden
         ids = np.concatenate([np.repeat(fill, extra, 1), ids], 1)
         mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
-        self.cache.attach(prefilling=True)
-        try:
+        with self.attached(self.prefill):
             logits, position = self.prefill(
                 Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32)), Tensor([0], ms.int32)
             )
-        finally:
-            self.cache.detach()
         virtual = self.model.virtual_tokens
         self.position = position.asnumpy()
         self.column = virtual + self.prompt
@@ -103,23 +126,19 @@ class CachedDecoder:
         if own is not None:
             self.keep[:, :virtual] = np.repeat(own, self.batch // len(own), 0)
         self.keep[:, virtual : self.column] = mask
+        self.kept = Tensor(self.keep)
         return logits.asnumpy()
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """One more token per row ``(B,)`` → logits of the one after."""
         self.position = self.model.family.advance(self.position)
-        self.cache.attach(prefilling=False)
-        self.model.decoding = True
-        try:
+        with self.attached(self.advance):
             logits = self.advance(
                 Tensor(tokens[:, None].astype(np.int32)),
                 Tensor(self.position[..., None].astype(np.int32)),
-                Tensor(self.keep),
+                self.kept,
                 Tensor([self.column], ms.int32),
             )
-        finally:
-            self.model.decoding = False
-            self.cache.detach()
         self.column += 1
         return logits.asnumpy()
 
@@ -127,6 +146,7 @@ class CachedDecoder:
         """Makes row i what row ``rows[i]`` was."""
         self.cache.reorder(Tensor(rows.astype(np.int32)))
         self.keep, self.position = self.keep[rows], self.position[rows]
+        self.kept = Tensor(self.keep)
 
 
 def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool):

@@ -6,6 +6,8 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
     build.py     compiles and keeps them             kernels.py    cells around them
     pool.c       threads                             gemm.c        matrix products
     attention.c  attention and its gradients         rows.c        norms, activations, heads, rotations, loss
+    few_rows.c   products of few rows                one_token.c   attention over a cache
+    steps.c      many kernels as one operator        decoding.py   cells for single tokens
     product.h, vectors.h                             what the kernels compute with
 """
 

@@ -3,6 +3,7 @@
  * The right factor is copied into panels, of which a thread's registers take one row at a time; tiles of the result, some
  * rows by one panel each, are shared among the threads. Large factors are taken a part at a time, so that what is copied
  * stays small. Every number is a sum in the order of k, whatever the number of threads. All float32. */
+#include "few_rows.h"
 #include "pool.h"
 #include "product.h"
 #include "vectors.h"
@@ -139,6 +140,10 @@ static int gemm(struct gemm of) {
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
 PET_KERNEL(product_of_rows) {
+    if (shapes[0][0] <= FEW_ROWS) {
+        few_rows_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1]);
+        return 0;
+    }
     return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
                               .columns = shapes[1][0], .depth = shapes[0][1], .a_row = shapes[0][1],
                               .b_row = shapes[1][1], .b_turned = 1});
@@ -146,6 +151,10 @@ PET_KERNEL(product_of_rows) {
 
 /* a (M, K), b (K, N) → a·b (M, N) */
 PET_KERNEL(plain_product) {
+    if (shapes[0][0] <= FEW_ROWS) {
+        few_rows_by_columns(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1]);
+        return 0;
+    }
     return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
                               .columns = shapes[1][1], .depth = shapes[0][1], .a_row = shapes[0][1],
                               .b_row = shapes[1][1]});

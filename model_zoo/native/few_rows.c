@@ -1,0 +1,133 @@
+/* Matrix products with so few rows that reading the right factor is what takes the time: those of single tokens.
+ *
+ * The factor is read once for all rows, as nearly as possible in the order in which it lies in memory, and fetched ahead
+ * of its use; the columns of the result are shared among the threads. Each number is summed in an order that depends
+ * neither on the number of rows nor on that of the threads. All float32. */
+#include "few_rows.h"
+
+#include "pool.h"
+#include "vectors.h"
+
+enum {
+    SOME = 4,      /* rows, or columns, of the result that are in registers together */
+    COLUMNS = 32,  /* columns of a piece of work */
+    BROAD = 16,    /* vectors of a piece of work where the factor's rows run across: enough to be read as a stream */
+    DEEP = 4,      /* rows of that factor that are added together */
+};
+
+struct few {
+    const float *a, *b;
+    float *c;
+    int64_t rows, columns, depth;
+};
+
+/* `tall` rows of a times `wide` rows of b, each `depth` long; `next` is what will be read after b. */
+static inline __attribute__((always_inline)) void dots(int tall, int wide, const float *a, const float *b,
+                                                       const float *next, int64_t depth, float *c, int64_t c_row) {
+    floats sums[SOME][SOME];
+    int64_t whole = depth / LANES * LANES;
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
+    for (int64_t k = 0; k < whole; k += LANES) {
+        floats right[SOME];
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) {
+            right[j] = load(b + j * depth + k);
+            __builtin_prefetch(next + j * depth + k);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < tall; i++) {
+            floats left = load(a + i * depth + k);
+#pragma GCC unroll 8
+            for (int j = 0; j < wide; j++) sums[i][j] += left * right[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) {
+            if (whole < depth)
+                sums[i][j] += load_some(a + i * depth + whole, depth - whole) *
+                              load_some(b + j * depth + whole, depth - whole);
+            c[i * c_row + j] = sum_of(sums[i][j]);
+        }
+}
+
+static void by_rows(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    int64_t depth = of->depth;
+    for (int64_t column = first; column < last;) {
+        int64_t wide = column + SOME <= last ? SOME : 1;
+        const float *b = of->b + column * depth, *next = column + 2 * wide <= last ? b + wide * depth : b;
+        for (int64_t row = 0; row < of->rows; row += SOME) {
+            const float *a = of->a + row * depth;
+            float *c = of->c + row * of->columns + column;
+#define DOTS(tall)                                                   \
+    if (wide == SOME)                                                \
+        dots(tall, SOME, a, b, next, depth, c, of->columns);         \
+    else                                                             \
+        dots(tall, 1, a, b, next, depth, c, of->columns)
+            switch (of->rows - row) {
+                case 1: DOTS(1); break;
+                case 2: DOTS(2); break;
+                case 3: DOTS(3); break;
+                default: DOTS(4);
+            }
+#undef DOTS
+        }
+        column += wide;
+    }
+}
+
+/* Adds to `tall` rows of c, `wide` numbers each, DEEP rows of b times the numbers of a that belong to them. */
+static inline __attribute__((always_inline)) void add_rows(int deep, const float *a, int64_t a_row, const float *b,
+                                                           int64_t b_row, int64_t rows, float *c, int64_t c_row,
+                                                           int64_t wide) {
+    for (int64_t j = 0; j < wide; j += LANES) {
+        floats right[DEEP];
+#pragma GCC unroll 8
+        for (int k = 0; k < deep; k++) {
+            right[k] = load(b + k * b_row + j);
+            __builtin_prefetch(b + (2 * DEEP + k) * b_row + j);
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            floats sum = load(c + i * c_row + j);
+#pragma GCC unroll 8
+            for (int k = 0; k < deep; k++) sum += a[i * a_row + k] * right[k];
+            store(c + i * c_row + j, sum);
+        }
+    }
+}
+
+static void by_columns(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    int64_t columns = of->columns, depth = of->depth, wide = (last - first) / LANES * LANES, rest = last - first - wide;
+    float *c = of->c + first;
+    const float *b = of->b + first;
+    for (int64_t i = 0; i < of->rows; i++) memset(c + i * columns, 0, (size_t)(last - first) * sizeof(float));
+    int64_t k = 0;
+    for (; k + DEEP <= depth; k += DEEP)
+        add_rows(DEEP, of->a + k, depth, b + k * columns, columns, of->rows, c, columns, wide);
+    for (; k < depth; k++) add_rows(1, of->a + k, depth, b + k * columns, columns, of->rows, c, columns, wide);
+    for (int64_t i = 0; i < of->rows && rest; i++)
+        for (k = 0; k < depth; k++)
+            for (int64_t j = wide; j < wide + rest; j++) c[i * columns + j] += of->a[i * depth + k] * b[k * columns + j];
+}
+
+/* Pieces of about this many columns, a multiple of it; fewer pieces for factors that are read in no time. */
+static int64_t piece(int64_t columns, int64_t depth, int64_t least) {
+    int64_t small = 8192 / (depth + 1) + 1; /* columns below which a thread is not worth its waking */
+    return small > least ? (small + least - 1) / least * least : least;
+}
+
+void few_rows_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth) {
+    struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
+    pet_parallel(by_rows, &of, columns, piece(columns, depth, COLUMNS));
+}
+
+void few_rows_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth) {
+    struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
+    pet_parallel(by_columns, &of, columns, piece(columns, depth, BROAD * LANES));
+}

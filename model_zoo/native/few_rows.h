@@ -1,0 +1,16 @@
+/* Matrix products of few rows; see few_rows.c. */
+#ifndef PET_FEW_ROWS_H
+#define PET_FEW_ROWS_H
+
+#include <stdint.h>
+
+/* Up to how many rows these are faster than those of gemm.c. */
+enum { FEW_ROWS = 12 };
+
+/* a (rows, depth), b (columns, depth) → a·bᵀ */
+void few_rows_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth);
+
+/* a (rows, depth), b (depth, columns) → a·b */
+void few_rows_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth);
+
+#endif

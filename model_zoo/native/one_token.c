@@ -1,0 +1,138 @@
+/* Attention of one token per row over the keys and values that are kept from the tokens before it. */
+#include <math.h>
+
+#include "pool.h"
+#include "vectors.h"
+
+static const float HIDDEN = -1e30f;
+
+/* Some keys and values one after the other, and which of them the row sees. */
+struct stretch {
+    const float *keys, *values;
+    const int32_t *columns;
+    int64_t count;
+};
+
+struct token {
+    const float *query, *keys, *values;
+    float *kept_keys, *kept_values, *out;
+    const int32_t *end, *columns;
+    int64_t heads, key_heads, front, length, width, scratch;
+    float scale;
+    _Atomic int failed;
+};
+
+/* Scores of LANES keys: a vector of sums for each, turned about so that they add up side by side. */
+static inline floats scores_of(const float *query, const float *keys, int64_t width) {
+    floats sums[LANES];
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) sums[j] = (floats){0};
+    for (int64_t k = 0; k < width; k += LANES) {
+        floats part = load(query + k);
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) sums[j] += part * load(keys + j * width + k);
+    }
+    turn_square(sums);
+#pragma GCC unroll 16
+    for (int j = 1; j < LANES; j++) sums[0] += sums[j];
+    return sums[0];
+}
+
+/* Scores of all keys of a stretch, those that are not seen hidden. */
+static void score(const struct token *of, const float *query, struct stretch part, float *scores) {
+    int64_t width = of->width, j = 0;
+    if (width % LANES == 0)
+        for (; j + LANES <= part.count; j += LANES)
+            store(scores + j, scores_of(query, part.keys + j * width, width) * of->scale);
+    for (; j < part.count; j++) {
+        const float *key = part.keys + j * width;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t k = 0; k < width; k++) sum += query[k] * key[k];
+        scores[j] = sum * of->scale;
+    }
+    for (j = 0; j < part.count; j++) scores[j] = part.columns[j] ? scores[j] : HIDDEN;
+}
+
+/* Adds the values of a stretch, each times its share. */
+static void mix(const struct token *of, struct stretch part, const float *shares, float *out) {
+    int64_t width = of->width, k = 0;
+    for (; k + 4 * LANES <= width; k += 4 * LANES) {
+        floats sums[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) sums[i] = load(out + k + i * LANES);
+        for (int64_t j = 0; j < part.count; j++)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) sums[i] += shares[j] * load(part.values + j * width + k + i * LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) store(out + k + i * LANES, sums[i]);
+    }
+    for (int64_t j = 0; j < part.count && k < width; j++)
+#pragma omp simd
+        for (int64_t i = k; i < width; i++) out[i] += shares[j] * part.values[j * width + i];
+}
+
+static void token_heads(void *arguments, int64_t first, int64_t last) {
+    struct token *of = arguments;
+    int64_t width = of->width, groups = of->heads / of->key_heads, given = of->front + 1;
+    float *scores = pet_scratch(1, of->scratch * (int64_t)sizeof(float));
+    if (!scores) {
+        of->failed = 1;
+        return;
+    }
+    for (int64_t unit = first; unit < last; unit++) {
+        int64_t batch = unit / of->heads, pair = batch * of->key_heads + unit % of->heads / groups;
+        int64_t column = of->end[batch] - 1, kept = pair * of->length * width, now = (pair * given + of->front) * width;
+        const int32_t *columns = of->columns + batch * (of->front + of->length);
+        if (unit % groups == 0) { /* the other heads of this key take its newest one from where it came, too */
+            memcpy(of->kept_keys + kept + column * width, of->keys + now, (size_t)width * sizeof(float));
+            memcpy(of->kept_values + kept + column * width, of->values + now, (size_t)width * sizeof(float));
+        }
+        struct stretch parts[3] = {
+            {of->keys + pair * given * width, of->values + pair * given * width, columns, of->front},
+            {of->kept_keys + kept, of->kept_values + kept, columns + of->front, column},
+            {of->keys + now, of->values + now, columns + of->front + column, 1},
+        };
+        const float *query = of->query + unit * width;
+        float *out = of->out + unit * width;
+        int64_t count = 0;
+        for (int i = 0; i < 3; count += parts[i++].count) score(of, query, parts[i], scores + count);
+        int64_t padded = (count + LANES - 1) / LANES * LANES;
+        for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
+        floats most = load(scores), sums = {0};
+        for (int64_t j = LANES; j < padded; j += LANES) most = greater(most, load(scores + j));
+        float lanes[LANES], highest = -INFINITY;
+        store(lanes, most);
+        for (int j = 0; j < LANES; j++) highest = lanes[j] > highest ? lanes[j] : highest;
+        for (int64_t j = 0; j < padded; j += LANES) {
+            floats value = exponential(load(scores + j) - highest);
+            sums += value;
+            store(scores + j, value);
+        }
+        float share = 1.0f / sum_of(sums);
+        for (int64_t j = 0; j < padded; j += LANES) store(scores + j, load(scores + j) * share);
+        memset(out, 0, (size_t)width * sizeof(float));
+        count = 0;
+        for (int i = 0; i < 3; count += parts[i++].count) mix(of, parts[i], scores + count, out);
+    }
+}
+
+/* query (B, heads, 1, d), keys and values (B, key heads, T + 1, d): T in front of all tokens, and this token's;
+ * kept keys and values (B·key heads·L, d), end (B, 1): the token's column among the kept ones, and 1; columns (B, T + L)
+ * → (B, heads·d)
+ *
+ * Writes the token's key and value into the kept ones at its column. It sees the T in front and the kept ones up to its
+ * own, where columns is not 0. */
+PET_KERNEL(token_attention) {
+    int64_t *query = shapes[0], *keys = shapes[1], *columns = shapes[6];
+    struct token of = {.query = params[0], .keys = params[1], .values = params[2], .kept_keys = params[3],
+                       .kept_values = params[4], .end = params[5], .columns = params[6], .out = params[7],
+                       .heads = query[1], .key_heads = keys[1], .front = keys[2] - 1, .width = query[3],
+                       .scratch = columns[1] + 1 + LANES, .scale = 1.0f / sqrtf((float)query[3])};
+    of.length = columns[1] - of.front;
+    if (query[2] != 1) return 1;
+    for (int64_t row = 0; row < query[0]; row++)
+        if (of.end[row] < 1 || of.end[row] > of.length) return 1;
+    pet_parallel(token_heads, &of, query[0] * of.heads, 1);
+    return of.failed;
+}

@@ -1,0 +1,136 @@
+"""Single tokens by C kernels: products of few rows, attention over a cache, layers as one operator."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import pet
+from adapters.lora import LoRAConfig
+from adapters.prefix import PrefixConfig
+from model_zoo.auto import AutoModel
+from model_zoo.native import available
+from model_zoo.native.build import library
+from model_zoo.native.decoding import KERNELS, Steps, Unrecorded
+
+pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
+
+
+def run(name: str, *arrays: np.ndarray) -> None:
+    """A kernel on arrays, of which it writes the last."""
+    pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    dimensions = (ctypes.c_int * len(arrays))(*(array.ndim for array in arrays))
+    shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    lines = (ctypes.POINTER(ctypes.c_int64) * len(arrays))(
+        *(ctypes.cast(line, ctypes.POINTER(ctypes.c_int64)) for line in shapes)
+    )
+    kernel = getattr(ctypes.CDLL(str(library())), name)
+    assert kernel(len(arrays), pointers, dimensions, lines, None, None, None) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 12])
+def test_products_of_few_rows(rows):
+    generator = np.random.default_rng(rows)
+    for columns, depth in ((1, 1), (7, 5), (33, 70), (65, 17), (130, 64), (300, 511)):
+        a = generator.standard_normal((rows, depth), np.float32)
+        b = generator.standard_normal((columns, depth), np.float32)
+        expected = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float32)
+        for name, right in (("product_of_rows", b), ("plain_product", np.ascontiguousarray(b.T))):
+            found = np.full((rows, columns), np.nan, np.float32)
+            run(name, a, right, found)
+            assert np.allclose(found, expected, rtol=1e-5, atol=1e-5 * depth**0.5), (name, columns, depth)
+            alone = np.empty((1, columns), np.float32)  # a row's sums do not depend on how many others there are
+            run(name, a[-1:], right, alone)
+            assert np.array_equal(alone[0], found[-1])
+
+
+@pytest.mark.parametrize("front", [0, 3])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(2, 2, 5), (4, 2, 16), (6, 1, 64), (3, 3, 88)])
+def test_attention_of_one_token(heads, key_heads, width, front):
+    """Against softmax by NumPy: rows at columns of their own, hidden ones, some in front."""
+    generator = np.random.default_rng(heads * width)
+    batch, length, ends = 3, 37, np.array([[1], [20], [37]], np.int32)
+    query = generator.standard_normal((batch, heads, 1, width), np.float32)
+    keys, values = generator.standard_normal((2, batch, key_heads, front + 1, width), np.float32)
+    kept = generator.standard_normal((2, batch, key_heads, length, width), np.float32)
+    columns = (generator.random((batch, front + length)) < 0.7).astype(np.int32)
+    for row in range(batch):
+        columns[row, front + ends[row, 0] - 1] = 1
+    before, found = kept.copy(), np.empty((batch, heads * width), np.float32)
+    flat = kept.reshape(2, -1, width)
+    run("token_attention", query, keys, values, flat[0], flat[1], ends, columns, found)
+    for row in range(batch):
+        end = ends[row, 0]
+        before[0, row, :, end - 1], before[1, row, :, end - 1] = keys[row, :, front], values[row, :, front]
+        seen = columns[row, : front + end] != 0
+        for head in range(heads):
+            own = head // (heads // key_heads)
+            k, v = (
+                np.concatenate([given[row, own, :front], all_kept[row, own, :end]])[seen].astype(np.float64)
+                for given, all_kept in ((keys, before[0]), (values, before[1]))
+            )
+            scores = k @ query[row, head, 0] / np.sqrt(width)
+            shares = np.exp(scores - scores.max())
+            expected = shares @ v / shares.sum()
+            assert np.allclose(found[row, head * width : (head + 1) * width], expected, atol=2e-6)
+    assert np.array_equal(kept, before)  # the new key and value are in their place, and nothing else has changed
+
+
+def test_the_kernels_of_steps_are_in_the_order_of_the_source():
+    text = (library.__wrapped__.__code__.co_filename).replace("build.py", "steps.c")
+    with open(text) as file:
+        listed = file.read().split("*/\n    rms_norm,")[1].split("}")[0]
+    assert ["rms_norm", *listed.replace("\n", " ").replace(" ", "").strip(",").split(",")] == list(KERNELS)
+
+
+def adapt(model, name, config) -> None:
+    """An adapter that changes something."""
+    generator = np.random.default_rng(3)
+    pet.add_adapter(model, config, name)
+    for parameter in model.get_parameters():
+        if ".lora_B." in parameter.name or "prompt_embeddings" in parameter.name:
+            values = generator.standard_normal(parameter.shape).astype(np.float32)
+            parameter.set_data(Tensor(values * np.float32(0.5)))
+
+
+def untold(model) -> list[bool]:
+    """For each layer, whether it runs operator by operator."""
+    (decoder,) = model.__dict__["_decoders"].values()
+    found = []
+    for (path, _), kept in zip(decoder.cache.cores, decoder.cache.layers, strict=True):
+        layer = dict(model.cells_and_names())[path.removesuffix("." + model.family.attention_core)]
+        steps = Steps(kept, model.config.dims.hidden)
+        try:
+            steps.run(layer, steps.stream, *(steps.given(()) for _ in range(layer.tables)))
+            found.append(False)
+        except Unrecorded:
+            found.append(True)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "chatglm1", "chatglm2"])
+def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
+    """LoRA on some cells and a prefix at every attention core, rows padded on the left; then LoRA alone, and nothing,
+    in layers as one operator."""
+    directory = fixtures / family
+    reference = np.load(directory / "ref.npz")
+    padded = reference["gen_pad_ids"][:, :-16]
+    mask = (padded != 3).astype(int) if family == "chatglm1" else reference["pad_attention_mask"][:, : padded.shape[1]]
+    model = AutoModel.from_pretrained(directory)
+    adapt(model, "low", LoRAConfig(rank=2, targets="all-linear"))
+    adapt(model, "front", PrefixConfig(length=3))
+    answers = []
+    for names, together in ((["low", "front"], False), (["low"], True)):
+        if family in ("gpt2", "chatglm1") and names == ["low"]:
+            continue  # what is left to see there costs as much again to compile
+        pet.set_adapter(model, names)
+        model.__dict__.pop("_decoders", None)
+        found = model.generate(padded, mask, max_new_tokens=8)
+        assert np.array_equal(found, model.generate(padded, mask, max_new_tokens=8, use_cache=False))
+        assert untold(model) == [not together] * model.config.dims.layers
+        answers.append(found)
+        assert not model.runs_fast
+    assert all(not np.array_equal(found, reference["gen_pad_ids"][:, : found.shape[1]]) for found in answers)
+    pet.set_adapter(model, [])
+    assert not any(untold(model))
