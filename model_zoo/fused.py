@@ -224,6 +224,19 @@ class RotaryKernel(nn.Cell):
         return dx, zeros_like(cosine), zeros_like(sine)
 
 
+class SplitRotaryKernel(nn.Cell):
+    """`SplitHeadsKernel` and `RotaryKernel`, one after the other; the arguments are theirs."""
+
+    def __init__(self, half: bool, width: int, head_dim: int):
+        super().__init__()
+        self.half, self.head_dim = half, head_dim
+        self.split, self.rotary = split_heads(head_dim), rotary(half, width, head_dim)
+
+    def construct(self, x, cosine, sine, start):
+        """``(B·S, heads·d)`` → ``(B, heads, S, d)``, rotated."""
+        return self.rotary(self.split(x, start), cosine, sine)
+
+
 # Low-rank sums -------------------------------------------------------------------------------------------------------
 
 
@@ -305,5 +318,6 @@ gelu_tanh = functools.cache(GeluTanhKernel)
 split_heads = functools.cache(SplitHeadsKernel)
 join_heads = functools.cache(JoinHeadsKernel)
 rotary = functools.cache(RotaryKernel)
+split_rotary = functools.cache(SplitRotaryKernel)
 low_rank = functools.cache(LowRankKernel)
 linear_cross_entropy = functools.cache(LinearCrossEntropyKernel)

@@ -22,6 +22,7 @@ from model_zoo.layers import (
     Rotary,
     RotaryTable,
     SplitHeads,
+    SplitRotary,
     SwiGLU,
     rotary_frequencies,
 )
@@ -144,7 +145,7 @@ class ChatGLM2Attention(nn.Cell):
         both = width + 2 * dims.kv_heads * dims.head_dim
         self.query_key_value = Linear(dims.hidden, both, config.add_qkv_bias, dtype)
         self.dense = Linear(width, dims.hidden, False, dtype)
-        self.rotary = Rotary("interleaved", dims.head_dim // 2, dims.head_dim)
+        self.rotate = SplitRotary(Rotary("interleaved", dims.head_dim // 2, dims.head_dim), dims.head_dim)
         self.split = SplitHeads(dims.head_dim)
         self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
 
@@ -152,8 +153,8 @@ class ChatGLM2Attention(nn.Cell):
         mixed = self.query_key_value(x)
         head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
         first, second = self.heads * head_dim, (self.heads + self.kv_heads) * head_dim
-        query = self.rotary(self.split(mixed[:, :first], start), cosine, sine)
-        keys = self.rotary(self.split(mixed[:, first:second], start), cosine, sine)
+        query = self.rotate(mixed[:, :first], cosine, sine, start)
+        keys = self.rotate(mixed[:, first:second], cosine, sine, start)
         values = self.split(mixed[:, second:], start)
         return self.dense(self.core(query, keys, values, start, end, keep))
 

@@ -406,6 +406,27 @@ class SplitHeads(nn.Cell):
         return steps.heads(x, self.head_dim)
 
 
+class SplitRotary(nn.Cell):
+    """`SplitHeads`, then `Rotary`.
+
+    Args:
+        rotary: how positions enter.
+        head_dim: width of a head.
+    """
+
+    def __init__(self, rotary: Rotary, head_dim: int):
+        super().__init__()
+        self.rotary, self.head_dim = rotary, head_dim
+        self.fast = False
+        self.kernel = fused.split_rotary(rotary.half, rotary.width, head_dim)
+
+    def construct(self, x, cosine, sine, start):
+        """``(B·S, heads·d)`` → ``(B, heads, S, d)``, rotated."""
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x, cosine, sine, start)
+        return self.rotary(split_heads(x, start.shape[0], x.shape[1] // self.head_dim), cosine, sine)
+
+
 class GroupedAttention(nn.Cell):
     """Self-attention with separate query, key, value and output projections and grouped queries.
 
@@ -426,13 +447,13 @@ class GroupedAttention(nn.Cell):
         self.k_proj = Linear(hidden, kv_heads * head_dim, bias, dtype)
         self.v_proj = Linear(hidden, kv_heads * head_dim, bias, dtype)
         self.o_proj = Linear(heads * head_dim, hidden, output_bias, dtype)
-        self.rotary = rotary
+        self.rotate = SplitRotary(rotary, head_dim)
         self.split = SplitHeads(head_dim)
         self.core = AttentionCore(heads, kv_heads, head_dim)
 
     def construct(self, x, cosine, sine, start, end, keep):
-        query = self.rotary(self.split(self.q_proj(x), start), cosine, sine)
-        keys = self.rotary(self.split(self.k_proj(x), start), cosine, sine)
+        query = self.rotate(self.q_proj(x), cosine, sine, start)
+        keys = self.rotate(self.k_proj(x), cosine, sine, start)
         values = self.split(self.v_proj(x), start)
         return self.o_proj(self.core(query, keys, values, start, end, keep))
 

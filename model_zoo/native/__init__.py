@@ -34,6 +34,7 @@ TWINS = {
     fused.SplitHeadsKernel: lambda kernels, kernel: kernels.SplitHeads(kernel.head_dim),
     fused.LowRankKernel: lambda kernels, kernel: kernels.LowRank(),
     fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
+    fused.SplitRotaryKernel: lambda kernels, kernel: kernels.SplitRotary(kernel.half, kernel.head_dim),
     fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
     fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.SoftmaxLoss(kernel.ignored),
 }

@@ -324,6 +324,33 @@ class Rotary(nn.Cell):
         return self.back(dout, cosine, sine), zeros_like(cosine), zeros_like(sine)
 
 
+@functools.cache
+def split_rotary_shape(head_dim: int):
+    """``(B·S, heads·d)``, cosines, sines and ``start`` ``(B, S)`` → ``(B, heads, S, d)``."""
+
+    def shape(x, cosine, sine, start):
+        return [start[0], x[1] // head_dim, start[1], head_dim]
+
+    return shape
+
+
+class SplitRotary(nn.Cell):
+    """See `fused.SplitRotaryKernel`."""
+
+    def __init__(self, half: bool, head_dim: int):
+        super().__init__()
+        form = "half" if half else "interleaved"
+        self.forward = operator(f"split_rotary_{form}", split_rotary_shape(head_dim))
+        self.back = operator(f"split_rotary_{form}_back", joined_shape)
+
+    def construct(self, x, cosine, sine, start):
+        return self.forward(x, cosine, sine, start)
+
+    def bprop(self, x, cosine, sine, start, out, dout):
+        dx = self.back(dout, cosine, sine, start)
+        return dx, zeros_like(cosine), zeros_like(sine), zeros_like(start)
+
+
 class AttentionRows(nn.Cell):
     """Attention, joined heads ``(B·S, heads·d)``, and what the backward pass needs of each row."""
 

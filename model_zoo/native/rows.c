@@ -317,31 +317,33 @@ PET_KERNEL(join_heads) {
 }
 
 /* Each pair (a, b) → (a·cos − b·sin, b·cos + a·sin); the way back is the rotation by the opposite angle. */
+static void rotary_row(const struct heads *of, const float *x, float *out, const float *c, const float *s) {
+    int64_t rotated = of->rotated, pairs = rotated / 2;
+    float sign = of->back ? -1.0f : 1.0f;
+    if (of->half) {
+#pragma omp simd
+        for (int64_t i = 0; i < pairs; i++) {
+            float a = x[i], b = x[i + pairs];
+            out[i] = a * c[i] - sign * b * s[i];
+            out[i + pairs] = b * c[i + pairs] + sign * a * s[i + pairs];
+        }
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < rotated; i += 2) {
+            float a = x[i], b = x[i + 1];
+            out[i] = a * c[i] - sign * b * s[i];
+            out[i + 1] = b * c[i + 1] + sign * a * s[i + 1];
+        }
+    }
+    for (int64_t i = rotated; i < of->width; i++) out[i] = x[i];
+}
+
 static void rotary_rows(void *arguments, int64_t first, int64_t last) {
     struct heads *of = arguments;
-    int64_t width = of->width, rotated = of->rotated, pairs = rotated / 2;
-    float sign = of->back ? -1.0f : 1.0f;
     for (int64_t row = first; row < last; row++) {
         int64_t batch = row / (of->heads * of->length), place = row % of->length;
-        int64_t table = ((of->tables == 1 ? 0 : batch) * of->length + place) * rotated;
-        const float *x = of->x + row * width, *c = of->cosine + table, *s = of->sine + table;
-        float *out = of->out + row * width;
-        if (of->half) {
-#pragma omp simd
-            for (int64_t i = 0; i < pairs; i++) {
-                float a = x[i], b = x[i + pairs];
-                out[i] = a * c[i] - sign * b * s[i];
-                out[i + pairs] = b * c[i + pairs] + sign * a * s[i + pairs];
-            }
-        } else {
-#pragma omp simd
-            for (int64_t i = 0; i < rotated; i += 2) {
-                float a = x[i], b = x[i + 1];
-                out[i] = a * c[i] - sign * b * s[i];
-                out[i + 1] = b * c[i + 1] + sign * a * s[i + 1];
-            }
-        }
-        for (int64_t i = rotated; i < width; i++) out[i] = x[i];
+        int64_t table = ((of->tables == 1 ? 0 : batch) * of->length + place) * of->rotated;
+        rotary_row(of, of->x + row * of->width, of->out + row * of->width, of->cosine + table, of->sine + table);
     }
 }
 
@@ -360,6 +362,37 @@ PET_KERNEL(rotary_half_back) { return rotary_of(params, shapes, 1, 1); }
 /* the same with pairs (2i, 2i + 1) */
 PET_KERNEL(rotary_interleaved) { return rotary_of(params, shapes, 0, 0); }
 PET_KERNEL(rotary_interleaved_back) { return rotary_of(params, shapes, 0, 1); }
+
+/* Splitting and rotating in one, and both backwards, token by token. */
+static void rotary_tokens(void *arguments, int64_t first, int64_t last) {
+    struct heads *of = arguments;
+    for (int64_t token = first; token < last; token++) {
+        int64_t batch = token / of->length, place = token % of->length;
+        int64_t table = ((of->tables == 1 ? 0 : batch) * of->length + place) * of->rotated;
+        for (int64_t head = 0; head < of->heads; head++) {
+            int64_t inner = ((batch * of->heads + head) * of->length + place) * of->width;
+            int64_t outer = (token * of->heads + head) * of->width;
+            rotary_row(of, of->x + (of->back ? inner : outer), of->out + (of->back ? outer : inner),
+                       of->cosine + table, of->sine + table);
+        }
+    }
+}
+
+static int rotary_tokens_of(void **params, int64_t **shapes, const int64_t *split, int half, int back) {
+    struct heads of = {.x = params[0], .cosine = params[1], .sine = params[2], .out = params[4], .batch = split[0],
+                       .heads = split[1], .length = split[2], .width = split[3], .tables = shapes[1][0],
+                       .rotated = shapes[1][3], .half = half, .back = back};
+    pet_parallel(rotary_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
+    return 0;
+}
+
+/* x (B·S, heads·d), cosines and sines, start (B, S) for its shape → (B, heads, S, d) rotated */
+PET_KERNEL(split_rotary_half) { return rotary_tokens_of(params, shapes, shapes[4], 1, 0); }
+PET_KERNEL(split_rotary_interleaved) { return rotary_tokens_of(params, shapes, shapes[4], 0, 0); }
+
+/* dy (B, heads, S, d), cosines and sines, start → dx (B·S, heads·d) */
+PET_KERNEL(split_rotary_half_back) { return rotary_tokens_of(params, shapes, shapes[0], 1, 1); }
+PET_KERNEL(split_rotary_interleaved_back) { return rotary_tokens_of(params, shapes, shapes[0], 0, 1); }
 
 /* Loss ------------------------------------------------------------------------------------------------------------- */
 
