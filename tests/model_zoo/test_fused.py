@@ -1,4 +1,5 @@
-"""The fast kernels against the plain cells and against finite differences; fast models against their references."""
+"""The fast kernels, of operators and in C, against the plain cells and against finite differences; fast models against
+their references."""
 
 from __future__ import annotations
 
@@ -7,10 +8,27 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import fused, fused_attention, layers
+from model_zoo import causal_lm, fused, fused_attention, layers, native
 from model_zoo.auto import AutoModel
 
 IGNORED = -100
+
+
+@pytest.fixture(params=["operators", "c"])
+def form(request):
+    """A function that gives a kernel in one of the two forms that it has."""
+    if request.param == "operators":
+        return lambda kernel: kernel
+    return in_c
+
+
+def in_c(kernel):
+    """The kernel's twin in C."""
+    if not native.available():
+        pytest.skip("there is no C compiler")
+    twin = native.native(kernel)
+    assert twin is not kernel
+    return twin
 
 
 def numbers(*shape, seed=0):
@@ -84,10 +102,10 @@ class Norm(nn.Cell):
 
 
 @pytest.mark.parametrize("shape", [(12, 8), (1, 5), (7, 33)])
-def test_norms(shape):
+def test_norms(form, shape):
     x, weight, bias = numbers(*shape), numbers(shape[1]), numbers(shape[1], seed=3)
-    check(Norm(fused.rms_norm(1e-6)), Plain("rms", 1e-6), (x, weight))
-    check(Norm(fused.layer_norm(1e-5)), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
+    check(Norm(form(fused.rms_norm(1e-6))), Plain("rms", 1e-6), (x, weight))
+    check(Norm(form(fused.layer_norm(1e-5))), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
 
 
 def test_plain_norms_are_the_cells_own():
@@ -103,16 +121,41 @@ def test_plain_norms_are_the_cells_own():
 
 
 @pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
-def test_activations(shape):
+def test_activations(form, shape):
     swiglu, gelu = layers.SwiGLU(), layers.GeluTanh()
-    check(fused.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
-    check(fused.gelu_tanh(), gelu, (numbers(*shape) * 2,))
+    check(form(fused.swiglu()), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
+    check(form(fused.gelu_tanh()), gelu, (numbers(*shape) * 2,))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products(transposed):
+    primitive = ops.MatMul(transpose_b=transposed)
+    cell = nn.Cell()
+    cell.product = primitive
+    native.swap_products(cell, True)
+    if not native.is_product(cell.product) or cell.product is primitive:
+        pytest.skip("there is no C compiler")
+    right = numbers(5, 33, seed=1) if transposed else numbers(33, 5, seed=1)
+    check(cell.product, primitive, (numbers(19, 33), right), tolerance=1e-5)
+
+
+def test_low_rank(form):
+    kernel, scale = form(fused.low_rank()), Tensor(np.array([0.5], np.float32))
+
+    def fast(y, x, a, b):
+        return kernel(y, x, a, b, scale)
+
+    def plain(y, x, a, b):
+        return y + ops.matmul(ops.matmul(x, a.T), b.T) * 0.5
+
+    arrays = numbers(50, 18), numbers(50, 7, seed=1), numbers(3, 7), numbers(18, 3)
+    check(fast, plain, arrays, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("batch, length, heads, width", [(2, 6, 4, 2), (1, 5, 3, 4), (3, 1, 1, 8)])
-def test_heads(batch, length, heads, width):
+def test_heads(form, batch, length, heads, width):
     start = Tensor(np.zeros((batch, length), np.int32))
-    split, join = fused.split_heads(width), fused.join_heads()
+    split, join = form(fused.split_heads(width)), fused.join_heads()
 
     def fast_split(x):
         return split(x, start)
@@ -127,15 +170,17 @@ def test_heads(batch, length, heads, width):
         return x.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
 
     check(fast_split, plain_split, (numbers(batch * length, heads * width),), tolerance=0)
+    if form is in_c:  # where attention joins them
+        return
     check(fast_join, plain_join, (numbers(batch, heads, length, width),), tolerance=0)
 
 
-@pytest.mark.parametrize("form, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
+@pytest.mark.parametrize("pairs, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_rotary(form, width, head_dim, rows):
-    kernel, cell = fused.rotary(form == "half", width, head_dim), layers.Rotary(form, width, head_dim)
+def test_rotary(form, pairs, width, head_dim, rows):
+    kernel, cell = form(fused.rotary(pairs == "half", width, head_dim)), layers.Rotary(pairs, width, head_dim)
     positions = np.random.default_rng(0).integers(0, 99, (rows, 5)).astype(np.int32)
-    cosine, sine = layers.RotaryTable(layers.rotary_frequencies(width), form)(Tensor(positions))
+    cosine, sine = layers.RotaryTable(layers.rotary_frequencies(width), pairs)(Tensor(positions))
 
     def fast(x):
         return kernel(x, cosine, sine)
@@ -181,20 +226,31 @@ ATTENTION = [
     [(*case, 256, 1024) for case in ATTENTION]
     + [(*ATTENTION[index], 4, shared) for index, shared in ((1, 1024), (3, 4), (4, 4))],
 )
-def test_attention(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block, shared):
+def test_attention_of_operators(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block, shared):
     monkeypatch.setattr(fused_attention, "BLOCK", block)
     monkeypatch.setattr(fused_attention, "SHARED", shared)
+    check_attention(fused_attention.AttentionKernel, batch, heads, kv_heads, length, extra, layout, padding)
+
+
+@pytest.mark.parametrize("case", [*ATTENTION[:2], ATTENTION[4], ATTENTION[6], (1, 2, 1, 53, 3, packed, 2)])
+def test_attention_in_c(case):
+    check_attention(lambda causal: in_c(fused_attention.AttentionKernel(causal)), *case)
+
+
+def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding):
+    """Attention against the plain core; ``make(causal)`` gives the kernel."""
     start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
     keep = np.ones((batch, length), np.int32)
     keep[0, :padding] = 0
     keep[-1, 0] = -1  # seen by every later row, whatever document it is of
     columns = Tensor(np.concatenate([np.ones((batch, extra), np.int32), keep], 1))
     keep_rows, keep = (keep != 0).astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
-    kernel = fused_attention.AttentionKernel(layout is not prefix_mask)
+    kernel = make(layout is not prefix_mask)
     core = layers.AttentionCore(heads, kv_heads, 8)
 
     def fast(query, keys, values):
-        return kernel(query, keys, values, start, end, columns)
+        mixed = kernel(query, keys, values, start, end, columns)
+        return layers.split_heads(mixed, batch, heads) if kernel.joins else mixed
 
     def plain(query, keys, values):
         return layers.split_heads(core.attend(query, keys, values, start, end, keep, extra, None), batch, heads)
@@ -209,7 +265,7 @@ def test_attention(monkeypatch, batch, heads, kv_heads, length, extra, layout, p
 
 
 @pytest.mark.parametrize("pieces, width", [(1, 8), (4, 6)])
-def test_cross_entropy(monkeypatch, pieces, width):
+def test_cross_entropy(form, monkeypatch, pieces, width):
     rows, vocabulary = 11, 13
     monkeypatch.setattr(fused, "CHUNK_ROWS", 1)
     monkeypatch.setattr(fused, "CHUNK_BYTES", (rows // pieces) * 4 * vocabulary)
@@ -217,7 +273,7 @@ def test_cross_entropy(monkeypatch, pieces, width):
     labels = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
     labels[[2, 3, 10]] = IGNORED
     targets = Tensor(labels)
-    kernel = fused.LinearCrossEntropyKernel(IGNORED)
+    kernel = form(fused.LinearCrossEntropyKernel(IGNORED))
 
     def fast(hidden):
         return kernel(hidden, weight, targets)[0].reshape(1)
@@ -233,9 +289,14 @@ def test_cross_entropy(monkeypatch, pieces, width):
 MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "chatglm1"]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_fast_models_meet_their_references(fixtures, name):
+@pytest.mark.parametrize(
+    "name, in_c", [(name, True) for name in MODELS] + [(name, False) for name in ("llama_gqa", "chatglm1")]
+)
+def test_fast_models_meet_their_references(fixtures, monkeypatch, name, in_c):
     """Logits of the reference implementation to 1e-4, and the plain path's gradient of every parameter."""
+    if not in_c:  # as without a compiler
+        monkeypatch.setattr(causal_lm, "native", lambda kernel: kernel)
+        monkeypatch.setattr(native, "available", lambda: False)
     model = AutoModel.from_pretrained(fixtures / name)
     reference = np.load(fixtures / name / "ref.npz")
     ids = Tensor(reference["input_ids"].astype(np.int32))
