@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from model_zoo.cores import available_cores
+from model_zoo.errors import InputError
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -111,7 +112,32 @@ def device() -> Iterator[Finding]:
         yield "bad", "operators", f"a matrix product fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         return
     yield ("ok" if right else "bad"), "operators", "a matrix product is right" if right else "a matrix product is wrong"
+    yield from kernels()
     yield from path()
+
+
+def kernels() -> Iterator[Finding]:
+    """Whether the kernels in C are there, and where from; or why not."""
+    import mindspore as ms
+
+    from model_zoo.native import build
+
+    instead = "it runs by MindSpore's operators, slower, with the same numbers"
+    if ms.get_context("device_target") != "CPU":
+        yield "note", "kernels", f"those in C are for a CPU; {instead}"
+        return
+    try:
+        where = build.library()
+        command = build.compiler()
+    except build.NoCompiler as error:
+        yield "note", "kernels", f"none in C ({error}): {instead}"
+        return
+    except InputError as error:
+        yield "bad", "kernels", str(error)
+        return
+    count = build.threads_in_use()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    yield "ok", "kernels", f"in C, compiled by {' '.join(command)}, {threads}: {where}"
 
 
 def path() -> Iterator[Finding]:
@@ -119,17 +145,25 @@ def path() -> Iterator[Finding]:
     import mindspore as ms
     import numpy as np
 
-    from model_zoo.layers import RMSNorm
+    from model_zoo.layers import Linear, RMSNorm, SwiGLU, name_parameters
+    from model_zoo.native import available, native, swap_products
 
-    cell, values = RMSNorm(8, 1e-6), ms.Tensor(np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8))
-    plain = cell(values).asnumpy()
-    cell.fast = True
+    norm, linear, activation = RMSNorm(40, 1e-6), Linear(40, 24, bias=False), SwiGLU()
+    name_parameters(ms.nn.CellList([norm, linear]))
+    linear.weight.set_data(ms.Tensor(np.sin(np.arange(24 * 40, dtype=np.float32)).reshape(24, 40)))
+    values = ms.Tensor(np.cos(np.arange(200, dtype=np.float32)).reshape(5, 40))
 
-    def compiled(x):
-        return cell(x)
+    def forward(x):
+        y = linear(norm(x))
+        return activation(y, y)
 
     try:
-        difference = float(np.abs(ms.jit(compiled)(values).asnumpy() - plain).max())
+        plain = forward(values).asnumpy()
+        in_c = available()
+        for cell in (norm, activation):
+            cell.fast, cell.kernel = True, native(cell.kernel)
+        swap_products(linear, True)
+        difference = float(np.abs(ms.jit(forward)(values).asnumpy() - plain).max() / np.abs(plain).max())
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         yield (
@@ -141,10 +175,11 @@ def path() -> Iterator[Finding]:
     if not difference < 1e-5:
         yield "bad", "path", f"the fast kernels are off by {difference:.1e} from the plain operators"
         return
+    kind = "kernels in C" if in_c else "compiled kernels of operators"
     yield (
         "ok",
         "path",
-        "fast: compiled kernels, which agree with the plain operators here, for all that is in float32; model.dtype "
+        f"fast: {kind}, which agree with the plain operators here, for all that is in float32; model.dtype "
         "float16 and bfloat16 go by plain operators",
     )
 
