@@ -45,6 +45,8 @@ def make_world(recipe):
     from pet.train.world import World
 
     layout = recipe.parallel
+    if layout.shard_optimizer and layout.data == 1:
+        log.warning("parallel.shard_optimizer divides nothing: parallel.data is 1")
     if layout.processes == 1:
         return World()
     from pet.parallel.world import ParallelWorld

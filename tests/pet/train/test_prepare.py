@@ -11,7 +11,7 @@ import pytest
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.recipe.loading import from_dict
-from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_feeds
+from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_feeds, make_world
 from pet.train.world import World
 
 
@@ -74,3 +74,17 @@ def test_answers_cannot_be_measured_where_nothing_is_asked(tmp_path, caplog):
         load_asked(recipe, prepared)
     assert load_asked(recipe, prepared, required=False) == []
     assert "exact_match compare answers" in caplog.text
+
+
+def test_an_optimizer_that_has_nobody_to_share_with(caplog):
+    values = {
+        "model": {"path": "gpt_tiny"},
+        "data": {"train": __file__, "max_length": 64},
+        "parallel": {"shard_optimizer": True},
+    }
+    values["train"] = {"steps": 2, "warmup": 0}
+    with caplog.at_level("WARNING", "pet"):
+        assert type(make_world(from_dict(values))) is World
+    assert [record.message for record in caplog.records] == [
+        "parallel.shard_optimizer divides nothing: parallel.data is 1"
+    ]
