@@ -24,11 +24,9 @@ from model_zoo.layers import (
     GeluTanh,
     LayerNorm,
     Linear,
-    Rotary,
-    RotaryTable,
     SplitHeads,
-    rotary_frequencies,
 )
+from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 ALPHA = math.sqrt(56)
 """sqrt(2·28): that of the published 28-layer model, also for models with fewer layers."""

@@ -19,14 +19,12 @@ from model_zoo.layers import (
     GroupedAttention,
     Linear,
     RMSNorm,
-    Rotary,
-    RotaryTable,
     SplitHeads,
     SplitRotary,
     SwiGLU,
-    rotary_frequencies,
 )
 from model_zoo.rope_config import rope_settings
+from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
 
 
@@ -162,11 +160,10 @@ class ChatGLM2Attention(nn.Cell):
         mixed = steps.run(self.query_key_value, x)
         head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
         first, width = self.heads * head_dim, self.kv_heads * head_dim
-        query, keys, values = (
-            steps.run(self.split, steps.part(mixed, *place))
-            for place in ((0, first), (first, width), (first + width, width))
+        query, keys = (
+            steps.run(self.rotate, steps.part(mixed, *place), cosine, sine) for place in ((0, first), (first, width))
         )
-        query, keys = (steps.run(self.rotary, part, cosine, sine) for part in (query, keys))
+        values = steps.run(self.split, steps.part(mixed, first + width, width))
         return steps.run(self.dense, steps.run(self.core, query, keys, values))
 
 

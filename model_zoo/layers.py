@@ -15,14 +15,12 @@ compiled graphs gain from it. ``record`` tells the same once more, for single to
 
 from __future__ import annotations
 
-import math
-
 import mindspore as ms
-import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
 from model_zoo import fused, fused_attention
+from model_zoo.rotary import Rotary
 
 MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
@@ -187,90 +185,6 @@ class SwiGLU(nn.Cell):
         return steps.call("swiglu", gate, up, out=gate.shape)
 
 
-def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None = None) -> np.ndarray:
-    """The angular step per position of each of ``width / 2`` pairs, float32.
-
-    Args:
-        width: how many dimensions of a head are rotated.
-        theta: the base of the geometric series.
-        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear or llama3.
-    """
-    inverse = 1.0 / (theta ** (np.arange(0, width, 2, dtype=np.float32) / width))
-    kind = (scaling or {}).get("rope_type", "default")
-    if kind == "linear":
-        inverse = inverse / scaling["factor"]
-    elif kind == "llama3":
-        context, low, high = (
-            scaling[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
-        )
-        wavelength = 2 * math.pi / inverse
-        blend = (context / wavelength - low) / (high - low)
-        between = (1 - blend) * inverse / scaling["factor"] + blend * inverse
-        inverse = np.where(
-            wavelength > context / low,
-            inverse / scaling["factor"],
-            np.where(wavelength < context / high, inverse, between),
-        )
-    return inverse.astype(np.float32)
-
-
-class RotaryTable(nn.Cell):
-    """Positions → cosines and sines, once per forward for all layers.
-
-    ``form`` says how they lie over the rotated dimensions: ``half`` repeats the frequencies twice (pairs (i, i + d/2)),
-    ``interleaved`` repeats each one (pairs (2i, 2i + 1)).
-
-    Returns:
-        Two tensors ``(B, 1, S, 2·len(frequencies))``, float32.
-    """
-
-    def __init__(self, frequencies: np.ndarray, form: str):
-        super().__init__()
-        lanes = np.concatenate([frequencies, frequencies]) if form == "half" else np.repeat(frequencies, 2)
-        self.lanes = Tensor(lanes.astype(np.float32))
-
-    def construct(self, positions):
-        angles = positions.astype(ms.float32).expand_dims(-1) * self.lanes  # (B, S, rotated)
-        angles = angles.expand_dims(1)
-        return ops.cos(angles), ops.sin(angles)
-
-
-class Rotary(nn.Cell):
-    """Rotates the first ``width`` dimensions of every head by its position's angles (Su et al. 2021).
-
-    Args:
-        form: ``half`` or ``interleaved``, as in `RotaryTable`.
-        width: how many leading dimensions are rotated; the rest passes through.
-        head_dim: the head's whole width.
-    """
-
-    def __init__(self, form: str, width: int, head_dim: int):
-        super().__init__()
-        self.half = form == "half"
-        self.width, self.partial = width, width < head_dim
-        self.fast = False
-        self.kernel = fused.rotary(self.half, width, head_dim)
-
-    def turned(self, x):
-        """Each pair (a, b) as (−b, a)."""
-        if self.half:
-            middle = self.width // 2
-            return ops.concat((-x[..., middle:], x[..., :middle]), -1)
-        pairs = x.reshape(x.shape[:-1] + (self.width // 2, 2))
-        return ops.stack((-pairs[..., 1], pairs[..., 0]), -1).reshape(x.shape)
-
-    def construct(self, x, cosine, sine):
-        if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, cosine, sine)
-        rotated = x[..., : self.width] if self.partial else x  # (B, heads, S, width)
-        wide = rotated.astype(ms.float32)
-        wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
-        return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
-
-    def record(self, steps, x, cosine, sine):
-        return steps.call("rotary_half" if self.half else "rotary_interleaved", x, cosine, sine, out=x.shape)
-
-
 def visible(start, end, keep, keys: int):
     """The interval rows as a boolean mask ``(B, S, keys)``."""
     index = ops.arange(keys).astype(ms.int32).reshape(1, 1, keys)
@@ -426,6 +340,9 @@ class SplitRotary(nn.Cell):
             return self.kernel(x, cosine, sine, start)
         return self.rotary(split_heads(x, start.shape[0], x.shape[1] // self.head_dim), cosine, sine)
 
+    def record(self, steps, x, cosine, sine):
+        return steps.run(self.rotary, steps.heads(x, self.head_dim), cosine, sine)
+
 
 class GroupedAttention(nn.Cell):
     """Self-attention with separate query, key, value and output projections and grouped queries.
@@ -458,8 +375,6 @@ class GroupedAttention(nn.Cell):
         return self.o_proj(self.core(query, keys, values, start, end, keep))
 
     def record(self, steps, x, cosine, sine):
-        query, keys, values = (
-            steps.run(self.split, steps.run(cell, x)) for cell in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        query, keys = (steps.run(self.rotary, part, cosine, sine) for part in (query, keys))
+        query, keys = (steps.run(self.rotate, steps.run(cell, x), cosine, sine) for cell in (self.q_proj, self.k_proj))
+        values = steps.run(self.split, steps.run(self.v_proj, x))
         return steps.run(self.o_proj, steps.run(self.core, query, keys, values))

@@ -12,11 +12,10 @@ from model_zoo.layers import (
     GroupedAttention,
     Linear,
     RMSNorm,
-    Rotary,
     SwiGLU,
-    rotary_frequencies,
 )
 from model_zoo.rope_config import rope_settings
+from model_zoo.rotary import Rotary, rotary_frequencies
 from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
 
 

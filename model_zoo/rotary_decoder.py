@@ -7,7 +7,8 @@ import numpy as np
 from mindspore import nn
 
 from model_zoo.causal_lm import CausalLM, Config
-from model_zoo.layers import Embedding, Linear, RMSNorm, RotaryTable
+from model_zoo.layers import Embedding, Linear, RMSNorm
+from model_zoo.rotary import RotaryTable
 
 
 class RotaryDecoder(nn.Cell):

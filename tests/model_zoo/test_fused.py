@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import causal_lm, fused, fused_attention, layers, native
+from model_zoo import causal_lm, fused, fused_attention, layers, native, rotary
 from model_zoo.auto import AutoModel
 
 IGNORED = -100
@@ -178,9 +178,9 @@ def test_heads(form, batch, length, heads, width):
 @pytest.mark.parametrize("pairs, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_rotary(form, pairs, width, head_dim, rows):
-    kernel, cell = form(fused.rotary(pairs == "half", width, head_dim)), layers.Rotary(pairs, width, head_dim)
+    kernel, cell = form(fused.rotary(pairs == "half", width, head_dim)), rotary.Rotary(pairs, width, head_dim)
     positions = np.random.default_rng(0).integers(0, 99, (rows, 5)).astype(np.int32)
-    cosine, sine = layers.RotaryTable(layers.rotary_frequencies(width), pairs)(Tensor(positions))
+    cosine, sine = rotary.RotaryTable(rotary.rotary_frequencies(width), pairs)(Tensor(positions))
 
     def fast(x):
         return kernel(x, cosine, sine)
