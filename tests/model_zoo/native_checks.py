@@ -85,9 +85,10 @@ PRODUCTS = [  # rows, columns, depth
     (13, 64, 17),
     (5, 129, 255),
     (385, 33, 257),
-    (6, 65, 4100),  # deeper than what is copied at once
+    (12, 1030, 515),
+    (14, 65, 4100),  # deeper than what is copied at once
     (50, 8200, 130),  # several chunks of panels
-    (3, 700, 2049),
+    (15, 700, 2049),
     (97, 8, 40),
     (0, 5, 4),
     (4, 0, 3),
@@ -224,8 +225,17 @@ def rotary(kernels, x, rotated, tables, form):
             turned = np.concatenate([first, second], -1)
         else:
             turned = np.stack([first, second], -1).reshape(pairs.shape)
-        mine = kernels(name, (x, np.cos(lanes).astype(np.float32), np.sin(lanes).astype(np.float32)), x.shape)
-        close(mine, np.concatenate([turned, x[..., rotated:]], -1))
+        table = np.cos(lanes).astype(np.float32), np.sin(lanes).astype(np.float32)
+        expected = np.concatenate([turned, x[..., rotated:]], -1)
+        close(kernels(name, (x, *table), x.shape), expected)
+        # the same in one with splitting the heads
+        joined = x.transpose(0, 2, 1, 3).reshape(x.shape[0] * x.shape[2], -1)
+        start = np.zeros((x.shape[0], x.shape[2]), np.int32)
+        if sign == 1:
+            close(kernels(f"split_{name}", (joined, *table, start), x.shape), expected)
+        else:
+            back = expected.transpose(0, 2, 1, 3).reshape(joined.shape)
+            close(kernels(f"split_{name}", (x, *table, start), joined.shape), back)
 
 
 def loss(kernels):
@@ -313,7 +323,36 @@ def attention(kernels):
             close(gradient, right, 1e-5)
 
 
-CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention)
+def one_token(kernels):
+    """Attention of one token over kept keys and values, into which it puts its own."""
+    for batch, count, key_heads, width, front, room in [(1, 1, 1, 5, 0, 1), (2, 4, 2, 64, 0, 40), (3, 6, 1, 80, 7, 33)]:
+        query = numbers(batch, count, 1, width) * 2
+        keys, values = (numbers(batch, key_heads, front + 1, width, seed=seed) for seed in (1, 2))
+        kept = [numbers(batch, key_heads, room, width, seed=seed) for seed in (3, 4)]
+        end = np.full((batch, 1), room, np.int32) - np.arange(batch, dtype=np.int32)[:, None] % room
+        columns = np.random.default_rng(0).integers(0, 2, (batch, front + room)).astype(np.int32)
+        columns[np.arange(batch), front + end[:, 0] - 1] = 1
+        expected = np.zeros((batch, count, width))
+        for row in range(batch):
+            last = end[row, 0] - 1
+            for array, new in zip(kept, (keys, values), strict=True):
+                array[row, :, last] = new[row, :, front]  # as the kernel does: `inputs` stay what they were
+            seen = columns[row, : front + last + 1] != 0
+            for head in range(count):
+                pair = head // (count // key_heads)
+                k, v = (
+                    np.concatenate([new[row, pair, :front], array[row, pair, : last + 1]])[seen].astype(np.float64)
+                    for array, new in zip(kept, (keys, values), strict=True)
+                )
+                scores = k @ query[row, head, 0].astype(np.float64) * width**-0.5
+                p = np.exp(scores - scores.max())
+                expected[row, head] = p @ v / p.sum()
+        flat = [array.reshape(-1) for array in kept]
+        mine = kernels("token_attention", (query, keys, values, *flat, end, columns), (batch, count * width))
+        close(mine, expected.reshape(batch, -1), 5e-6)
+
+
+CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention, one_token)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)

@@ -72,6 +72,10 @@ def test_what_is_not_a_number_stays_so(path, bad):
         return array
 
     x, other = with_bad(5, 37), numbers(5, 37, seed=1)
+    tall = with_bad(20, 37)
+    assert np.isnan(kernels("product_of_rows", (tall, other), (20, 5))[10]).all()
+    assert np.isnan(kernels("product_of_rows", (numbers(20, 37, seed=2), x), (20, 5))[:, 2]).all()
+    assert np.isnan(kernels("plain_product", (numbers(20, 5), x), (20, 37))[:, 18]).all()
     assert np.isnan(kernels("product_of_rows", (x, other), (5, 5))[2]).all()
     assert np.isnan(kernels("product_of_rows", (other, x), (5, 5))[:, 2]).all()
     assert np.isnan(kernels("product_of_columns", (x, other), (37, 37))[18]).all()
