@@ -21,8 +21,10 @@ int pet_threads(void);
 enum { PET_STEPS = 4, PET_SLOTS = 5 }; /* the last is that of steps.c */
 void *pet_scratch(int slot, int64_t bytes);
 
-/* What MindSpore calls: the inputs, then the outputs; 0 when all went well. */
+/* What MindSpore calls: the inputs, then the outputs; 0 when all went well. Protected, so that steps.c calls those of
+ * this library whatever other libraries of the process have under the same names. */
 #define PET_KERNEL(name)                                                                                        \
+    __attribute__((visibility("protected")))                                                                    \
     int name(int count, void **params, int *ndims, int64_t **shapes, const char **dtypes, void *stream, void *extra)
 
 #endif
