@@ -3,12 +3,13 @@
 They do in one pass what MindSpore's operators do in several. Without a C compiler, or on another device, everything
 runs by `model_zoo.fused` and gives the same numbers, slower.
 
-    build.py     compiles and keeps them             kernels.py    cells around them
-    pool.c       threads                             gemm.c        matrix products
-    attention.c  attention and its gradients         rows.c        norms, activations, heads, rotations, loss
-    few_rows.c   products of few rows                one_token.c   attention over a cache
-    steps.c      many kernels as one operator        decoding.py   cells for single tokens
-    product.h, vectors.h                             what the kernels compute with
+    build.py       compiles and keeps them              kernels.py     cells around them
+    gemm.c         matrix products                      attention.c    attention and its gradients
+    low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c, loss.c
+    update.c       the optimizer's work                 updates.py     cells around that
+    few_rows.c     products of few rows                 one_token.c    attention over a cache
+    steps.c        many kernels as one operator         decoding.py    cells for single tokens
+    pool.c         threads                              product.h, vectors.h   what the kernels compute with
 """
 
 from __future__ import annotations

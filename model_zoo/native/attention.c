@@ -94,8 +94,6 @@ static void turn(const float *from, float *to, int64_t rows, int64_t width, int6
     }
 }
 
-static int64_t up_to_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
 static void attention_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     int64_t width = of->width, padded = of->padded, turned_for = -1;

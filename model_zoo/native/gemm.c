@@ -100,7 +100,7 @@ static void turned_tiles(void *arguments, int64_t first, int64_t last) {
     for (int64_t unit = first; unit < last && rest && turned; unit++) {
         int64_t row = unit * of->height, rows = least(of->rows - row, of->height);
         for (int64_t k = 0; k < of->part; k += DEPTH) {
-            int64_t depth = least(of->part - k, DEPTH), wide = (depth + LANES - 1) / LANES * LANES;
+            int64_t depth = least(of->part - k, DEPTH), wide = up_to_lanes(depth);
             copy_turned(of->a + (of->k + k) * of->a_row + row, of->a_row, depth, rows, turned, wide);
             for (int64_t index = 0; index < of->panels; index++)
                 tile(of, index, row, rows, turned, wide, 1, k, depth, rest);
@@ -111,7 +111,7 @@ static void turned_tiles(void *arguments, int64_t first, int64_t last) {
 static int gemm(struct gemm of) {
     if (of.depth == 0) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
     if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
-    int64_t wide = (of.columns + LANES - 1) / LANES * LANES;
+    int64_t wide = up_to_lanes(of.columns);
     of.panel = least(wide, PANEL);
     int64_t all = (of.columns + of.panel - 1) / of.panel, depth = least(of.depth, MOST_DEPTH);
     int64_t together = COPIED / (of.panel * depth);

@@ -20,8 +20,6 @@ struct low_rank {
     _Atomic int failed;
 };
 
-static int64_t up_to_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
 /* (rows, columns) → (columns, padded), zeros in what pads. */
 static void turn_small(const float *from, int64_t rows, int64_t columns, float *to, int64_t padded) {
     for (int64_t k = 0; k < columns; k++)

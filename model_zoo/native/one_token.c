@@ -97,7 +97,7 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
         float *out = of->out + unit * width;
         int64_t count = 0;
         for (int i = 0; i < 3; count += parts[i++].count) score(of, query, parts[i], scores + count);
-        int64_t padded = (count + LANES - 1) / LANES * LANES;
+        int64_t padded = up_to_lanes(count);
         for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
         floats most = load(scores), sums = {0};
         for (int64_t j = LANES; j < padded; j += LANES) most = greater(most, load(scores + j));

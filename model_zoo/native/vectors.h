@@ -14,6 +14,9 @@ enum { LANES = 8, WIDE = 2 };
 typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 
+/* The next multiple of LANES. */
+static inline int64_t up_to_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
 static inline floats load(const float *from) {
     floats value;
     memcpy(&value, from, sizeof value);

@@ -1,0 +1,109 @@
+/* Activations number by number, and their gradients. All float32. */
+#include "pool.h"
+#include "vectors.h"
+
+enum { AT_ONCE = 8192 };
+
+static int64_t size_of(int dimensions, const int64_t *shape) {
+    int64_t size = 1;
+    for (int i = 0; i < dimensions; i++) size *= shape[i];
+    return size;
+}
+
+struct activation {
+    const float *gate, *up, *dout;
+    float *out, *out_up;
+};
+
+static inline floats sigmoid(floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* Calls `step` on a vector of numbers at a time, and on the rest filled up with zeros. */
+#define EACH(step)                                                    \
+    do {                                                              \
+        int64_t i = first;                                            \
+        for (; i + LANES <= last; i += LANES) step(load, store);      \
+        if (i < last) step(load_rest, store_rest);                    \
+    } while (0)
+#define load_rest(from) load_some(from, last - i)
+#define store_rest(to, value) store_some(to, value, last - i)
+
+static void swiglu_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                                         \
+    {                                                                          \
+        floats gate = get(of->gate + i);                                       \
+        put(of->out + i, gate * sigmoid(gate) * get(of->up + i));              \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* gate, up → silu(gate)·up */
+PET_KERNEL(swiglu) {
+    struct activation of = {.gate = params[0], .up = params[1], .out = params[2]};
+    pet_parallel(swiglu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+/* silu' = σ + x·σ·(1 − σ) */
+static void swiglu_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                                         \
+    {                                                                          \
+        floats gate = get(of->gate + i), dout = get(of->dout + i);             \
+        floats s = sigmoid(gate), silu = gate * s;                             \
+        put(of->out + i, dout * get(of->up + i) * (s + silu - silu * s));      \
+        put(of->out_up + i, dout * silu);                                      \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* gate, up, dy → dgate, dup */
+PET_KERNEL(swiglu_gradient) {
+    struct activation of = {.gate = params[0], .up = params[1], .dout = params[2], .out = params[3],
+                            .out_up = params[4]};
+    pet_parallel(swiglu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+/* x·sigmoid(u) with u = 2·√(2/π)·(x + 0.044715·x³), which is GELU by tanh */
+static const float LINEAR = 1.5957691216057308f, CUBIC = 0.07135481282731592f;
+
+static void gelu_tanh_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                                         \
+    {                                                                          \
+        floats x = get(of->gate + i);                                          \
+        put(of->out + i, x * sigmoid(x * (x * x * CUBIC + LINEAR)));           \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* x → gelu(x) */
+PET_KERNEL(gelu_tanh) {
+    struct activation of = {.gate = params[0], .out = params[1]};
+    pet_parallel(gelu_tanh_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void gelu_tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                                         \
+    {                                                                          \
+        floats x = get(of->gate + i), square = x * x;                          \
+        floats s = sigmoid(x * (square * CUBIC + LINEAR));                     \
+        floats slope = square * (3.0f * CUBIC) + LINEAR;                       \
+        put(of->out + i, get(of->dout + i) * (s + x * slope * (s - s * s)));   \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* x, dy → dx */
+PET_KERNEL(gelu_tanh_gradient) {
+    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
+    pet_parallel(gelu_tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}

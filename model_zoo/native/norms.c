@@ -1,0 +1,162 @@
+/* Norms row by row, and their gradients. All float32. */
+#include <math.h>
+
+#include "pool.h"
+#include "vectors.h"
+
+/* RMSNorm: y = x·s·w with s = 1 / sqrt(mean(x²) + eps) ------------------------------------------------------------- */
+
+struct norm {
+    const float *x, *weight, *bias, *mean, *scale, *dout;
+    float *out, *out_mean, *out_scale;
+    int64_t width, rows;
+    float eps;
+};
+
+static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
+    struct norm *of = arguments;
+    int64_t width = of->width, whole = width / LANES * LANES;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = of->x + row * width;
+        float *out = of->out + row * width;
+        floats squares = {0};
+        for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+        float sum = sum_of(squares);
+        for (int64_t i = whole; i < width; i++) sum += x[i] * x[i];
+        float scale = 1.0f / sqrtf(sum / (float)width + of->eps);
+        of->out_scale[row] = scale;
+        for (int64_t i = 0; i < whole; i += LANES) store(out + i, load(x + i) * scale * load(of->weight + i));
+        for (int64_t i = whole; i < width; i++) out[i] = x[i] * scale * of->weight[i];
+    }
+}
+
+/* x (N, H), weight (H), eps (1) → y (N, H), s (N, 1) */
+PET_KERNEL(rms_norm) {
+    struct norm of = {.x = params[0], .weight = params[1], .out = params[3], .out_scale = params[4],
+                      .eps = *(float *)params[2], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(rms_norm_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* With q = dy·s·w: dx = q − x·s²·mean(q·x). */
+static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last) {
+    struct norm *of = arguments;
+    int64_t width = of->width, whole = width / LANES * LANES;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = of->x + row * width, *dout = of->dout + row * width;
+        float *out = of->out + row * width, scale = of->scale[row];
+        floats sums = {0};
+        for (int64_t i = 0; i < whole; i += LANES) sums += load(dout + i) * load(of->weight + i) * load(x + i);
+        float sum = sum_of(sums);
+        for (int64_t i = whole; i < width; i++) sum += dout[i] * of->weight[i] * x[i];
+        float along = sum * scale * scale * scale / (float)width;
+        for (int64_t i = 0; i < whole; i += LANES)
+            store(out + i, load(dout + i) * scale * load(of->weight + i) - load(x + i) * along);
+        for (int64_t i = whole; i < width; i++) out[i] = dout[i] * scale * of->weight[i] - x[i] * along;
+    }
+}
+
+/* x, weight, s, dy → dx */
+PET_KERNEL(rms_norm_gradient) {
+    struct norm of = {.x = params[0], .weight = params[1], .scale = params[2], .dout = params[3], .out = params[4],
+                      .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* LayerNorm: y = (x − m)·s·w + b ---------------------------------------------------------------------------------- */
+
+static void layer_norm_rows(void *arguments, int64_t first, int64_t last) {
+    struct norm *of = arguments;
+    int64_t width = of->width, whole = width / LANES * LANES;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = of->x + row * width;
+        float *out = of->out + row * width;
+        floats sums = {0};
+        for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
+        float sum = sum_of(sums);
+        for (int64_t i = whole; i < width; i++) sum += x[i];
+        float mean = sum / (float)width;
+        floats squares = {0};
+        for (int64_t i = 0; i < whole; i += LANES) squares += (load(x + i) - mean) * (load(x + i) - mean);
+        sum = sum_of(squares);
+        for (int64_t i = whole; i < width; i++) sum += (x[i] - mean) * (x[i] - mean);
+        float scale = 1.0f / sqrtf(sum / (float)width + of->eps);
+        of->out_mean[row] = mean;
+        of->out_scale[row] = scale;
+        for (int64_t i = 0; i < whole; i += LANES)
+            store(out + i, (load(x + i) - mean) * scale * load(of->weight + i) + load(of->bias + i));
+        for (int64_t i = whole; i < width; i++) out[i] = (x[i] - mean) * scale * of->weight[i] + of->bias[i];
+    }
+}
+
+/* x (N, H), weight (H), bias (H), eps (1) → y (N, H), m (N, 1), s (N, 1) */
+PET_KERNEL(layer_norm) {
+    struct norm of = {.x = params[0], .weight = params[1], .bias = params[2], .out = params[4], .out_mean = params[5],
+                      .out_scale = params[6], .eps = *(float *)params[3], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(layer_norm_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* With c = x − m and q = dy·s·w: dx = q − mean(q) − c·s²·mean(q·c). */
+static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t last) {
+    struct norm *of = arguments;
+    int64_t width = of->width, whole = width / LANES * LANES;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = of->x + row * width, *dout = of->dout + row * width;
+        float *out = of->out + row * width, scale = of->scale[row], mean = of->mean[row];
+        floats sums = {0}, products = {0};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            floats q = load(dout + i) * load(of->weight + i);
+            sums += q;
+            products += q * (load(x + i) - mean);
+        }
+        float sum = sum_of(sums), product = sum_of(products);
+        for (int64_t i = whole; i < width; i++) {
+            float q = dout[i] * of->weight[i];
+            sum += q;
+            product += q * (x[i] - mean);
+        }
+        float level = sum * scale / (float)width, along = product * scale * scale * scale / (float)width;
+        for (int64_t i = 0; i < whole; i += LANES)
+            store(out + i, load(dout + i) * scale * load(of->weight + i) - level - (load(x + i) - mean) * along);
+        for (int64_t i = whole; i < width; i++)
+            out[i] = dout[i] * scale * of->weight[i] - level - (x[i] - mean) * along;
+    }
+}
+
+/* x, weight, m, s, dy → dx */
+PET_KERNEL(layer_norm_gradient) {
+    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = params[4],
+                      .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* The weight's gradient, Σ over rows of dy·(x − m)·s; m is 0 for RMSNorm. Each piece is some columns of all rows. */
+static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
+    struct norm *of = arguments;
+    for (int64_t i = first; i < last; i++) of->out[i] = 0.0f;
+    for (int64_t row = 0; row < of->rows; row++) {
+        const float *x = of->x + row * of->width, *dout = of->dout + row * of->width;
+        float scale = of->scale[row], mean = of->mean ? of->mean[row] : 0.0f;
+#pragma omp simd
+        for (int64_t i = first; i < last; i++) of->out[i] += dout[i] * (x[i] - mean) * scale;
+    }
+}
+
+/* x, s, dy → dw */
+PET_KERNEL(rms_norm_weight_gradient) {
+    struct norm of = {.x = params[0], .scale = params[1], .dout = params[2], .out = params[3], .rows = shapes[0][0],
+                      .width = shapes[0][1]};
+    pet_parallel(norm_weight_columns, &of, of.width, 64);
+    return 0;
+}
+
+/* x, m, s, dy → dw */
+PET_KERNEL(layer_norm_weight_gradient) {
+    struct norm of = {.x = params[0], .mean = params[1], .scale = params[2], .dout = params[3], .out = params[4],
+                      .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(norm_weight_columns, &of, of.width, 64);
+    return 0;
+}
