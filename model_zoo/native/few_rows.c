@@ -47,12 +47,27 @@ static inline __attribute__((always_inline)) void dots(int tall, int wide, const
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) {
-            if (whole < depth)
-                sums[i][j] += load_some(a + i * depth + whole, depth - whole) *
-                              load_some(b + j * depth + whole, depth - whole);
-            c[i * c_row + j] = sum_of(sums[i][j]);
+        for (int j = 0; j < wide && whole < depth; j++)
+            sums[i][j] += load_some(a + i * depth + whole, depth - whole) *
+                          load_some(b + j * depth + whole, depth - whole);
+    if (tall == SOME && wide == SOME) { /* in the order of sum_of, as many at a time as a vector holds */
+        float out[SOME * SOME];
+        for (int first = 0; first < SOME * SOME; first += LANES) {
+            floats *square = &sums[0][0] + first;
+            turn_square(square);
+#pragma GCC unroll 4
+            for (int width = LANES / 2; width > 0; width /= 2)
+#pragma GCC unroll 8
+                for (int i = 0; i < width; i++) square[i] += square[i + width];
+            store(out + first, square[0]);
         }
+        for (int i = 0; i < tall; i++) memcpy(c + i * c_row, out + i * SOME, SOME * sizeof(float));
+        return;
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) c[i * c_row + j] = sum_of(sums[i][j]);
 }
 
 static void by_rows(void *arguments, int64_t first, int64_t last) {

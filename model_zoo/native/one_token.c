@@ -30,7 +30,10 @@ static inline floats scores_of(const float *query, const float *keys, int64_t wi
     for (int64_t k = 0; k < width; k += LANES) {
         floats part = load(query + k);
 #pragma GCC unroll 16
-        for (int j = 0; j < LANES; j++) sums[j] += part * load(keys + j * width + k);
+        for (int j = 0; j < LANES; j++) {
+            sums[j] += part * load(keys + j * width + k);
+            __builtin_prefetch(keys + (LANES + j) * width + k);
+        }
     }
     turn_square(sums);
 #pragma GCC unroll 16
@@ -63,7 +66,10 @@ static void mix(const struct token *of, struct stretch part, const float *shares
         for (int i = 0; i < 4; i++) sums[i] = load(out + k + i * LANES);
         for (int64_t j = 0; j < part.count; j++)
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) sums[i] += shares[j] * load(part.values + j * width + k + i * LANES);
+            for (int i = 0; i < 4; i++) {
+                sums[i] += shares[j] * load(part.values + j * width + k + i * LANES);
+                __builtin_prefetch(part.values + (j + LANES) * width + k + i * LANES);
+            }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) store(out + k + i * LANES, sums[i]);
     }
