@@ -191,6 +191,22 @@ def test_rotary(form, pairs, width, head_dim, rows):
     check(fast, plain, (numbers(2, 3, 5, head_dim),), tolerance=1e-6)
 
 
+@pytest.mark.parametrize("pairs, width", [("half", 8), ("interleaved", 4)])
+def test_splitting_and_rotating_in_one(form, pairs, width):
+    kernel, cell = form(fused.split_rotary(pairs == "half", width, 8)), rotary.Rotary(pairs, width, 8)
+    positions = np.random.default_rng(0).integers(0, 99, (2, 5)).astype(np.int32)
+    cosine, sine = rotary.RotaryTable(rotary.rotary_frequencies(width), pairs)(Tensor(positions))
+    start = Tensor(np.zeros((2, 5), np.int32))
+
+    def fast(x):
+        return kernel(x, cosine, sine, start)
+
+    def plain(x):
+        return cell(layers.split_heads(x, 2, 3), cosine, sine)
+
+    check(fast, plain, (numbers(10, 24),), tolerance=1e-6)
+
+
 def causal(batch, length):
     rows = np.arange(length, dtype=np.int32)[None].repeat(batch, 0)
     return np.zeros_like(rows), rows + 1
