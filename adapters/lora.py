@@ -142,7 +142,12 @@ class LoRAConfig(MethodConfig):
 
 
 class LoRALinear(AdapterModule):
-    """LoRA on one linear cell: Dense, Linear, or GPT-2's transposed Conv1D."""
+    """LoRA on one linear cell: Dense, Linear, or GPT-2's transposed Conv1D.
+
+    Attributes:
+        fast: whether the sum goes by ``kernel``, as in the cells of `model_zoo.layers`.
+        narrow: whether products are to be computed in a narrow type, which ``kernel`` cannot (`pet.train.precision`).
+    """
 
     def __init__(self, config: LoRAConfig, site):
         super().__init__()
