@@ -79,21 +79,6 @@ static void hide(const struct attention *of, const struct view *view, int64_t ba
     for (int64_t j = to; j < count; j++) scores[j] = view->blind[i] ? -INFINITY : HIDDEN;
 }
 
-/* (rows, width) → (width, padded), zeros in the columns behind the last row. */
-static void turn(const float *from, float *to, int64_t rows, int64_t width, int64_t padded) {
-    for (int64_t row = 0; row < padded; row += LANES) {
-        int64_t k = 0;
-        for (; row + LANES <= rows && k + LANES <= width; k += LANES) {
-            floats square[LANES];
-            for (int i = 0; i < LANES; i++) square[i] = load(from + (row + i) * width + k);
-            turn_square(square);
-            for (int i = 0; i < LANES; i++) store(to + (k + i) * padded + row, square[i]);
-        }
-        for (; k < width; k++)
-            for (int64_t i = row; i < row + LANES; i++) to[k * padded + i] = i < rows ? from[i * width + k] : 0.0f;
-    }
-}
-
 static void attention_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     int64_t width = of->width, padded = of->padded, turned_for = -1;
@@ -109,7 +94,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
         const float *values = of->values + pair * of->total * width;
         float *mixed = of->mixed + batch * of->length * of->joined + head * width;
         float *stats = of->mixed_stats + unit * of->length * 2;
-        if (turned_for != pair) turn(of->keys + pair * of->total * width, turned, of->total, width, padded);
+        if (turned_for != pair) turn(of->keys + pair * of->total * width, width, of->total, width, turned, padded);
         turned_for = pair;
         for (int64_t row = 0; row < of->length; row += ROWS) {
             int64_t rows = row + ROWS < of->length ? ROWS : of->length - row;
@@ -178,8 +163,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
         int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * of->total * width;
         const float *keys = of->keys + offset;
         float *d_keys = of->d_keys + offset, *d_values = of->d_values + offset;
-        turn(keys, turned, of->total, width, padded);
-        turn(of->values + offset, turned_values, of->total, width, padded);
+        turn(keys, width, of->total, width, turned, padded);
+        turn(of->values + offset, width, of->total, width, turned_values, padded);
         memset(d_keys, 0, (size_t)(of->total * width) * sizeof(float));
         memset(d_values, 0, (size_t)(of->total * width) * sizeof(float));
         for (int64_t row = 0; row < of->length; row += ROWS) {

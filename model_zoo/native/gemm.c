@@ -30,28 +30,13 @@ struct gemm {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* (columns, depth) numbers at `from` → (depth, panel) at `to`, zeros behind the last column. */
-static void copy_turned(const float *from, int64_t row, int64_t columns, int64_t depth, float *to, int64_t panel) {
-    for (int64_t j = 0; j < panel; j += LANES) {
-        int64_t k = 0;
-        for (; j + LANES <= columns && k + LANES <= depth; k += LANES) {
-            floats square[LANES];
-            for (int i = 0; i < LANES; i++) square[i] = load(from + (j + i) * row + k);
-            turn_square(square);
-            for (int i = 0; i < LANES; i++) store(to + (k + i) * panel + j, square[i]);
-        }
-        for (; k < depth; k++)
-            for (int64_t i = j; i < j + LANES; i++) to[k * panel + i] = i < columns ? from[i * row + k] : 0.0f;
-    }
-}
-
 static void copy_panels(void *arguments, int64_t first, int64_t last) {
     struct gemm *of = arguments;
     for (int64_t index = first; index < last; index++) {
         float *to = of->copied + index * of->panel * of->part;
         int64_t column = of->column + index * of->panel, columns = least(of->columns - column, of->panel);
         if (of->b_turned) {
-            copy_turned(of->b + column * of->b_row + of->k, of->b_row, columns, of->part, to, of->panel);
+            turn(of->b + column * of->b_row + of->k, of->b_row, columns, of->part, to, of->panel);
             continue;
         }
         for (int64_t k = 0; k < of->part; k++) {
@@ -101,7 +86,7 @@ static void turned_tiles(void *arguments, int64_t first, int64_t last) {
         int64_t row = unit * of->height, rows = least(of->rows - row, of->height);
         for (int64_t k = 0; k < of->part; k += DEPTH) {
             int64_t depth = least(of->part - k, DEPTH), wide = up_to_lanes(depth);
-            copy_turned(of->a + (of->k + k) * of->a_row + row, of->a_row, depth, rows, turned, wide);
+            turn(of->a + (of->k + k) * of->a_row + row, of->a_row, depth, rows, turned, wide);
             for (int64_t index = 0; index < of->panels; index++)
                 tile(of, index, row, rows, turned, wide, 1, k, depth, rest);
         }

@@ -109,14 +109,18 @@ def columns_by_columns(left, right):
     return [left[1], right[1]]
 
 
-class RowsProduct(nn.Cell):
-    """``a·bᵀ`` for a ``(M, K)`` and b ``(N, K)``."""
+class Products(nn.Cell):
+    """The three products of matrices that one product and its gradients take."""
 
     def __init__(self):
         super().__init__()
         self.by_rows = operator("product_of_rows", rows_by_rows)
         self.plain = operator("plain_product", rows_by_columns)
         self.by_columns = operator("product_of_columns", columns_by_columns)
+
+
+class RowsProduct(Products):
+    """``a·bᵀ`` for a ``(M, K)`` and b ``(N, K)``."""
 
     def construct(self, a, b):
         return self.by_rows(a, b)
@@ -125,14 +129,8 @@ class RowsProduct(nn.Cell):
         return self.plain(dout, b), self.by_columns(dout, a)
 
 
-class PlainProduct(nn.Cell):
+class PlainProduct(Products):
     """``a·b`` for a ``(M, K)`` and b ``(K, N)``."""
-
-    def __init__(self):
-        super().__init__()
-        self.by_rows = operator("product_of_rows", rows_by_rows)
-        self.plain = operator("plain_product", rows_by_columns)
-        self.by_columns = operator("product_of_columns", columns_by_columns)
 
     def construct(self, a, b):
         return self.plain(a, b)

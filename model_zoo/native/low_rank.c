@@ -20,12 +20,6 @@ struct low_rank {
     _Atomic int failed;
 };
 
-/* (rows, columns) → (columns, padded), zeros in what pads. */
-static void turn_small(const float *from, int64_t rows, int64_t columns, float *to, int64_t padded) {
-    for (int64_t k = 0; k < columns; k++)
-        for (int64_t i = 0; i < padded; i++) to[k * padded + i] = i < rows ? from[i * columns + k] : 0.0f;
-}
-
 static void low_rank_rows(void *arguments, int64_t first, int64_t last) {
     struct low_rank *of = arguments;
     float *inner = pet_scratch(1, ROWS * of->padded * 4);
@@ -52,8 +46,8 @@ PET_KERNEL(low_rank) {
     of.turned_a = pet_scratch(0, (of.in * of.padded + of.rank * of.padded_columns) * 4);
     if (!of.turned_a) return 1;
     of.turned_b = of.turned_a + of.in * of.padded;
-    turn_small(of.a, of.rank, of.in, of.turned_a, of.padded);
-    turn_small(of.b, of.columns, of.rank, of.turned_b, of.padded_columns);
+    turn(of.a, of.in, of.rank, of.in, of.turned_a, of.padded);
+    turn(of.b, of.rank, of.columns, of.rank, of.turned_b, of.padded_columns);
     pet_parallel(low_rank_rows, &of, (of.rows + ROWS - 1) / ROWS, 1);
     return of.failed;
 }
