@@ -206,14 +206,13 @@ class LoRALinear(AdapterModule):
         return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
 
     def record(self, steps, x, y):
-        if self.rows is not None:
+        if self.rows is not None or self.narrow or (steps.training and self.dropout is not None):
             steps.refuse(type(self))
         signed = [(self.lora_A, self.lora_B, self.scale)]
         if self.starts_from_base:
             signed.append((self.initial_A, self.initial_B, -self.scale))
         for a, b, scale in signed:
-            inner = steps.linear("product_of_rows", x, a.weight, None, a.weight.shape[0])
-            y = steps.add(steps.linear("product_of_rows", inner, b.weight, None, y.shape[1]), y, scale)
+            y = steps.low_rank(y, x, a.weight, b.weight, scale)
         return y
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:

@@ -107,18 +107,18 @@ class GLMAttention(nn.Cell):
     def record(self, steps, x, *tables):
         mixed = steps.run(self.query_key_value, x)
         half = self.head_dim // 2
-        rows = steps.view(mixed, -1, 6 * half)  # a head's q | k | v
+        heads = mixed.width // (6 * half)
+        rows = steps.view(mixed, heads)  # a head's q | k | v
         turned = []
         for which in range(2):
             halves = [steps.part(rows, (2 * which + index) * half, half) for index in range(2)]
-            halves = [steps.view(part, steps.batch, -1, 1, half) for part in halves]
             halves = [
-                steps.run(self.rotary, part, *tables[2 * index : 2 * index + 2]) for index, part in enumerate(halves)
+                steps.run(self.rotary, part, *tables[2 * index : 2 * index + 2], head_dim=half)
+                for index, part in enumerate(halves)
             ]
-            turned.append(steps.join(*(steps.view(part, -1, half) for part in halves)))
-        values = steps.part(rows, 4 * half, 2 * half)
-        parts = (steps.view(part, steps.batch, -1, 1, self.head_dim) for part in (*turned, values))
-        return steps.run(self.dense, steps.run(self.core, *parts))
+            turned.append(steps.join(*halves))  # (B, heads, S, d)
+        values = steps.heads(steps.part(rows, 4 * half, 2 * half), self.head_dim)
+        return steps.run(self.dense, steps.run(self.core, *turned, values))
 
 
 class GLMFeedForward(nn.Cell):

@@ -158,7 +158,7 @@ class ChatGLM2Attention(nn.Cell):
 
     def record(self, steps, x, cosine, sine):
         mixed = steps.run(self.query_key_value, x)
-        head_dim = mixed.shape[1] // (self.heads + 2 * self.kv_heads)
+        head_dim = mixed.width // (self.heads + 2 * self.kv_heads)
         first, width = self.heads * head_dim, self.kv_heads * head_dim
         query, keys = (
             steps.run(self.rotate, steps.part(mixed, *place), cosine, sine) for place in ((0, first), (first, width))
@@ -184,7 +184,7 @@ class GatedFeedForward(nn.Cell):
         return self.act(gate, up)
 
     def record_gated(self, steps, both):
-        width = both.shape[1] // 2
+        width = both.width // 2
         return steps.run(self.act, steps.part(both, 0, width), steps.part(both, width, width))
 
 

@@ -64,7 +64,7 @@ class GPT2Attention(nn.Cell):
 
     def record(self, steps, x):
         both = steps.run(self.c_attn, x)
-        width = both.shape[1] // 3
+        width = both.width // 3
         parts = (steps.run(self.split, steps.part(both, index * width, width)) for index in range(3))
         return steps.run(self.c_proj, steps.run(self.core, *parts))
 

@@ -9,8 +9,8 @@ zero, ``start`` does not matter: so every packed document sees a prompt. Causal,
 of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
-compiled graphs gain from it. ``record`` tells the same once more, for single tokens, as steps of C kernels
-(`native.steps`).
+compiled graphs gain from it. ``record`` tells the same once more as steps of C kernels, for layers that run as one
+operator (`native.steps`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
 from model_zoo import fused, fused_attention
+from model_zoo.native import is_product
 from model_zoo.rotary import Rotary
 
 MASKED = -1e30
@@ -66,6 +67,8 @@ class Linear(nn.Cell):
         return y
 
     def record(self, steps, x):
+        if not is_product(self.product):  # it computes in another type
+            steps.refuse(type(self))
         return steps.linear("product_of_rows", x, self.weight, self.bias, self.weight.shape[0])
 
 
@@ -84,6 +87,8 @@ class Conv1D(nn.Cell):
         return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
 
     def record(self, steps, x):
+        if not is_product(self.product):  # it computes in another type
+            steps.refuse(type(self))
         return steps.linear("plain_product", x, self.weight, self.bias, self.weight.shape[1])
 
 
@@ -165,7 +170,7 @@ class GeluTanh(nn.Cell):
         return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
     def record(self, steps, x):
-        return steps.call("gelu_tanh", x, out=x.shape)
+        return steps.like("gelu_tanh", x)
 
 
 class SwiGLU(nn.Cell):
@@ -182,7 +187,7 @@ class SwiGLU(nn.Cell):
         return gate * ops.sigmoid(gate) * up
 
     def record(self, steps, gate, up):
-        return steps.call("swiglu", gate, up, out=gate.shape)
+        return steps.like("swiglu", gate, up)
 
 
 def visible(start, end, keep, keys: int):
@@ -341,7 +346,7 @@ class SplitRotary(nn.Cell):
         return self.rotary(split_heads(x, start.shape[0], x.shape[1] // self.head_dim), cosine, sine)
 
     def record(self, steps, x, cosine, sine):
-        return steps.run(self.rotary, steps.heads(x, self.head_dim), cosine, sine)
+        return steps.run(self.rotary, x, cosine, sine, head_dim=self.head_dim)
 
 
 class GroupedAttention(nn.Cell):

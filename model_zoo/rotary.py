@@ -91,5 +91,6 @@ class Rotary(nn.Cell):
         wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
         return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
 
-    def record(self, steps, x, cosine, sine):
-        return steps.call("rotary_half" if self.half else "rotary_interleaved", x, cosine, sine, out=x.shape)
+    def record(self, steps, x, cosine, sine, *, head_dim):
+        """x is still ``(N, heads·d)``."""
+        return steps.rotated_heads("half" if self.half else "interleaved", x, head_dim, cosine, sine)

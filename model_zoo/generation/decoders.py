@@ -12,7 +12,7 @@ from mindspore import Tensor, ops
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import Graph
 from model_zoo.native import available
-from model_zoo.native.decoding import token_layers
+from model_zoo.native.decoding import cached_layers
 
 SMALLEST_BUCKET = 32
 KEPT_DECODERS = 6
@@ -97,9 +97,9 @@ class CachedDecoder:
             model.set_fast(self.fast)
         self.cache.attach(prefilling=graph is self.prefill)
         model.decoding = graph is self.advance
-        first = model.decoding and graph not in self.compiled
+        whole = self.fast and graph not in self.compiled
         try:
-            with token_layers(model, self.cache) if self.fast and first else contextlib.nullcontext():
+            with cached_layers(model, self.cache, not model.decoding) if whole else contextlib.nullcontext():
                 yield
             self.compiled.add(graph)
         finally:

@@ -23,6 +23,7 @@ struct gemm {
     float *c, *copied;
     int64_t rows, columns, depth, a_row, b_row; /* of the whole product */
     int a_turned, b_turned;                     /* whether a is (depth, rows), and b (columns, depth) */
+    int add;                                    /* whether the product is added to what c holds */
     int64_t panel, column, panels, k, part;     /* what is copied: panels from a column on, `part` rows from k on */
     int64_t height;                             /* rows of a tile */
     _Atomic int failed;
@@ -55,7 +56,7 @@ static void tile(const struct gemm *of, int64_t index, int64_t row, int64_t rows
     int64_t column = of->column + index * of->panel, columns = least(of->columns - column, of->panel);
     const float *panel = of->copied + index * of->panel * of->part + k * of->panel;
     float *c = of->c + row * of->columns + column;
-    int add = of->k + k > 0;
+    int add = of->add || of->k + k > 0;
     if (columns == of->panel) {
         product(rows, of->panel, c, of->columns, a, down, along, panel, of->panel, depth, add);
         return;
@@ -94,7 +95,7 @@ static void turned_tiles(void *arguments, int64_t first, int64_t last) {
 }
 
 static int gemm(struct gemm of) {
-    if (of.depth == 0) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
+    if (of.depth == 0 && !of.add) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
     if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
     int64_t wide = up_to_lanes(of.columns);
     of.panel = least(wide, PANEL);
@@ -143,6 +144,19 @@ PET_KERNEL(plain_product) {
     return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
                               .columns = shapes[1][1], .depth = shapes[0][1], .a_row = shapes[0][1],
                               .b_row = shapes[1][1]});
+}
+
+/* the same two, added to what c holds */
+PET_KERNEL(product_of_rows_added) {
+    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
+                              .columns = shapes[1][0], .depth = shapes[0][1], .a_row = shapes[0][1],
+                              .b_row = shapes[1][1], .b_turned = 1, .add = 1});
+}
+
+PET_KERNEL(plain_product_added) {
+    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
+                              .columns = shapes[1][1], .depth = shapes[0][1], .a_row = shapes[0][1],
+                              .b_row = shapes[1][1], .add = 1});
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */

@@ -33,16 +33,12 @@ def operator(name: str, shapes, kinds=None):
 def float_like(shapes):
     """float32 for every output of ``shapes``."""
 
+    count = getattr(shapes, "outputs", 1)
+
     def kinds(*types):
-        return types[0]
+        return types[0] if count == 1 else (types[0],) * count
 
-    def two(*types):
-        return types[0], types[0]
-
-    def three(*types):
-        return types[0], types[0], types[0]
-
-    return {1: kinds, 2: two, 3: three}[getattr(shapes, "outputs", 1)]
+    return kinds
 
 
 def outputs(count: int):

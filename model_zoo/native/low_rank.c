@@ -17,6 +17,7 @@ struct low_rank {
     float *turned_a, *turned_b; /* A as (in, padded r); B as (r, padded out) forward and (out, padded r) backward */
     int64_t rows, in, columns, rank, padded, padded_columns, chunk, chunks;
     float scale;
+    int add; /* whether dx is added to what is there */
     _Atomic int failed;
 };
 
@@ -31,12 +32,12 @@ static void low_rank_rows(void *arguments, int64_t first, int64_t last) {
             for (int64_t k = 0; k < of->rank; k++)
                 of->new_inner[(row + i) * of->rank + k] = inner[i * of->padded + k] *= of->scale;
         float *out = of->out + row * of->columns;
-        memcpy(out, of->y + row * of->columns, (size_t)(rows * of->columns) * sizeof(float));
+        if (of->out != of->y) memcpy(out, of->y + row * of->columns, (size_t)(rows * of->columns) * sizeof(float));
         product(rows, of->columns, out, of->columns, inner, of->padded, 1, of->turned_b, of->padded_columns, of->rank, 1);
     }
 }
 
-/* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), s·x·Aᵀ (N, r) */
+/* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), which may lie where y does, s·x·Aᵀ (N, r) */
 PET_KERNEL(low_rank) {
     struct low_rank of = {.y = params[0], .x = params[1], .a = params[2], .b = params[3],
                           .scale = *(float *)params[4], .out = params[5], .new_inner = params[6],
@@ -63,16 +64,15 @@ static void low_rank_gradient_chunks(void *arguments, int64_t first, int64_t las
         float *d_a = of->parts + index * of->rank * (of->in + of->columns), *d_b = d_a + of->rank * of->in;
         product(rows, of->padded, t, of->padded, dout, of->columns, 1, of->turned_b, of->padded, of->columns, 0);
         for (int64_t i = 0; i < rows * of->padded; i++) t[i] *= of->scale;
-        product(rows, of->in, of->d_x + row * of->in, of->in, t, of->padded, 1, of->a, of->in, of->rank, 0);
+        product(rows, of->in, of->d_x + row * of->in, of->in, t, of->padded, 1, of->a, of->in, of->rank, of->add);
         product(of->rank, of->in, d_a, of->in, t, 1, of->padded, x, of->in, rows, 0);
         product(of->rank, of->columns, d_b, of->columns, of->inner + row * of->rank, 1, of->rank, dout, of->columns,
                 rows, 0);
     }
 }
 
-/* A, B, s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → dx (N, in), dA (r, in), dB (out, r) */
-PET_KERNEL(low_rank_gradient) {
-    struct low_rank of = {.a = params[0], .b = params[1], .scale = *(float *)params[2], .x = params[3],
+static int gradient(void **params, int64_t **shapes, int add) {
+    struct low_rank of = {.add = add, .a = params[0], .b = params[1], .scale = *(float *)params[2], .x = params[3],
                           .inner = params[4], .dout = params[5], .d_x = params[6], .d_a = params[7],
                           .d_b = params[8], .rank = shapes[0][0], .in = shapes[0][1], .columns = shapes[1][0],
                           .rows = shapes[3][0]};
@@ -101,3 +101,9 @@ PET_KERNEL(low_rank_gradient) {
     free(of.parts);
     return of.failed;
 }
+
+/* A, B, s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → dx (N, in), dA (r, in), dB (out, r) */
+PET_KERNEL(low_rank_gradient) { return gradient(params, shapes, 0); }
+
+/* the same, dx added to what is there */
+PET_KERNEL(low_rank_gradient_added) { return gradient(params, shapes, 1); }

@@ -1,5 +1,6 @@
 /* Norms row by row, and their gradients. All float32. */
 #include <math.h>
+#include <stddef.h>
 
 #include "pool.h"
 #include "vectors.h"
@@ -7,7 +8,7 @@
 /* RMSNorm: y = x·s·w with s = 1 / sqrt(mean(x²) + eps) ------------------------------------------------------------- */
 
 struct norm {
-    const float *x, *weight, *bias, *mean, *scale, *dout;
+    const float *x, *weight, *bias, *mean, *scale, *dout, *before; /* before: what a gradient is added to */
     float *out, *out_mean, *out_scale;
     int64_t width, rows;
     float eps;
@@ -50,9 +51,15 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
         float sum = sum_of(sums);
         for (int64_t i = whole; i < width; i++) sum += dout[i] * of->weight[i] * x[i];
         float along = sum * scale * scale * scale / (float)width;
-        for (int64_t i = 0; i < whole; i += LANES)
-            store(out + i, load(dout + i) * scale * load(of->weight + i) - load(x + i) * along);
-        for (int64_t i = whole; i < width; i++) out[i] = dout[i] * scale * of->weight[i] - x[i] * along;
+        const float *before = of->before ? of->before + row * width : NULL;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            floats dx = load(dout + i) * scale * load(of->weight + i) - load(x + i) * along;
+            store(out + i, before ? load(before + i) + dx : dx);
+        }
+        for (int64_t i = whole; i < width; i++) {
+            float dx = dout[i] * scale * of->weight[i] - x[i] * along;
+            out[i] = before ? before[i] + dx : dx;
+        }
     }
 }
 
@@ -60,6 +67,14 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
 PET_KERNEL(rms_norm_gradient) {
     struct norm of = {.x = params[0], .weight = params[1], .scale = params[2], .dout = params[3], .out = params[4],
                       .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* x, weight, s, dy, what there is → that and dx; it may lie where that does */
+PET_KERNEL(rms_norm_gradient_added) {
+    struct norm of = {.x = params[0], .weight = params[1], .scale = params[2], .dout = params[3], .before = params[4],
+                      .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }
@@ -118,10 +133,15 @@ static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t las
             product += q * (x[i] - mean);
         }
         float level = sum * scale / (float)width, along = product * scale * scale * scale / (float)width;
-        for (int64_t i = 0; i < whole; i += LANES)
-            store(out + i, load(dout + i) * scale * load(of->weight + i) - level - (load(x + i) - mean) * along);
-        for (int64_t i = whole; i < width; i++)
-            out[i] = dout[i] * scale * of->weight[i] - level - (x[i] - mean) * along;
+        const float *before = of->before ? of->before + row * width : NULL;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            floats dx = load(dout + i) * scale * load(of->weight + i) - level - (load(x + i) - mean) * along;
+            store(out + i, before ? load(before + i) + dx : dx);
+        }
+        for (int64_t i = whole; i < width; i++) {
+            float dx = dout[i] * scale * of->weight[i] - level - (x[i] - mean) * along;
+            out[i] = before ? before[i] + dx : dx;
+        }
     }
 }
 
@@ -129,6 +149,14 @@ static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t las
 PET_KERNEL(layer_norm_gradient) {
     struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = params[4],
                       .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
+    return 0;
+}
+
+/* x, weight, m, s, dy, what there is → that and dx; it may lie where that does */
+PET_KERNEL(layer_norm_gradient_added) {
+    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = params[4],
+                      .before = params[5], .out = params[6], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }

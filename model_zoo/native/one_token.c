@@ -1,4 +1,4 @@
-/* Attention of one token per row over the keys and values that are kept from the tokens before it. */
+/* Keys and values that are kept, and attention of one token per row over those from the tokens before it. */
 #include <math.h>
 
 #include "pool.h"
@@ -141,4 +141,28 @@ PET_KERNEL(token_attention) {
         if (of.end[row] < 1 || of.end[row] > of.length) return 1;
     pet_parallel(token_heads, &of, query[0] * of.heads, 1);
     return of.failed;
+}
+
+struct keep {
+    const float *x;
+    float *kept;
+    int64_t length, kept_length, width;
+};
+
+static void keep_heads(void *arguments, int64_t first, int64_t last) {
+    struct keep *of = arguments;
+    for (int64_t head = first; head < last; head++)
+        memcpy(of->kept + head * of->kept_length * of->width, of->x + head * of->length * of->width,
+               (size_t)(of->length * of->width) * sizeof(float));
+}
+
+/* x (B, heads, S, d) → the first S of (B·heads·L, d) for each head; the others stay as they are */
+PET_KERNEL(keep_columns) {
+    int64_t heads = shapes[0][0] * shapes[0][1];
+    struct keep of = {.x = params[0], .kept = params[1], .length = shapes[0][2], .width = shapes[0][3]};
+    if (heads == 0) return 0;
+    of.kept_length = shapes[1][0] / heads;
+    if (of.length > of.kept_length) return 1;
+    pet_parallel(keep_heads, &of, heads, 1);
+    return 0;
 }

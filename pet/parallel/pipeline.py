@@ -12,6 +12,7 @@ activations ``(B·S, H)`` and their gradients cross a boundary.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from pet.parallel.heartbeat import waiting
 from pet.parallel.mesh import Mesh
 from pet.train.compiled import Compiled
 from pet.train.segments import flatten
-from pet.train.step import BATCH_KEYS, TrainStep, make_forward, mix, tensors
+from pet.train.step import BATCH_KEYS, TrainStep, in_whole, make_forward, mix, tensors
 
 log = logging.getLogger("pet")
 
@@ -122,12 +123,12 @@ class Pipeline:
             offset += len(segment.parameters)
         weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
         compiled = step.gradient.graph is not None
-        self.forward = Compiled(hidden_function(model), compiled)
+        self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model))
         if mesh.is_last:
             backward = last_gradient(make_forward(model, step.loss, None, fast=compiled), weights, tuple(spans))
         else:
             backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
-        self.backward = Compiled(backward, compiled)
+        self.backward = Compiled(backward, compiled, functools.partial(in_whole, model, weights, not mesh.is_first))
 
     @property
     def seconds(self) -> float:
@@ -215,7 +216,8 @@ class PipelineMeasure:
     def __init__(self, measure: Compiled, model, mesh: Mesh, group: collectives.Group):
         self.measure, self.mesh, self.group = measure, mesh, group
         self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
-        self.forward = Compiled(hidden_function(model), measure.graph is not None)
+        around = functools.partial(in_whole, model)
+        self.forward = Compiled(hidden_function(model), measure.graph is not None, around)
 
     def __call__(self, input_ids, labels, *layout) -> list[Tensor]:
         x = input_ids

@@ -6,6 +6,7 @@ anew.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -27,14 +28,16 @@ class Compiled:
     Args:
         function: takes tensors, returns tensors.
         compiled: False never compiles.
+        around: a context for each compilation.
 
     Attributes:
         seconds: how long the first calls with new shapes took, compilation and one execution each.
     """
 
-    def __init__(self, function: Callable, compiled: bool = True):
+    def __init__(self, function: Callable, compiled: bool = True, around: Callable = contextlib.nullcontext):
         self.function = function
         self.graph = Graph(function) if compiled else None
+        self.around = around
         self.shapes: set[tuple] = set()
         self.seconds = 0.0
 
@@ -48,7 +51,8 @@ class Compiled:
         rest()  # nobody knows how long compiling takes
         begin = time.perf_counter()
         try:
-            result = self.graph(*arguments)
+            with self.around():
+                result = self.graph(*arguments)
             wait(result)
         except (
             RuntimeError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from model_zoo.errors import InputError
 from pet.train.compiled import Compiled
 from pet.train.loss import IGNORED, EvaluationLoss
 from pet.train.metrics import GENERATED, score
-from pet.train.step import count_labels, tensors
+from pet.train.step import count_labels, in_whole, tensors
 from pet.train.world import World
 
 log = logging.getLogger("pet")
@@ -82,7 +83,8 @@ class LossEvaluation:
     def compile_anew(self) -> None:
         """A graph of the model as it is now: which adapters take part is fixed in it."""
         self.state = getattr(self.model, "adapter_state", None)
-        measure = Compiled(make_measure(self.model, self.forward_step), self.compiled)
+        around = functools.partial(in_whole, self.model)
+        measure = Compiled(make_measure(self.model, self.forward_step), self.compiled, around)
         self.measure = self.world.wrap_measure(measure, self.model)
 
     def __call__(self) -> dict[str, float]:

@@ -10,7 +10,9 @@ overflowing or broken step never touches a weight, and the update needs no branc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -142,6 +144,20 @@ def make_forward(model, loss: Callable, forward_step: Callable | None, fast: boo
     return plain
 
 
+def in_whole(model, weights=(), stream_trained: bool = False):
+    """A context in which the fast model's layers are compiled in one piece each, where C kernels can do that.
+
+    Args:
+        weights: whose gradients are asked for.
+        stream_trained: whether that of what comes into the first layer is, too.
+    """
+    if not getattr(model, "runs_fast", False) or not available():
+        return contextlib.nullcontext()
+    from model_zoo.native.training import whole_layers
+
+    return whole_layers(model, weights, stream_trained)
+
+
 def square_sum(compiled: bool) -> Callable:
     """A graph function ``(n,) → ()``: the sum of squares."""
     if compiled and available():
@@ -236,7 +252,7 @@ class TrainStep:
                 sums.append(squared(vector))
             return ops.stack(sums)
 
-        self.gradient = Compiled(gradient, compiled)
+        self.gradient = Compiled(gradient, compiled, functools.partial(in_whole, model, weights))
         self.add = Compiled(add, compiled)
         self.squares = Compiled(squares, compiled)
 

@@ -12,7 +12,9 @@ from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
 from model_zoo.native.build import library
-from model_zoo.native.decoding import KERNELS, Steps, Unrecorded
+from model_zoo.native.decoding import TokenSteps
+from model_zoo.native.layout import KERNELS
+from model_zoo.native.steps import Unrecorded
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 
@@ -100,9 +102,10 @@ def untold(model) -> list[bool]:
     found = []
     for (path, _), kept in zip(decoder.cache.cores, decoder.cache.layers, strict=True):
         layer = dict(model.cells_and_names())[path.removesuffix("." + model.family.attention_core)]
-        steps = Steps(kept, model.config.dims.hidden)
+        steps = TokenSteps(model.config.dims.hidden, layer.tables)
+        steps.cache = kept
         try:
-            steps.run(layer, steps.stream, *(steps.given(()) for _ in range(layer.tables)))
+            steps.run(layer, steps.stream, *steps.tables)
             found.append(False)
         except Unrecorded:
             found.append(True)

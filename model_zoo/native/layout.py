@@ -1,0 +1,209 @@
+"""Where the steps of a layer keep their numbers, and the words in which steps.c is told all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+KERNELS = (
+    "rms_norm",
+    "rms_norm_gradient",
+    "rms_norm_gradient_added",
+    "rms_norm_weight_gradient",
+    "layer_norm",
+    "layer_norm_gradient",
+    "layer_norm_gradient_added",
+    "layer_norm_weight_gradient",
+    "product_of_rows",
+    "product_of_rows_added",
+    "plain_product",
+    "plain_product_added",
+    "product_of_columns",
+    "low_rank",
+    "low_rank_gradient",
+    "low_rank_gradient_added",
+    "split_heads",
+    "join_heads",
+    "rotary_half",
+    "rotary_interleaved",
+    "split_rotary_half",
+    "split_rotary_half_back",
+    "split_rotary_interleaved",
+    "split_rotary_interleaved_back",
+    "attention",
+    "attention_gradient",
+    "keep_columns",
+    "token_attention",
+    "swiglu",
+    "swiglu_gradient",
+    "gelu_tanh",
+    "gelu_tanh_gradient",
+    "add",
+    "scale",
+    "add_bias",
+    "column_sum",
+    "take_columns",
+    "put_columns",
+    "join_columns",
+)
+"""What a step may run, in the order of the list in steps.c."""
+
+IN_PLACE = {
+    "add": (1, 0),
+    "scale": (0,),
+    "add_bias": (0,),
+    "low_rank": (0,),
+    "rms_norm_gradient_added": (4,),
+    "layer_norm_gradient_added": (5,),
+    "gelu_tanh_gradient": (1,),
+}
+"""Kernels whose first output may lie where an input did: which ones, the best first."""
+
+LINE = 16
+"""Numbers that a place begins at a multiple of: a line of the cache."""
+
+OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
+RESULT, KEPT, WORK = "result", "kept", "work"
+"""Where numbers lie: the first output, what the backward pass needs, and what is forgotten."""
+
+
+@dataclasses.dataclass(eq=False)
+class Memory:
+    """Room for so many numbers per token.
+
+    Attributes:
+        where: RESULT, KEPT or WORK.
+        offset: its first number there, per token.
+    """
+
+    width: int
+    where: str = WORK
+    offset: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+    """Numbers that a kernel reads or writes: ``(N·rows, width)``, or, by head, ``(B, rows, S, width)``.
+
+    Attributes:
+        memory: where; OPERAND for an operand and what has an output of its own, None for a constant.
+        constant: a number that is the same in every run.
+    """
+
+    rows: int
+    width: int
+    memory: Memory | str | None
+    by_head: bool = False
+    constant: np.generic | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A kernel, and what it is called on."""
+
+    kernel: str
+    inputs: list[Place]
+    outputs: list[Place]
+
+    @property
+    def places(self) -> list[Place]:
+        return [*self.inputs, *self.outputs]
+
+
+def memories(places: Sequence[Place]) -> list[Memory]:
+    """Those of places that have one."""
+    return [place.memory for place in places if isinstance(place.memory, Memory)]
+
+
+def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
+    """Lets results lie where an input did that nobody reads again.
+
+    Args:
+        held: memories that are read by others than these calls.
+    """
+    last = {memory: index for index, call in enumerate(calls) for memory in memories(call.places)}
+    for index, call in enumerate(calls):
+        for which in IN_PLACE.get(call.kernel, ()):
+            given, out = call.inputs[which], call.outputs[0]
+            free = isinstance(given.memory, Memory) and isinstance(out.memory, Memory)
+            free = free and given.memory.where is WORK and given.memory not in held and last[given.memory] == index
+            if free and given.memory is not out.memory and given.memory.width == out.memory.width:
+                new, old = out.memory, given.memory
+                last[new] = max(last[new], index)
+                for other in calls:
+                    for place in other.places:
+                        if place.memory is old:
+                            place.memory = new
+                break
+
+
+def width_of(memory: Memory) -> int:
+    """With what fills up its last line."""
+    return (memory.width + LINE - 1) // LINE * LINE
+
+
+def place_kept(kept: Sequence[Memory]) -> int:
+    """Puts these one after the other. Returns how wide they are together."""
+    end = 0
+    for memory in kept:
+        memory.where, memory.offset = KEPT, end
+        end += width_of(memory)
+    return end
+
+
+def place_work(calls: Sequence[Call]) -> int:
+    """Puts what is forgotten where nothing else is at the same time. Returns how wide the whole is."""
+    spans: dict[Memory, list[int]] = {}
+    for index, call in enumerate(calls):
+        for memory in memories(call.places):
+            if memory.where is WORK:
+                spans.setdefault(memory, [index, index])[1] = index
+    placed: list[Memory] = []
+    end = 0
+    for memory, (first, last) in sorted(spans.items(), key=lambda item: item[1][0]):
+        busy = sorted(
+            (other.offset, other.offset + width_of(other))
+            for other in placed
+            if spans[other][0] <= last and spans[other][1] >= first
+        )
+        memory.offset = 0
+        for start, stop in busy:
+            if memory.offset + width_of(memory) <= start:
+                break
+            memory.offset = max(memory.offset, stop)
+        placed.append(memory)
+        end = max(end, memory.offset + width_of(memory))
+    return end
+
+
+def program(calls: Sequence[Call], operands: Sequence[Place], where: dict[str, int]) -> np.ndarray:
+    """The words that steps.c reads.
+
+    Args:
+        operands: of the operator and its outputs, in this order; those in which `where` says that others lie count,
+            but need not be a call's.
+        where: for each kind of memory, which operand or output it is.
+    """
+    number = {id(place): index for index, place in enumerate(operands)}
+    own, constants = [], []
+    for call in calls:
+        for place in call.places:
+            if id(place) not in number:
+                number[id(place)] = len(operands) + len(own)
+                own.append(place)
+    words = []
+    behind = 3 + 5 * len(own) + sum(2 + len(call.places) for call in calls)
+    for place in own:
+        if place.constant is not None:
+            words += [-1, behind + len(constants), 0, 0, 1]
+            constants.append(int(np.array(place.constant).view(np.int32)))
+        elif place.memory is OPERAND:
+            raise ValueError("an operand of another operator")
+        else:
+            memory = place.memory
+            words += [where[memory.where], memory.offset, int(place.by_head), place.rows, place.width]
+    for call in calls:
+        words += [KERNELS.index(call.kernel), len(call.places), *(number[id(place)] for place in call.places)]
+    return np.array([len(operands), len(own), len(calls), *words, *constants], np.int32)

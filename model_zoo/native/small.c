@@ -1,0 +1,123 @@
+/* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. All float32
+ * but places of columns, which are int32. */
+#include "pool.h"
+#include "vectors.h"
+
+enum { AT_ONCE = 8192 };
+
+struct small {
+    const float *x, *y;
+    float *out;
+    int64_t width, other, first, rows;
+    float factor;
+};
+
+static int64_t size_of(int dimensions, const int64_t *shape) {
+    int64_t size = 1;
+    for (int i = 0; i < dimensions; i++) size *= shape[i];
+    return size;
+}
+
+static void add_part(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+#pragma omp simd
+    for (int64_t i = first; i < last; i++) of.out[i] = of.x[i] * of.factor + of.y[i];
+}
+
+/* a, b and a factor (1) → a·factor + b, which may lie where either does */
+PET_KERNEL(add) {
+    struct small of = {.x = params[0], .y = params[1], .factor = *(float *)params[2], .out = params[3]};
+    pet_parallel(add_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void scale_part(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+#pragma omp simd
+    for (int64_t i = first; i < last; i++) of.out[i] = of.x[i] * of.factor;
+}
+
+/* x and a factor (1) → x·factor, which may lie where x does */
+PET_KERNEL(scale) {
+    struct small of = {.x = params[0], .factor = *(float *)params[1], .out = params[2]};
+    pet_parallel(scale_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void add_bias_rows(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t row = first; row < last; row++)
+#pragma omp simd
+        for (int64_t i = 0; i < of.width; i++) of.out[row * of.width + i] = of.x[row * of.width + i] + of.y[i];
+}
+
+/* x (N, W), bias (W) → x + bias, which may lie where x does */
+PET_KERNEL(add_bias) {
+    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][1]};
+    pet_parallel(add_bias_rows, &of, shapes[0][0], rows_at_once(of.width));
+    return 0;
+}
+
+/* Some columns of all rows, one row after the other. */
+static void column_sum_part(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t i = first; i < last; i++) of.out[i] = 0.0f;
+    for (int64_t row = 0; row < of.rows; row++)
+#pragma omp simd
+        for (int64_t i = first; i < last; i++) of.out[i] += of.x[row * of.width + i];
+}
+
+/* x (N, W) → the sum of its rows (W) */
+PET_KERNEL(column_sum) {
+    struct small of = {.x = params[0], .out = params[1], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(column_sum_part, &of, of.width, 64);
+    return 0;
+}
+
+static void take_columns_rows(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t row = first; row < last; row++)
+        memcpy(of.out + row * of.other, of.x + row * of.width + of.first, (size_t)of.other * sizeof(float));
+}
+
+/* x (…, W), first (1) → columns first … first + w − 1, (…, w) */
+PET_KERNEL(take_columns) {
+    struct small of = {.x = params[0], .first = *(int32_t *)params[1], .out = params[2],
+                       .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+    if (of.first < 0 || of.first + of.other > of.width) return 1;
+    if (of.width) pet_parallel(take_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.other));
+    return 0;
+}
+
+static void put_columns_rows(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t row = first; row < last; row++)
+        memcpy(of.out + row * of.other + of.first, of.x + row * of.width, (size_t)of.width * sizeof(float));
+}
+
+/* x (…, w), first (1) → its columns are columns first … first + w − 1 of (…, W), whose others stay as they are */
+PET_KERNEL(put_columns) {
+    struct small of = {.x = params[0], .first = *(int32_t *)params[1], .out = params[2],
+                       .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+    if (of.first < 0 || of.first + of.width > of.other) return 1;
+    if (of.width) pet_parallel(put_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width));
+    return 0;
+}
+
+static void join_columns_rows(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t row = first; row < last; row++) {
+        float *out = of.out + row * (of.width + of.other);
+        memcpy(out, of.x + row * of.width, (size_t)of.width * sizeof(float));
+        memcpy(out + of.width, of.y + row * of.other, (size_t)of.other * sizeof(float));
+    }
+}
+
+/* a (…, W), b (…, w) → a | b, (…, W + w) */
+PET_KERNEL(join_columns) {
+    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][ndims[0] - 1],
+                       .other = shapes[1][ndims[1] - 1]};
+    if (of.width)
+        pet_parallel(join_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width + of.other));
+    return 0;
+}
