@@ -59,7 +59,7 @@ static void swiglu_gradient_part(void *arguments, int64_t first, int64_t last) {
 #undef STEP
 }
 
-/* gate, up, dy → dgate, dup */
+/* gate, up, dy → dgate, which may lie where dy does, dup */
 PET_KERNEL(swiglu_gradient) {
     struct activation of = {.gate = params[0], .up = params[1], .dout = params[2], .out = params[3],
                             .out_up = params[4]};
@@ -101,7 +101,7 @@ static void gelu_tanh_gradient_part(void *arguments, int64_t first, int64_t last
 #undef STEP
 }
 
-/* x, dy → dx */
+/* x, dy → dx, which may lie where dy does */
 PET_KERNEL(gelu_tanh_gradient) {
     struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
     pet_parallel(gelu_tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);

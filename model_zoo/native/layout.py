@@ -58,11 +58,9 @@ IN_PLACE = {
     "rms_norm_gradient_added": (4,),
     "layer_norm_gradient_added": (5,),
     "gelu_tanh_gradient": (1,),
+    "swiglu_gradient": (2,),
 }
 """Kernels whose first output may lie where an input did: which ones, the best first."""
-
-LINE = 16
-"""Numbers that a place begins at a multiple of: a line of the cache."""
 
 OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
 RESULT, KEPT, WORK = "result", "kept", "work"
@@ -139,17 +137,12 @@ def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
                 break
 
 
-def width_of(memory: Memory) -> int:
-    """With what fills up its last line."""
-    return (memory.width + LINE - 1) // LINE * LINE
-
-
 def place_kept(kept: Sequence[Memory]) -> int:
     """Puts these one after the other. Returns how wide they are together."""
     end = 0
     for memory in kept:
         memory.where, memory.offset = KEPT, end
-        end += width_of(memory)
+        end += memory.width
     return end
 
 
@@ -164,17 +157,17 @@ def place_work(calls: Sequence[Call]) -> int:
     end = 0
     for memory, (first, last) in sorted(spans.items(), key=lambda item: item[1][0]):
         busy = sorted(
-            (other.offset, other.offset + width_of(other))
+            (other.offset, other.offset + other.width)
             for other in placed
             if spans[other][0] <= last and spans[other][1] >= first
         )
         memory.offset = 0
         for start, stop in busy:
-            if memory.offset + width_of(memory) <= start:
+            if memory.offset + memory.width <= start:
                 break
             memory.offset = max(memory.offset, stop)
         placed.append(memory)
-        end = max(end, memory.offset + width_of(memory))
+        end = max(end, memory.offset + memory.width)
     return end
 
 

@@ -228,6 +228,7 @@ class WholeLayers(nn.Cell):
         self, layers: Sequence[nn.Cell], width: int, weights: frozenset[int], stream_trained: bool, forgets: bool
     ):
         super().__init__()
+        self.count = len(layers)
         steps = LayerSteps(width, getattr(layers[0], "tables", 0), weights, stream_trained)
         result = steps.stream
         for layer in layers:
@@ -267,19 +268,26 @@ def whole_layers(model, weights: Sequence[Parameter] = (), stream_trained: bool 
     inside = [[parameter for parameter in own if id(parameter) in ids] for own in held]
     apart = 2 * sum(p.size for own in inside for p in own) > sum(p.size for own in held for p in own)
     wanted = stream_trained or sum(map(len, inside)) < len(ids)  # what is outside may come before the layers
-    groups: list[tuple[list[nn.Cell], bool, bool] | nn.Cell] = []
+    cells: list[nn.Cell] = []
+    group: list[tuple[nn.Cell, nn.Cell, bool]] = []  # layers, each by itself as an operator, and what it begins with
+
+    def join_group() -> None:
+        if len(group) > 1:
+            with contextlib.suppress(Unrecorded):  # two share a weight
+                group[:] = [(None, WholeLayers([one[0] for one in group], width, ids, group[0][2], False), False)]
+        cells.extend(alone for _, alone, _ in group)
+        group.clear()
+
     for layer, own in zip(layers, inside, strict=True):
         forgets = getattr(layer, "recomputes", False)
         try:
-            WholeLayers([layer], width, ids, wanted, forgets)
+            group.append((layer, WholeLayers([layer], width, ids, wanted, forgets), wanted))
+            if apart or forgets:
+                cells.append(group.pop()[1])
         except Unrecorded:
-            groups.append(layer)
-        else:
-            if groups and isinstance(groups[-1], tuple) and not (apart or forgets or groups[-1][2]):
-                groups[-1][0].append(layer)
-            else:
-                groups.append(([layer], wanted, forgets))
+            join_group()
+            cells.append(layer)
         wanted = wanted or bool(own)
-    cells = [WholeLayers(group[0], width, ids, *group[1:]) if isinstance(group, tuple) else group for group in groups]
+    join_group()
     with standing_in(layers, cells):
         yield

@@ -16,6 +16,7 @@ from __future__ import annotations
 from model_zoo.counting import layout_of
 from model_zoo.fused import chunk_rows
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
+from pet.planning.told_layers import Told, told
 
 GATED = ("llama", "glm4", "chatglm2")
 """Layouts whose feed-forward has two projections in."""
@@ -32,6 +33,9 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     """
     sizes = Sizes(work, divided, steps, stage)
     layers = len(divided.layers[stage])
+    found = told(work.outline, work.adapter, work.recompute) if work.width == 4 and steps.tensor == 1 else None
+    if found is not None:
+        return sizes.whole(found, layers)
     kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
     once = sizes.once() if work.width == 4 else 0
     held = layers * kept + once
@@ -111,6 +115,20 @@ class Sizes:
         if self.norms > 2:  # a norm behind the feed-forward has had its gradient by then
             besides -= self.hidden
         return 4 * kept, 4 * besides
+
+    def whole(self, found: Told, layers: int) -> int:
+        """Bytes at the peak where layers are one operator each way: what they keep, or their inputs where they are
+        computed again, what goes into the first and the tables; besides, in the backward pass, what is forgotten, the
+        gradient that came in, and the one that goes out."""
+        held = layers * found.kept + self.hidden + 2 * self.rotated
+        if self.work.recompute:
+            held += (layers - 1) * self.hidden
+        out = 0 if self.stage == 0 and self.work.adapter is not None and not self.trained_at("first") else self.hidden
+        besides = max(found.backward + self.hidden + out, found.forward + self.hidden)
+        peak = 4 * self.steps.tokens * (held + besides)
+        if self.stage == self.steps.pipeline - 1:
+            peak = max(peak, 4 * self.steps.tokens * held + self.head_bytes())
+        return int(peak)
 
     def once(self) -> float:
         """Bytes per token that all layers share: cosines and sines. The first norm keeps no input that needs no

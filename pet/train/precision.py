@@ -65,4 +65,4 @@ def set_recompute(model: nn.Cell) -> None:
         cell = getattr(cell, part)
     for layer in cell:
         layer.recompute()
-        layer.recomputes = True  # read by `model_zoo.native.training`
+        layer.recomputes = True  # for `model_zoo.native.training`

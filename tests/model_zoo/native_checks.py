@@ -42,8 +42,8 @@ class Kernels:
         whole = np.full(size + 2 * AROUND + 1, around, kind)
         return whole[AROUND + 1 : AROUND + 1 + size].reshape(shape), whole
 
-    def __call__(self, name: str, inputs, *shapes):
-        """Runs a kernel; what it gives, one array or several."""
+    def __call__(self, name: str, inputs, *shapes, holding=None):
+        """Runs a kernel; what it gives, one array or several. ``holding``: what its first output holds before."""
         arrays = []
         for value in inputs:
             whole = value.dtype.kind == "i"
@@ -51,6 +51,8 @@ class Kernels:
             array[...] = value
             arrays.append(array)
         outputs = [self.room(shape, UNTOUCHED) for shape in shapes]
+        if holding is not None:
+            outputs[0][0][...] = holding
         every = [*arrays, *(array for array, _ in outputs)]
         count = len(every)
         pointers = (ctypes.c_void_p * count)(*[array.ctypes.data for array in every])
@@ -352,7 +354,60 @@ def one_token(kernels):
         close(mine, expected.reshape(batch, -1), 5e-6)
 
 
-CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention, one_token)
+def added(kernels):
+    """What adds to what is there: to its output, or to its last input."""
+    for rows, columns, depth in [(1, 1, 1), (5, 37, 64), (70, 130, 300), (13, 64, 2100)]:
+        a, b, before = numbers(rows, depth), numbers(columns, depth, seed=1), numbers(rows, columns, seed=2)
+        expected = before + a.astype(np.float64) @ b.astype(np.float64).T
+        close(kernels("product_of_rows_added", (a, b), (rows, columns), holding=before), expected, 1e-5)
+        close(kernels("plain_product_added", (a, b.T.copy()), (rows, columns), holding=before), expected, 1e-5)
+    for rows, width in [(1, 1), (3, 7), (50, 64), (9, 131)]:
+        x, dy, before = (numbers(rows, width, seed=seed) for seed in range(3))
+        weight, scale, mean = numbers(width, seed=3), np.abs(numbers(rows, 1, seed=4)) + 0.5, numbers(rows, 1, seed=5)
+        for name, numbers_of in (("rms_norm_gradient", (scale,)), ("layer_norm_gradient", (mean, scale))):
+            given = (x, weight, *numbers_of, dy)
+            alone = kernels(name, given, (rows, width)).astype(np.float64)
+            close(kernels(f"{name}_added", (*given, before), (rows, width)), before + alone)
+    for rows, into, out, rank in [(1, 3, 2, 1), (100, 40, 33, 8), (20, 17, 64, 3)]:
+        x, dy = numbers(rows, into), numbers(rows, out, seed=1)
+        a, b, inner = numbers(rank, into, seed=2), numbers(out, rank, seed=3), numbers(rows, rank, seed=4)
+        before = numbers(rows, into, seed=5)
+        given, shapes = (a, b, np.array([0.5], np.float32), x, inner, dy), [(rows, into), a.shape, b.shape]
+        alone = kernels("low_rank_gradient", given, *shapes)
+        mine = kernels("low_rank_gradient_added", given, *shapes, holding=before)
+        close(mine[0], before + alone[0].astype(np.float64))
+        assert all(np.array_equal(one, other) for one, other in zip(mine[1:], alone[1:], strict=True))
+
+
+def small(kernels):
+    """Sums, and columns apart and together."""
+    for shape in [(1, 1), (3, 17), (2, 3, 5, 8), (300, 130)]:
+        x, y = numbers(*shape), numbers(*shape, seed=1)
+        factor = np.array([1.75], np.float32)
+        close(kernels("add", (x, y, factor), shape), x.astype(np.float64) * 1.75 + y)
+        close(kernels("scale", (x, factor), shape), x.astype(np.float64) * 1.75)
+        both = (*shape[:-1], 2 * shape[-1])
+        assert np.array_equal(kernels("join_columns", (x, y), both), np.concatenate([x, y], -1))
+        first = np.array([shape[-1] // 2], np.int32)
+        taken = x[..., first[0] : first[0] + shape[-1] // 2]
+        assert np.array_equal(kernels("take_columns", (x, first), taken.shape), taken)
+        expected = np.concatenate([y, x], -1)
+        expected[..., first[0] : first[0] + shape[-1]] = x
+        before = np.concatenate([y, x], -1)
+        assert np.array_equal(kernels("put_columns", (x, first), both, holding=before), expected)
+        if len(shape) == 2:
+            bias = numbers(shape[1], seed=2)
+            close(kernels("add_bias", (x, bias), shape), x + bias)
+            close(kernels("column_sum", (x,), (shape[1],)), x.astype(np.float64).sum(0))
+        else:
+            room = np.zeros((shape[0] * shape[1] * 7, shape[3]), np.float32)
+            expected = room.reshape(*shape[:2], 7, shape[3]).copy()
+            expected[:, :, : shape[2]] = x
+            mine = kernels("keep_columns", (x,), room.shape, holding=room)
+            assert np.array_equal(mine.reshape(expected.shape), expected)
+
+
+CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention, one_token, added, small)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)

@@ -1,0 +1,71 @@
+"""What layers that run as one operator keep and forget, from the steps that they tell (`model_zoo.native.steps`).
+
+A model of two layers is built for it, without values: what they tell depends on widths alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from adapters.apply import apply
+from model_zoo.auto import MODEL_OF, classes_for
+from model_zoo.errors import InputError
+from model_zoo.native import available
+from model_zoo.native.steps import Unrecorded, layer_list
+from model_zoo.native.training import WholeLayers
+
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
+"""What config.json calls the number of layers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Numbers per token.
+
+    Attributes:
+        kept: of a layer, until its backward pass.
+        forward, backward: forgotten; most at a time while layers run forward, and backward.
+    """
+
+    kept: int
+    forward: int
+    backward: int
+
+
+_known: dict[tuple[str, str, bool], Told | None] = {}
+
+
+def told(outline, adapter, forgets: bool) -> Told | None:
+    """What the layers of a model hold, or None where they run operator by operator.
+
+    Args:
+        outline: the model.
+        adapter: a method's configuration, or None where every weight is trained.
+        forgets: whether layers are computed again in the backward pass.
+    """
+    key = (repr(sorted(outline.values.items(), key=str)), repr(adapter), forgets)
+    if key not in _known:
+        _known[key] = _told(outline, adapter, forgets) if available() else None
+    return _known[key]
+
+
+def _told(outline, adapter, forgets: bool) -> Told | None:
+    if getattr(adapter, "init", "default") not in ("default", "gaussian"):
+        return None  # it would look at weights, which are not there
+    values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
+    config = classes_for(values)[0].from_dict(values)
+    model = MODEL_OF[type(config)](config)
+    try:
+        if adapter is not None:
+            apply(model, adapter)
+        model.set_train(True)
+        weights = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
+        layers = list(layer_list(model))
+        one, two = (
+            WholeLayers(some, config.dims.hidden, weights, True, forgets).operator for some in (layers[1:], layers)
+        )
+    except (InputError, Unrecorded):  # an adapter for layers that are not there
+        return None
+    if forgets:  # each is an operator of its own
+        return Told(0, *one.work)
+    return Told(two.kept - one.kept, *two.work)

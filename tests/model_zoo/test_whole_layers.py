@@ -1,0 +1,185 @@
+"""Layers as one operator each way: gradients against the plain path's, whatever is trained, and what they keep."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import pet
+from adapters.apply import apply
+from adapters.lora import LoRAConfig
+from model_zoo.auto import AutoModel
+from model_zoo.native import available
+from model_zoo.native import training as whole
+from model_zoo.native.layout import WORK, Call, Memory, Place, memories, place_work, put_in_place
+from model_zoo.native.steps import Unrecorded, layer_list
+from pet.train.loss import CausalLoss
+from pet.train.optimizers import AdamW
+from pet.train.precision import set_recompute
+from pet.train.segments import make_segments
+from pet.train.step import TrainStep
+
+pytestmark = pytest.mark.skipif(not available(), reason="there are no C kernels here")
+
+FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
+
+
+def batch_of(model, rows=2, length=17, seed=0):
+    """Two documents in each row, the second of which sees nothing of the first."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(10, 60, (rows, length)).astype(np.int32)
+    index = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    border = length // 3
+    start = np.where(index < border, 0, border).astype(np.int32)
+    positions = index - start
+    if model.family.name == "glm":
+        positions = np.stack([positions, positions // 2], 1)
+    return {"input_ids": ids, "labels": ids, "position_ids": positions, "start": start, "end": index + 1}
+
+
+def disturb(model) -> None:
+    """Makes adapters and norms something that changes what goes through."""
+    generator = np.random.default_rng(3)
+    for parameter in model.get_parameters():
+        if ".lora_B." in parameter.name:
+            parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
+
+
+def gradients(model, batch, fast: bool) -> tuple[float, np.ndarray]:
+    """The summed loss of a batch, and all gradients end to end."""
+    model.set_fast(fast)
+    trained = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+    step = TrainStep(model, AdamW(make_segments(trained)), CausalLoss(), compiled=fast)
+    total, vectors = step.accumulate([batch], 0, Tensor(0.05, ms.float32))
+    model.set_fast(False)
+    assert not fast or step.gradient.graph is not None
+    return total, np.concatenate([vector.asnumpy() for vector in vectors])
+
+
+def same(model, batch, before=lambda model: None) -> None:
+    """Whether both paths agree; `before` is what is done to the model before the fast one."""
+    expected_total, expected = gradients(model, batch, False)
+    before(model)
+    total, found = gradients(model, batch, True)
+    assert np.abs(expected).max() > 1e-3
+    assert total == pytest.approx(expected_total, rel=1e-5)
+    assert np.abs(found - expected).max() < 3e-5 * np.abs(expected).max()
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """How many layers each operator was made of, but for the trials on one."""
+    made = []
+    stand_in = whole.standing_in
+
+    def noted(layers, cells):
+        made.append([cell.count if isinstance(cell, whole.WholeLayers) else None for cell in cells])
+        return stand_in(layers, cells)
+
+    monkeypatch.setattr(whole, "standing_in", noted)
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, fixtures, groups):
+    model = AutoModel.from_pretrained(fixtures / family)
+    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    disturb(model)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_all_weights_are_those_of_the_plain_path(family, fixtures, groups):
+    model = AutoModel.from_pretrained(fixtures / family)
+    for parameter in model.get_parameters():
+        parameter.requires_grad = True
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[1] * model.config.dims.layers]  # so that not all gradients are there with the first
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "chatglm1"])
+def test_layers_that_are_computed_again_give_the_same(family, fixtures, groups):
+    model = AutoModel.from_pretrained(fixtures / family)
+    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    disturb(model)
+    same(model.set_train(True), batch_of(model), set_recompute)
+    assert groups == [[1] * model.config.dims.layers]
+    ids = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
+    layer, width = layer_list(model)[0], model.config.dims.hidden
+    keeps, forgets = (whole.WholeLayers([layer], width, ids, True, again).operator for again in (False, True))
+    assert keeps.kept > 8 * width and forgets.kept == 0
+
+
+def test_a_layer_that_does_not_tell_stays_between_those_that_do(fixtures, groups):
+    """Dropout in one layer, which only its own operators know."""
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    layers = model.config.dims.layers
+    assert layers > 1
+    pet.add_adapter(model, LoRAConfig(rank=3, targets=["model.layers.0.self_attn.q_proj"], dropout=0.5), "front")
+    pet.add_adapter(model, LoRAConfig(rank=3, targets=[f"model.layers.{layers - 1}.self_attn.v_proj"]), "behind")
+    pet.set_adapter(model, ["front", "behind"])
+    disturb(model)
+    for parameter in model.get_parameters():
+        parameter.requires_grad = ".lora_" in parameter.name
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[None, layers - 1]]
+
+
+def test_frozen_layers_below_the_first_trained_one_keep_nothing(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    apply(model, LoRAConfig(rank=3, targets=[f"model.layers.{model.config.dims.layers - 1}.self_attn.v_proj"]))
+    ids = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
+    layers, width = list(layer_list(model)), model.config.dims.hidden
+    top = whole.WholeLayers(layers[-1:], width, ids, False, False).operator
+    assert whole.WholeLayers(layers, width, ids, False, False).operator.kept == top.kept
+    assert type(whole.WholeLayers(layers[:-1], width, ids, False, False).operator) is whole.FrozenLayers
+
+
+def test_narrow_weights_do_not_tell(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha", dtype="float16")
+    with pytest.raises(Unrecorded, match="Float16"):
+        whole.WholeLayers([layer_list(model)[0]], model.config.dims.hidden, frozenset(), False, False)
+
+
+def test_places_in_use_at_the_same_time_do_not_overlap():
+    """Random programs: whoever reads a place finds what was written there last."""
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        places, calls = [Place(1, int(generator.integers(1, 9)), Memory(0)) for _ in range(3)], []
+        for place in places:
+            place.memory.width = place.width
+        calls.append(Call("start", [], list(places)))
+        for _ in range(30):
+            x, y = (places[int(i)] for i in generator.integers(0, len(places), 2))
+            width = y.width if generator.random() < 0.5 else int(generator.integers(1, 9))
+            out = Place(1, width, Memory(width))
+            calls.append(Call("add" if width == y.width == x.width else "other", [x, y], [out]))
+            places.append(out)
+        values = {id(place): number for number, place in enumerate(places)}
+        put_in_place(calls, set())
+        end = place_work(calls)
+        held = np.full(end, -1)
+        for call in calls:
+            for place in call.inputs:
+                found = held[place.memory.offset : place.memory.offset + place.width]
+                assert (found == values[id(place)]).all()
+            for place in call.outputs:
+                held[place.memory.offset : place.memory.offset + place.width] = values[id(place)]
+        distinct = {memory for call in calls for memory in memories(call.places)}
+        assert all(memory.where is WORK for memory in distinct)
+        assert end < sum(place.width for place in places)
+
+
+def test_layers_that_share_a_trained_weight_are_operators_of_their_own(fixtures, groups):
+    """The gradient is the sum of what two give."""
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    first, *others = layer_list(model)
+    for parameter in model.get_parameters():
+        parameter.requires_grad = parameter is first.self_attn.q_proj.weight
+    for other in others:
+        other.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[1] * model.config.dims.layers]
