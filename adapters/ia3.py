@@ -132,6 +132,17 @@ class IA3(AdapterModule):
     def construct(self, x, y):
         return y if self.changes_input else self.scaled(y)
 
+    def record(self, steps, x, y):
+        if self.rows is not None or self.changes_input:
+            steps.refuse(type(self))
+        return steps.scale_columns(y, self.ia3_l)
+
+    def record_before(self, steps, x):
+        """Tells `before`."""
+        if self.rows is not None:
+            steps.refuse(type(self))
+        return steps.scale_columns(x, self.ia3_l)
+
     def delta(self, weight: np.ndarray) -> np.ndarray:
         factor = self.ia3_l.asnumpy()
         return ia3_delta(weight, factor.T if self.transposed else factor)

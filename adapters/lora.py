@@ -206,8 +206,10 @@ class LoRALinear(AdapterModule):
         return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
 
     def record(self, steps, x, y):
-        if self.rows is not None or self.narrow or (steps.training and self.dropout is not None):
+        if self.rows is not None or self.narrow:
             steps.refuse(type(self))
+        if self.dropout is not None:
+            x = steps.run(self.dropout, x)
         signed = [(self.lora_A, self.lora_B, self.scale)]
         if self.starts_from_base:
             signed.append((self.initial_A, self.initial_B, -self.scale))

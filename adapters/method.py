@@ -31,7 +31,8 @@ class AdapterModule(nn.Cell):
     ``on_base(x, y, base, weight, bias)`` in place of ``construct``: `base` is the bare cell's output, which `y` is not
     any more when another adapter went before.
 
-    ``record(steps, x, y)``, where a class has it, tells ``construct`` as steps (`model_zoo.native.steps`).
+    ``record(steps, x, y)`` and ``record_before(steps, x)``, where a class has them, tell ``construct`` and ``before``
+    as steps (`model_zoo.native.steps`).
 
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.

@@ -170,9 +170,14 @@ def _adapted_cell(cls: type) -> type:
         def record(self, steps, x, *arguments):
             if "record" not in vars(cls):
                 steps.refuse(cls)
-            y = cls.record(self, steps, x, *arguments)
+            inner = x
             for module in self.active:
-                y = steps.run(module, x, y)
+                if module.changes_input:
+                    inner = steps.run_before(module, inner)
+            y = cls.record(self, steps, inner, *arguments)
+            for module in self.active:
+                if not module.changes_input:
+                    y = steps.run(module, x, y)
             return y
 
     def table(self):

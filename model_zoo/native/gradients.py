@@ -243,6 +243,26 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
     to.give(y, dy)
 
 
+@rule("scale_columns")
+def _(to: Gradients, call: Call, dy: Place) -> None:
+    x, factors = call.inputs
+    if to.wants(factors):
+        to.call("scale_columns_gradient", x, dy, outputs=[to.of_weight(factors)])
+    if to.wants(x):
+        out = to.fresh(x)
+        to.call("scale_columns", dy, factors, outputs=[out])
+        to.give(x, out)
+
+
+@rule("dropout")
+def _(to: Gradients, call: Call, dy: Place) -> None:
+    x, *numbers = call.inputs
+    if to.wants(x):
+        out = to.fresh(x)
+        to.call("dropout", dy, *numbers, outputs=[out])
+        to.give(x, out)
+
+
 @rule("take_columns")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     x, first = call.inputs

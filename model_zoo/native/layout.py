@@ -42,6 +42,9 @@ KERNELS = (
     "gelu_tanh_gradient",
     "add",
     "scale",
+    "scale_columns",
+    "scale_columns_gradient",
+    "dropout",
     "add_bias",
     "column_sum",
     "take_columns",
@@ -53,6 +56,8 @@ KERNELS = (
 IN_PLACE = {
     "add": (1, 0),
     "scale": (0,),
+    "scale_columns": (0,),
+    "dropout": (0,),
     "add_bias": (0,),
     "low_rank": (0,),
     "rms_norm_gradient_added": (4,),

@@ -58,6 +58,71 @@ PET_KERNEL(add_bias) {
     return 0;
 }
 
+static void scale_columns_rows(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t row = first; row < last; row++)
+#pragma omp simd
+        for (int64_t i = 0; i < of.width; i++) of.out[row * of.width + i] = of.x[row * of.width + i] * of.y[i];
+}
+
+/* x (N, W), factors (W numbers) → x·factors, which may lie where x does */
+PET_KERNEL(scale_columns) {
+    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][1]};
+    pet_parallel(scale_columns_rows, &of, shapes[0][0], rows_at_once(of.width));
+    return 0;
+}
+
+static void scale_columns_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct small of = *(struct small *)arguments;
+    for (int64_t i = first; i < last; i++) of.out[i] = 0.0f;
+    for (int64_t row = 0; row < of.rows; row++)
+#pragma omp simd
+        for (int64_t i = first; i < last; i++) of.out[i] += of.x[row * of.width + i] * of.y[row * of.width + i];
+}
+
+/* x, dy (N, W) → the sum over rows of x·dy (W numbers) */
+PET_KERNEL(scale_columns_gradient) {
+    struct small of = {.x = params[0], .y = params[1], .out = params[2], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(scale_columns_gradient_part, &of, of.width, 64);
+    return 0;
+}
+
+struct dropout {
+    const float *x;
+    float *out, factor;
+    uint32_t seed, threshold;
+};
+
+/* As adapters/dropout.py has it; MindSpore's integers wrap around as these do. */
+static inline uint32_t mixed(uint32_t bits) {
+    bits = (bits ^ (bits >> 16)) * 2246822507u;
+    bits = (bits ^ (bits >> 13)) * 3266489909u;
+    return bits ^ (bits >> 16);
+}
+
+static const uint32_t STRIDE = 2654435769u;
+
+static void dropout_part(void *arguments, int64_t first, int64_t last) {
+    struct dropout of = *(struct dropout *)arguments;
+#pragma omp simd
+    for (int64_t i = first; i < last; i++) {
+        uint32_t bits = mixed((uint32_t)i * STRIDE + of.seed) & 0x7FFFFFFFu;
+        of.out[i] = bits >= of.threshold ? of.x[i] * of.factor : 0.0f;
+    }
+}
+
+/* x, the key and the block's number (2), site, threshold, factor → x with some numbers zeroed and the others larger; it may
+ * lie where x does. Its gradient is the same of dy. */
+PET_KERNEL(dropout) {
+    const int32_t *key = params[1];
+    int64_t size = size_of(ndims[0], shapes[0]);
+    struct dropout of = {.x = params[0], .out = params[5], .factor = *(float *)params[4],
+                         .threshold = *(uint32_t *)params[3]};
+    of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)key[1] * (uint32_t)size * STRIDE;
+    pet_parallel(dropout_part, &of, size, AT_ONCE);
+    return 0;
+}
+
 /* Some columns of all rows, one row after the other. */
 static void column_sum_part(void *arguments, int64_t first, int64_t last) {
     struct small of = *(struct small *)arguments;

@@ -103,6 +103,16 @@ class Steps:
             self.refuse(kind)
         return kind.record(cell, self, *arguments, **settings)
 
+    def run_before(self, module: nn.Cell, x: Place) -> Place:
+        """What an adapter makes of its cell's input.
+
+        Raises:
+            Unrecorded: it does not tell.
+        """
+        if "record_before" not in vars(type(module)):
+            self.refuse(type(module))
+        return module.record_before(self, x)
+
     def refuse(self, kind: type) -> NoReturn:
         """For cells of this class that cannot tell in the state that they are in."""
         raise Unrecorded(kind.__name__)
@@ -124,6 +134,15 @@ class Steps:
         weights = [self.parameter(weight) for weight in weights]
         y = self.place(x.rows, x.width)
         return self.call(kernel, x, *weights, self.constant(np.float32(eps)), outputs=[y, *numbers])
+
+    def scale_columns(self, x: Place, factors: Parameter) -> Place:
+        """Each column times its own factor."""
+        return self.like("scale_columns", x, self.parameter(factors))
+
+    def dropout(self, x: Place, key: Parameter, site: int, threshold: int, factor: float) -> Place:
+        """`adapters.dropout.Dropout`, while training."""
+        numbers = (self.constant(kind(number)) for kind, number in ((np.int32, site), (np.int32, threshold)))
+        return self.like("dropout", x, self.parameter(key), *numbers, self.constant(np.float32(factor)))
 
     def part(self, x: Place, first: int, width: int) -> Place:
         """Some columns."""

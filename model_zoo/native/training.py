@@ -56,7 +56,7 @@ class LayerSteps(Steps):
         self.trained = [self.stream] if stream_trained else []
 
     def parameter(self, parameter: Parameter) -> Place:
-        if parameter.dtype != ms.float32:
+        if parameter.dtype not in (ms.float32, ms.int32):
             raise Unrecorded(f"{parameter.name} is {parameter.dtype}")
         place = super().parameter(parameter)
         if id(parameter) in self.weights and place not in self.trained:

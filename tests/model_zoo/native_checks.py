@@ -399,6 +399,8 @@ def small(kernels):
             bias = numbers(shape[1], seed=2)
             close(kernels("add_bias", (x, bias), shape), x + bias)
             close(kernels("column_sum", (x,), (shape[1],)), x.astype(np.float64).sum(0))
+            close(kernels("scale_columns", (x, bias), shape), x.astype(np.float64) * bias)
+            close(kernels("scale_columns_gradient", (x, y), (shape[1],)), (x.astype(np.float64) * y).sum(0))
         else:
             room = np.zeros((shape[0] * shape[1] * 7, shape[3]), np.float32)
             expected = room.reshape(*shape[:2], 7, shape[3]).copy()

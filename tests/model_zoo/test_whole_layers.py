@@ -9,6 +9,8 @@ from mindspore import Tensor
 
 import pet
 from adapters.apply import apply
+from adapters.dropout import set_dropout_key
+from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
@@ -43,6 +45,8 @@ def disturb(model) -> None:
     """Makes adapters and norms something that changes what goes through."""
     generator = np.random.default_rng(3)
     for parameter in model.get_parameters():
+        if ".ia3_l" in parameter.name:
+            parameter.set_data(Tensor(1.0 + 0.3 * generator.standard_normal(parameter.shape).astype(np.float32)))
         if ".lora_B." in parameter.name:
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
@@ -91,6 +95,19 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
     assert groups == [[model.config.dims.layers]]
 
 
+@pytest.mark.parametrize(
+    "config", [LoRAConfig(rank=3, targets="all-linear", dropout=0.4), IA3Config()], ids=("dropout", "ia3")
+)
+def test_gradients_of_other_adapters_are_those_of_the_plain_path(name, fixtures, groups):
+    """The same numbers are dropped, in the backward pass too; IA3 scales outputs and, in the feed-forward, inputs."""
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    apply(model, OTHERS[name])
+    disturb(model)
+    set_dropout_key(model, 12345, 1)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers]]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_all_weights_are_those_of_the_plain_path(family, fixtures, groups):
     model = AutoModel.from_pretrained(fixtures / family)
@@ -114,11 +131,11 @@ def test_layers_that_are_computed_again_give_the_same(family, fixtures, groups):
 
 
 def test_a_layer_that_does_not_tell_stays_between_those_that_do(fixtures, groups):
-    """Dropout in one layer, which only its own operators know."""
+    """DoRA in one layer, which only its own operators know."""
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     layers = model.config.dims.layers
     assert layers > 1
-    pet.add_adapter(model, LoRAConfig(rank=3, targets=["model.layers.0.self_attn.q_proj"], dropout=0.5), "front")
+    pet.add_adapter(model, LoRAConfig(rank=3, targets=["model.layers.0.self_attn.q_proj"], use_dora=True), "front")
     pet.add_adapter(model, LoRAConfig(rank=3, targets=[f"model.layers.{layers - 1}.self_attn.v_proj"]), "behind")
     pet.set_adapter(model, ["front", "behind"])
     disturb(model)
