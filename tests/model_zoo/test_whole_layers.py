@@ -95,9 +95,10 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
     assert groups == [[model.config.dims.layers]]
 
 
-@pytest.mark.parametrize(
-    "config", [LoRAConfig(rank=3, targets="all-linear", dropout=0.4), IA3Config()], ids=("dropout", "ia3")
-)
+OTHERS = {"dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4), "ia3": IA3Config()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_gradients_of_other_adapters_are_those_of_the_plain_path(name, fixtures, groups):
     """The same numbers are dropped, in the backward pass too; IA3 scales outputs and, in the feed-forward, inputs."""
     model = AutoModel.from_pretrained(fixtures / "llama_gqa")
