@@ -53,9 +53,9 @@ def _told(outline, adapter, forgets: bool) -> Told | None:
     if getattr(adapter, "init", "default") not in ("default", "gaussian"):
         return None  # it would look at weights, which are not there
     values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
-    config = classes_for(values)[0].from_dict(values)
-    model = MODEL_OF[type(config)](config)
     try:
+        config = classes_for(values)[0].from_dict(values)
+        model = MODEL_OF[type(config)](config)
         if adapter is not None:
             apply(model, adapter)
         model.set_train(True)
@@ -64,7 +64,7 @@ def _told(outline, adapter, forgets: bool) -> Told | None:
         one, two = (
             WholeLayers(some, config.dims.hidden, weights, True, forgets).operator for some in (layers[1:], layers)
         )
-    except (InputError, Unrecorded):  # an adapter for layers that are not there
+    except (InputError, Unrecorded, TypeError, ValueError):  # an adapter for other layers; values of no use
         return None
     if forgets:  # each is an operator of its own
         return Told(0, *one.work)
