@@ -7,8 +7,11 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
     gemm.c         matrix products                      attention.c    attention and its gradients
     low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c, loss.c
     update.c       the optimizer's work                 updates.py     cells around that
-    few_rows.c     products of few rows                 one_token.c    attention over a cache
-    steps.c        many kernels as one operator         decoding.py    cells for single tokens
+    few_rows.c     products of few rows                 one_token.c    keys and values that are kept
+    steps.c        many kernels as one operator         steps.py       how cells tell what they do
+    small.c        sums and columns between them        gradients.py   the backward pass of what they tell
+    training.py    all layers, forward and backward     layout.py      where everything lies
+    decoding.py    all layers over a cache
     pool.c         threads                              product.h, vectors.h   what the kernels compute with
 """
 

@@ -1,11 +1,12 @@
 """Memory of one forward and backward pass: what the layers keep for the backward, and the most that is there besides.
 
-The formulas say, tensor by tensor, what this library's compiled step holds on a CPU in float32, where the C kernels of
-`model_zoo.native` run. They follow the lifetimes of all tensors in MindSpore's graphs, and a test holds them to within
-a tenth of the peak of its memory pool. In narrower types the cells go by their plain operators, which keep more, above
-all every attention probability; there the formulas follow the operators, and nothing was measured, since a CPU has no
-such products. Nor was recomputation: on a CPU MindSpore merges the second computation with the first and saves nothing
-by it, so that only an accelerator could show what is planned.
+On a CPU in float32, where layers run as one operator each way, they say themselves what they keep and forget
+(`told_layers.py`). Where they run operator by operator (tensor parallelism, adapters that do not tell their steps), the
+formulas say it, tensor by tensor, following the lifetimes of all tensors in MindSpore's graphs. Tests hold both to
+within a tenth of the peak of its memory pool. In narrower types the cells go by their plain operators, which keep more,
+above all every attention probability; there the formulas follow the operators, and nothing was measured, since a CPU
+has no such products. Nor was recomputation operator by operator: on a CPU MindSpore merges the second computation with
+the first and saves nothing by it, so that only an accelerator could show what is planned.
 
 All sizes are numbers per token. H: hidden; Q and K: all query heads, all key heads of a process; F: its feed-forward
 columns; V: vocabulary.
