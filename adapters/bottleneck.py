@@ -103,6 +103,13 @@ class Activation(nn.Cell):
             return x * ops.sigmoid(x)
         return tanh(x)
 
+    def record(self, steps, x):
+        if self.name == "gelu":
+            return steps.run(self.gelu, x)
+        if self.name != "relu":
+            steps.refuse(type(self))
+        return steps.like("relu", x)
+
 
 def projection(weight: np.ndarray) -> Linear:
     """A linear cell that starts with this weight ``(out, in)`` and a bias of zero."""
@@ -148,3 +155,14 @@ class Bottleneck(AdapterModule):
             flat = self.dropout(flat)
         change = self.up(self.activation(self.down(flat))) * self.scaling  # (N, out)
         return y + change.reshape(y.shape).astype(y.dtype)
+
+    def record(self, steps, x, y):
+        if self.rows is not None:
+            steps.refuse(type(self))
+        flat = x if self.parallel else y
+        if self.norm is not None:
+            flat = steps.run(self.norm, flat)
+        if self.dropout is not None:
+            flat = steps.run(self.dropout, flat)
+        change = steps.run(self.up, steps.run(self.activation, steps.run(self.down, flat)))
+        return steps.add(change, y, self.scaling)

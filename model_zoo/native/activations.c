@@ -107,3 +107,27 @@ PET_KERNEL(gelu_tanh_gradient) {
     pet_parallel(gelu_tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
     return 0;
 }
+
+static void relu_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+    for (int64_t i = first; i < last; i++) of->out[i] = of->gate[i] < 0.0f ? 0.0f : of->gate[i];
+}
+
+/* x → x where it is above 0, and 0; what is not a number stays so */
+PET_KERNEL(relu) {
+    struct activation of = {.gate = params[0], .out = params[1]};
+    pet_parallel(relu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void relu_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+    for (int64_t i = first; i < last; i++) of->out[i] = of->gate[i] > 0.0f ? of->dout[i] : 0.0f;
+}
+
+/* x, dy → dx, which may lie where dy does */
+PET_KERNEL(relu_gradient) {
+    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
+    pet_parallel(relu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}

@@ -224,10 +224,10 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
         to.give(place, out)
 
 
-@rule("gelu_tanh")
+@rule("gelu_tanh", "relu")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     (x,), out = call.inputs, to.fresh(call.inputs[0])
-    to.call("gelu_tanh_gradient", x, dy, outputs=[out])
+    to.call(f"{call.kernel}_gradient", x, dy, outputs=[out])
     to.give(x, out)
 
 

@@ -40,6 +40,8 @@ KERNELS = (
     "swiglu_gradient",
     "gelu_tanh",
     "gelu_tanh_gradient",
+    "relu",
+    "relu_gradient",
     "add",
     "scale",
     "scale_columns",
@@ -63,6 +65,7 @@ IN_PLACE = {
     "rms_norm_gradient_added": (4,),
     "layer_norm_gradient_added": (5,),
     "gelu_tanh_gradient": (1,),
+    "relu_gradient": (1,),
     "swiglu_gradient": (2,),
 }
 """Kernels whose first output may lie where an input did: which ones, the best first."""

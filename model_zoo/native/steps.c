@@ -36,6 +36,8 @@ PET_KERNEL(swiglu);
 PET_KERNEL(swiglu_gradient);
 PET_KERNEL(gelu_tanh);
 PET_KERNEL(gelu_tanh_gradient);
+PET_KERNEL(relu);
+PET_KERNEL(relu_gradient);
 PET_KERNEL(add);
 PET_KERNEL(scale);
 PET_KERNEL(scale_columns);
@@ -54,7 +56,7 @@ static int (*const kernels[])(int, void **, int *, int64_t **, const char **, vo
     plain_product_added, product_of_columns, low_rank, low_rank_gradient, low_rank_gradient_added, split_heads,
     join_heads, rotary_half, rotary_interleaved, split_rotary_half, split_rotary_half_back, split_rotary_interleaved,
     split_rotary_interleaved_back, attention, attention_gradient, keep_columns, token_attention, swiglu,
-    swiglu_gradient, gelu_tanh, gelu_tanh_gradient, add, scale, scale_columns, scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns,
+    swiglu_gradient, gelu_tanh, gelu_tanh_gradient, relu, relu_gradient, add, scale, scale_columns, scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns,
     join_columns,
 };
 

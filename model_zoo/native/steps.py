@@ -39,9 +39,6 @@ class Steps:
         parameters: the weights that they use, which are the last operands, in the order of these.
     """
 
-    training = False
-    """Whether there is to be a backward pass, so that what happens in training only has to be told."""
-
     def __init__(self, width: int):
         self.operands: list[Place] = []
         self.parameters: list[Parameter] = []
@@ -115,7 +112,7 @@ class Steps:
 
     def refuse(self, kind: type) -> NoReturn:
         """For cells of this class that cannot tell in the state that they are in."""
-        raise Unrecorded(kind.__name__)
+        raise Unrecorded(f"{kind.__name__} does not tell its steps")
 
     # What several cells do
 

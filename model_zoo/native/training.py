@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 
 import mindspore as ms
@@ -32,6 +33,8 @@ from model_zoo.native.layout import (
 )
 from model_zoo.native.steps import Steps, Unrecorded, columns_of, layer_list, standing_in, tables_of
 
+log = logging.getLogger("pet")
+
 
 class LayerSteps(Steps):
     """What a layer does with whole sequences.
@@ -45,8 +48,6 @@ class LayerSteps(Steps):
     Attributes:
         trained: the operands that want a gradient.
     """
-
-    training = True
 
     def __init__(self, width: int, tables: int, weights: frozenset[int], stream_trained: bool):
         super().__init__(width)
@@ -108,20 +109,21 @@ class FrozenLayers(nn.Cell):
     Args:
         steps: told to the end.
         result: what the last layer gives.
-        kept: what a backward pass reads.
+        read: what a backward pass reads.
+        forgets: whether none of that is kept.
 
     Attributes:
         kept: numbers per token that are kept for the backward pass.
         work: numbers per token that are forgotten, for each operator.
     """
 
-    def __init__(self, steps: LayerSteps, result: Place, kept: Sequence[Memory] = ()):
+    def __init__(self, steps: LayerSteps, result: Place, read: Sequence[Memory] = (), forgets: bool = False):
         super().__init__()
         if not isinstance(result.memory, Memory):
             raise Unrecorded("layers that give what they were given")
         result.memory.where = RESULT
-        put_in_place(steps.calls, set(kept))
-        self.kept = place_kept([memory for memory in kept if memory.where is WORK])
+        put_in_place(steps.calls, set(read))
+        self.kept = 0 if forgets else place_kept(read)
         self.work = (place_work(steps.calls),)
         outer = [Place(0, 0, OPERAND) for _ in (RESULT, KEPT, WORK)]
         order, first = [*steps.operands, *outer], len(steps.operands)
@@ -153,7 +155,7 @@ class TrainedLayers(FrozenLayers):
         again = needed(steps.calls, back) if forgets else []
         if result.memory in read and not forgets:
             raise Unrecorded("layers whose backward pass reads their result")
-        super().__init__(steps, result, () if forgets else read)
+        super().__init__(steps, result, read, forgets)
         for memory in memories([place for call in again for place in call.places]):
             memory.where = WORK
         calls = [*again, *back]
@@ -250,6 +252,12 @@ class WholeLayers(nn.Cell):
         return self.operator(x, given, tuple(self.frozen), tuple(self.trained))[0]
 
 
+@functools.cache
+def say_once(reason: str) -> None:
+    """For those who look why compiling takes longer."""
+    log.info("layers that run operator by operator: %s", reason)
+
+
 @contextlib.contextmanager
 def whole_layers(model, weights: Sequence[Parameter] = (), stream_trained: bool = False) -> Iterator[None]:
     """Within, a model's layers are one operator each way, for graphs that are compiled there. A layer that does not
@@ -284,9 +292,10 @@ def whole_layers(model, weights: Sequence[Parameter] = (), stream_trained: bool 
             group.append((layer, WholeLayers([layer], width, ids, wanted, forgets), wanted))
             if apart or forgets:
                 cells.append(group.pop()[1])
-        except Unrecorded:
+        except Unrecorded as error:
             join_group()
             cells.append(layer)
+            say_once(str(error))
         wanted = wanted or bool(own)
     join_group()
     with standing_in(layers, cells):

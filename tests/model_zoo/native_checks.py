@@ -194,6 +194,8 @@ def activations(kernels):
         close(kernels("gelu_tanh", (gate,), shape), 0.5 * g * (1 + np.tanh(inner)))
         slope = 0.5 * (1 + np.tanh(inner)) + 0.5 * g * (1 - np.tanh(inner) ** 2) * root * (1 + 3 * 0.044715 * g**2)
         close(kernels("gelu_tanh_gradient", (gate, dout), shape), d * slope)
+        assert np.array_equal(kernels("relu", (gate,), shape), np.maximum(gate, 0))
+        assert np.array_equal(kernels("relu_gradient", (gate, dout), shape), np.where(gate > 0, dout, 0))
     far = np.array([[-1e30, -1000, -100, -88, 0, 88, 100, 1000]], np.float32)
     close(kernels("swiglu", (far, np.ones_like(far)), far.shape), np.maximum(far, 0))
     close(kernels("gelu_tanh", (far,), far.shape), np.maximum(far, 0))

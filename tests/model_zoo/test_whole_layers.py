@@ -9,6 +9,7 @@ from mindspore import Tensor
 
 import pet
 from adapters.apply import apply
+from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import set_dropout_key
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
@@ -47,7 +48,7 @@ def disturb(model) -> None:
     for parameter in model.get_parameters():
         if ".ia3_l" in parameter.name:
             parameter.set_data(Tensor(1.0 + 0.3 * generator.standard_normal(parameter.shape).astype(np.float32)))
-        if ".lora_B." in parameter.name:
+        if ".lora_B." in parameter.name or "bottleneck_up" in parameter.name or ".up.weight" in parameter.name:
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
 
@@ -96,6 +97,8 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
 
 
 OTHERS = {"dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4), "ia3": IA3Config()}
+OTHERS |= {"relu": BottleneckConfig(size=5, layer_norm=True, scaling=0.5, non_linearity="relu")}
+OTHERS |= {"gelu": BottleneckConfig(size=5, placement="parallel", non_linearity="gelu")}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -118,10 +121,12 @@ def test_gradients_of_all_weights_are_those_of_the_plain_path(family, fixtures, 
     assert groups == [[1] * model.config.dims.layers]  # so that not all gradients are there with the first
 
 
-@pytest.mark.parametrize("family", ["llama_gqa", "chatglm1"])
-def test_layers_that_are_computed_again_give_the_same(family, fixtures, groups):
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama_gqa", "lora"), ("chatglm1", "lora"), ("llama_gqa", "dropout"), ("llama_gqa", "ia3")]
+)
+def test_layers_that_are_computed_again_give_the_same(family, name, fixtures, groups):
     model = AutoModel.from_pretrained(fixtures / family)
-    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    apply(model, {"lora": LoRAConfig(rank=3, targets="all-linear"), **OTHERS}[name])
     disturb(model)
     same(model.set_train(True), batch_of(model), set_recompute)
     assert groups == [[1] * model.config.dims.layers]
