@@ -92,13 +92,13 @@ class Gradients:
         self.of_weights[weight] = Place(0, 0, OPERAND)
         return self.of_weights[weight]
 
-    def owned(self, key: Memory | Place) -> Place | None:
-        """The gradient so far, if it may be added to where it lies."""
-        found = self.pending.get(key)
+    def owned(self, x: Place, *read: Place) -> Place | None:
+        """The gradient of x so far, if it may be added to where it lies by a kernel that reads these."""
+        found = self.pending.get(self.key(x))
         if found is None or not isinstance(found.memory, Memory):
             return None
-        shared = any(other.memory is found.memory for of, other in self.pending.items() if of is not key)
-        return None if shared else found
+        others = [other for of, other in self.pending.items() if of is not self.key(x)]
+        return None if any(other.memory is found.memory for other in (*others, *read)) else found
 
     def give(self, x: Place, gradient: Place) -> None:
         """Adds this to the gradient of x."""
@@ -116,7 +116,7 @@ class Gradients:
         """Adds what a kernel computes, which can add to what is there: ``kernel_added``."""
         if not self.wants(x):
             return
-        into = self.owned(self.key(x))
+        into = self.owned(x, *inputs)
         if into is not None:
             self.call(f"{kernel}_added", *inputs, outputs=[self.shaped(into, x)])
             return
@@ -182,7 +182,7 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
 def _(to: Gradients, call: Call, dy: Place) -> None:
     (y, x, a, b, scale), (_, inner) = call.inputs, call.outputs
     weights = [to.of_weight(a), to.of_weight(b)]
-    into = to.owned(to.key(x))
+    into = to.owned(x, dy)
     if into is not None:
         to.call("low_rank_gradient_added", a, b, scale, x, inner, dy, outputs=[to.shaped(into, x), *weights])
     else:
@@ -268,7 +268,7 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
     x, first = call.inputs
     if not to.wants(x):
         return
-    whole = to.owned(to.key(x))
+    whole = to.owned(x, dy)
     if whole is None:
         takers = [other for other in to.steps.calls if any(to.key(place) is to.key(x) for place in other.inputs)]
         end = 0

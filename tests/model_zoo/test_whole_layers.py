@@ -16,6 +16,7 @@ from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
 from model_zoo.native import training as whole
+from model_zoo.native.gradients import Gradients
 from model_zoo.native.layout import WORK, Call, Memory, Place, memories, place_work, put_in_place
 from model_zoo.native.steps import Unrecorded, layer_list
 from pet.train.loss import CausalLoss
@@ -206,3 +207,14 @@ def test_layers_that_share_a_trained_weight_are_operators_of_their_own(fixtures,
         other.self_attn.q_proj.weight = first.self_attn.q_proj.weight
     same(model.set_train(True), batch_of(model))
     assert groups == [[1] * model.config.dims.layers]
+
+
+def test_a_gradient_is_not_added_to_where_it_is_read():
+    """z = x + x·Wᵀ: the gradient of x is at first that of z, which the product reads."""
+    factors, weight = (ms.Parameter(Tensor(np.ones(shape, np.float32)), name="w") for shape in (8, (8, 8)))
+    steps = whole.LayerSteps(8, 0, frozenset(), True)
+    x = steps.scale_columns(steps.stream, factors)
+    z = steps.add(x, steps.linear("product_of_rows", x, weight, None, 8))
+    calls = Gradients(steps, steps.scale_columns(z, factors)).calls
+    (product,) = (call for call in calls if call.kernel.startswith("plain_product"))
+    assert not any(place.memory is product.outputs[0].memory for place in product.inputs)
