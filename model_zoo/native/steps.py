@@ -10,6 +10,7 @@ all batches.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ class Unrecorded(Exception):
     """A cell that does not tell its steps."""
 
 
-class Steps:
+class Steps(abc.ABC):
     """What a layer does. The first operand is the stream ``(N, H)``, the second the program; the third, `given` by a
     sub-class, is ``(B, S)`` with N = B·S.
 
@@ -151,21 +152,21 @@ class Steps:
 
     # What one token per row does otherwise than many
 
+    @abc.abstractmethod
     def low_rank(self, y: Place, x: Place, a, b, scale: float) -> Place:
         """``y + scale·(x·Aᵀ)·Bᵀ``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def heads(self, x: Place, head_dim: int) -> Place:
         """``(N, heads·d)`` as ``(B, heads, S, d)``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def rotated_heads(self, form: str, x: Place, head_dim: int, cosine: Place, sine: Place) -> Place:
         """`heads`, rotated by position. ``form``: ``half`` or ``interleaved``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def attention(self, query: Place, keys: Place, values: Place) -> Place:
         """Heads as `heads` gives them → ``(N, heads·d)``."""
-        raise NotImplementedError
 
 
 def tables_of(arguments):
