@@ -1,4 +1,4 @@
-"""What single tokens go through over a cache: attention as one operator, and whole layers."""
+"""What prompts and single tokens go through over a cache: whole layers, and a token's attention, as one operator."""
 
 from __future__ import annotations
 

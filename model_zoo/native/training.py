@@ -289,13 +289,15 @@ def whole_layers(model, weights: Sequence[Parameter] = (), stream_trained: bool 
     for layer, own in zip(layers, inside, strict=True):
         forgets = getattr(layer, "recomputes", False)
         try:
-            group.append((layer, WholeLayers([layer], width, ids, wanted, forgets), wanted))
-            if apart or forgets:
-                cells.append(group.pop()[1])
+            alone = WholeLayers([layer], width, ids, wanted, forgets)
         except Unrecorded as error:
-            join_group()
-            cells.append(layer)
+            alone = layer
             say_once(str(error))
+        if alone is layer or apart or forgets:
+            join_group()
+            cells.append(alone)
+        else:
+            group.append((layer, alone, wanted))
         wanted = wanted or bool(own)
     join_group()
     with standing_in(layers, cells):

@@ -50,7 +50,7 @@ def told(outline, adapter, forgets: bool) -> Told | None:
 
 
 def _told(outline, adapter, forgets: bool) -> Told | None:
-    if getattr(adapter, "init", "default") not in ("default", "gaussian"):
+    if getattr(adapter, "init", "default") not in ("default", "gaussian") or getattr(adapter, "use_dora", False):
         return None  # it would look at weights, which are not there
     values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
     try:
@@ -64,7 +64,9 @@ def _told(outline, adapter, forgets: bool) -> Told | None:
         one, two = (
             WholeLayers(some, config.dims.hidden, weights, True, forgets).operator for some in (layers[1:], layers)
         )
-    except (InputError, Unrecorded, TypeError, ValueError):  # an adapter for other layers; values of no use
+    except (InputError, Unrecorded):  # an adapter for layers that are not there, or that does not tell its steps
+        return None
+    except (TypeError, ValueError):  # config.json's values are of no use: whoever builds the model says which
         return None
     if forgets:  # each is an operator of its own
         return Told(0, *one.work)

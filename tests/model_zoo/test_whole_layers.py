@@ -152,6 +152,15 @@ def test_a_layer_that_does_not_tell_stays_between_those_that_do(fixtures, groups
     assert groups == [[None, layers - 1]]
 
 
+def test_layers_keep_their_order_when_the_last_alone_is_computed_again(fixtures, groups):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    disturb(model)
+    layer_list(model)[model.config.dims.layers - 1].recomputes = True
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers - 1, 1]]
+
+
 def test_frozen_layers_below_the_first_trained_one_keep_nothing(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     apply(model, LoRAConfig(rank=3, targets=[f"model.layers.{model.config.dims.layers - 1}.self_attn.v_proj"]))
