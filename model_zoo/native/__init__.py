@@ -40,7 +40,7 @@ TWINS = {
     fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
     fused.SplitRotaryKernel: lambda kernels, kernel: kernels.SplitRotary(kernel.half, kernel.head_dim),
     fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
-    fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.SoftmaxLoss(kernel.ignored),
+    fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.LinearCrossEntropy(),
 }
 """How to make the C kernel that stands for one of `model_zoo.fused`."""
 

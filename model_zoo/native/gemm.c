@@ -3,6 +3,8 @@
  * The right factor is copied into panels, of which a thread's registers take one row at a time; tiles of the result, some
  * rows by one panel each, are shared among the threads. Large factors are taken a part at a time, so that what is copied
  * stays small. Every number is a sum in the order of k, whatever the number of threads. All float32. */
+#include "gemm.h"
+
 #include "few_rows.h"
 #include "pool.h"
 #include "product.h"
@@ -124,44 +126,49 @@ static int gemm(struct gemm of) {
     return of.failed;
 }
 
-/* a (M, K), b (N, K) → a·bᵀ (M, N) */
-PET_KERNEL(product_of_rows) {
-    if (shapes[0][0] <= FEW_ROWS) {
-        few_rows_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1]);
+int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
+    if (rows <= FEW_ROWS && !add) {
+        few_rows_by_rows(a, b, c, rows, columns, depth);
         return 0;
     }
-    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
-                              .columns = shapes[1][0], .depth = shapes[0][1], .a_row = shapes[0][1],
-                              .b_row = shapes[1][1], .b_turned = 1});
+    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = depth,
+                              .b_row = depth, .b_turned = 1, .add = add});
+}
+
+int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
+    if (rows <= FEW_ROWS && !add) {
+        few_rows_by_columns(a, b, c, rows, columns, depth);
+        return 0;
+    }
+    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = depth,
+                              .b_row = columns, .add = add});
+}
+
+int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
+    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = rows,
+                              .b_row = columns, .a_turned = 1, .add = add});
+}
+
+/* a (M, K), b (N, K) → a·bᵀ (M, N) */
+PET_KERNEL(product_of_rows) {
+    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
 }
 
 /* a (M, K), b (K, N) → a·b (M, N) */
 PET_KERNEL(plain_product) {
-    if (shapes[0][0] <= FEW_ROWS) {
-        few_rows_by_columns(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1]);
-        return 0;
-    }
-    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
-                              .columns = shapes[1][1], .depth = shapes[0][1], .a_row = shapes[0][1],
-                              .b_row = shapes[1][1]});
+    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
 }
 
 /* the same two, added to what c holds */
 PET_KERNEL(product_of_rows_added) {
-    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
-                              .columns = shapes[1][0], .depth = shapes[0][1], .a_row = shapes[0][1],
-                              .b_row = shapes[1][1], .b_turned = 1, .add = 1});
+    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 PET_KERNEL(plain_product_added) {
-    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][0],
-                              .columns = shapes[1][1], .depth = shapes[0][1], .a_row = shapes[0][1],
-                              .b_row = shapes[1][1], .add = 1});
+    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */
 PET_KERNEL(product_of_columns) {
-    return gemm((struct gemm){.a = params[0], .b = params[1], .c = params[2], .rows = shapes[0][1],
-                              .columns = shapes[1][1], .depth = shapes[0][0], .a_row = shapes[0][1],
-                              .b_row = shapes[1][1], .a_turned = 1});
+    return product_by_columns(params[0], params[1], params[2], shapes[0][1], shapes[1][1], shapes[0][0], 0);
 }

@@ -1,58 +1,129 @@
-/* Cross-entropy and its gradient in one. All float32, targets int32. */
+/* The head and the cross-entropy of what it predicts in one, of the rows that count alone: a token without a label costs
+ * nothing, and there are never more logits than those of a piece. All float32, targets int32. */
 #include <math.h>
 
+#include "gemm.h"
 #include "pool.h"
 #include "vectors.h"
 
-struct loss {
-    const float *logits;
+struct head {
+    const float *hidden, *weight;
     const int32_t *targets;
-    float *losses, *gradient;
-    int64_t width;
+    float *losses, *second; /* of each row; the second is its gradient, or whether its target is ranked first */
+    float *weight_gradient;
+    int64_t rows, width, vocabulary, together;
+    int ranks;
+    /* of a piece */
+    float *logits, *some_hidden, *some_gradient;
+    int32_t *numbers, *some_targets;
 };
 
-static void softmax_loss_rows(void *arguments, int64_t first, int64_t last) {
-    struct loss *of = arguments;
-    int64_t width = of->width, whole = width / LANES * LANES;
+static int counts(const struct head *of, int64_t row) {
+    return of->targets[row] >= 0 && of->targets[row] < of->vocabulary;
+}
+
+static float highest_of(const float *logits, int64_t width) {
+    int64_t whole = width / LANES * LANES;
+    floats most = fill(-INFINITY);
+    for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(logits + i));
+    float highest = -INFINITY, parts[LANES];
+    store(parts, most);
+    for (int i = 0; i < LANES; i++) highest = parts[i] > highest ? parts[i] : highest;
+    for (int64_t i = whole; i < width; i++) highest = logits[i] > highest ? logits[i] : highest;
+    return highest;
+}
+
+/* Turns each row's logits into softmax − onehot, or says whether no other token is ahead of its target. */
+static void lose(void *arguments, int64_t first, int64_t last) {
+    struct head *of = arguments;
+    int64_t width = of->vocabulary, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        const float *logits = of->logits + row * width;
-        float *gradient = of->gradient + row * width;
-        int64_t target = of->targets[row];
-        if (target < 0 || target >= width) { /* a row that does not count */
-            of->losses[row] = 0.0f;
-            memset(gradient, 0, (size_t)width * sizeof(float));
-            continue;
+        float *logits = of->logits + row * width;
+        int64_t target = of->some_targets[row];
+        float highest = highest_of(logits, width), its_own = logits[target];
+        if (of->ranks) {
+            int64_t ahead = 0;
+            while (ahead < target && logits[ahead] < its_own) ahead++; /* of equals the first is ranked first */
+            of->second[of->numbers[row]] = ahead == target && its_own == highest ? 1.0f : 0.0f;
         }
-        floats most = fill(-INFINITY);
-        for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(logits + i));
-        float highest = -INFINITY, parts[LANES];
-        store(parts, most);
-        for (int i = 0; i < LANES; i++) highest = parts[i] > highest ? parts[i] : highest;
-        for (int64_t i = whole; i < width; i++) highest = logits[i] > highest ? logits[i] : highest;
         floats sums = {0};
         for (int64_t i = 0; i < whole; i += LANES) {
             floats value = exponential(load(logits + i) - highest);
             sums += value;
-            store(gradient + i, value);
+            store(logits + i, value);
         }
         float sum = sum_of(sums);
         if (whole < width) {
             floats value = exponential(load_some(logits + whole, width - whole) - highest);
-            store_some(gradient + whole, value, width - whole);
-            for (int64_t i = whole; i < width; i++) sum += gradient[i];
+            store_some(logits + whole, value, width - whole);
+            for (int64_t i = whole; i < width; i++) sum += logits[i];
         }
+        of->losses[of->numbers[row]] = logf(sum) + highest - its_own;
+        if (of->ranks) continue;
         float share = 1.0f / sum;
-        for (int64_t i = 0; i < whole; i += LANES) store(gradient + i, load(gradient + i) * share);
-        for (int64_t i = whole; i < width; i++) gradient[i] *= share;
-        gradient[target] -= 1.0f;
-        of->losses[row] = logf(sum) + highest - logits[target];
+        for (int64_t i = 0; i < whole; i += LANES) store(logits + i, load(logits + i) * share);
+        for (int64_t i = whole; i < width; i++) logits[i] *= share;
+        logits[target] -= 1.0f;
     }
 }
 
-/* logits (n, V), targets (n), negative where a row does not count → losses (n), softmax − onehot (n, V) */
-PET_KERNEL(softmax_loss) {
-    struct loss of = {.logits = params[0], .targets = params[1], .losses = params[2], .gradient = params[3],
-                      .width = shapes[0][1]};
-    pet_parallel(softmax_loss_rows, &of, shapes[0][0], rows_at_once(of.width));
+static int over_pieces(struct head *of, float *workspace) {
+    size_t line = (size_t)of->width * sizeof(float);
+    of->logits = workspace;
+    of->some_hidden = of->logits + of->together * of->vocabulary;
+    of->some_gradient = of->some_hidden + of->together * of->width;
+    of->numbers = (int32_t *)(of->some_gradient + of->together * of->width);
+    of->some_targets = of->numbers + of->together;
+    memset(of->losses, 0, (size_t)of->rows * sizeof(float));
+    memset(of->second, 0, of->ranks ? (size_t)of->rows * sizeof(float) : (size_t)of->rows * line);
+    int began = 0;
+    for (int64_t row = 0; row < of->rows;) {
+        int64_t some = 0;
+        for (; row < of->rows && some < of->together; row++) {
+            if (!counts(of, row)) continue;
+            of->numbers[some] = (int32_t)row;
+            of->some_targets[some] = of->targets[row];
+            memcpy(of->some_hidden + some++ * of->width, of->hidden + row * of->width, line);
+        }
+        if (some == 0) break;
+        if (product_by_rows(of->some_hidden, of->weight, of->logits, some, of->vocabulary, of->width, 0)) return 1;
+        pet_parallel(lose, of, some, rows_at_once(of->vocabulary));
+        if (of->ranks) continue;
+        if (product_by_depth(of->logits, of->weight, of->some_gradient, some, of->width, of->vocabulary, 0)) return 1;
+        for (int64_t i = 0; i < some; i++)
+            memcpy(of->second + of->numbers[i] * of->width, of->some_gradient + i * of->width, line);
+        if (of->weight_gradient && product_by_columns(of->logits, of->some_hidden, of->weight_gradient, of->vocabulary,
+                                                      of->width, some, began))
+            return 1;
+        began = 1;
+    }
+    if (of->weight_gradient && !began) memset(of->weight_gradient, 0, (size_t)of->vocabulary * line);
     return 0;
+}
+
+static struct head head_of(void **params, int64_t **shapes, int64_t *workspace) {
+    return (struct head){.hidden = params[0], .weight = params[1], .targets = params[2], .losses = params[3],
+                         .second = params[4], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
+                         .together = workspace[0]};
+}
+
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H),
+ * and room for a piece of so many rows (rows, V + 2·H + 2) */
+PET_KERNEL(linear_cross_entropy) {
+    struct head of = head_of(params, shapes, shapes[5]);
+    return over_pieces(&of, params[5]);
+}
+
+/* the same, and the weight's gradient (V, H) before the room */
+PET_KERNEL(linear_cross_entropy_trained) {
+    struct head of = head_of(params, shapes, shapes[6]);
+    of.weight_gradient = params[5];
+    return over_pieces(&of, params[6]);
+}
+
+/* the same inputs → losses (N), 1 where the target is ranked first (N), and the room */
+PET_KERNEL(ranked_cross_entropy) {
+    struct head of = head_of(params, shapes, shapes[5]);
+    of.ranks = 1;
+    return over_pieces(&of, params[5]);
 }

@@ -26,8 +26,9 @@ from pet.parallel import collectives
 from pet.parallel.heartbeat import waiting
 from pet.parallel.mesh import Mesh
 from pet.train.compiled import Compiled
+from pet.train.forward import make_forward
 from pet.train.segments import flatten
-from pet.train.step import BATCH_KEYS, TrainStep, in_whole, make_forward, mix, tensors
+from pet.train.step import BATCH_KEYS, TrainStep, in_whole, mix, tensors
 
 log = logging.getLogger("pet")
 

@@ -14,8 +14,9 @@ columns; V: vocabulary.
 
 from __future__ import annotations
 
-from model_zoo.counting import layout_of
+from model_zoo.counting import layout_of, tied_head
 from model_zoo.fused import chunk_rows
+from model_zoo.native import available
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.planning.told_layers import Told, told
 
@@ -158,13 +159,28 @@ class Sizes:
         return kept, max(2 * self.ffn * width, 6 * scores)
 
     def head_bytes(self) -> int:
-        """The head and the loss, in float32: piece by piece where the head is a frozen float32 product.
+        """The head and the loss, in float32: piece by piece where the head is nothing but a float32 product that the
+        loss can be computed with (`pet.train.forward.loss_of_head`).
 
-        Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient of
-        that; otherwise logarithms of all probabilities and two gradients of their size.
+        Then there are one piece's logits and their gradient, in one place with the C kernels, which take twice the rows
+        for it, and the final norm's input, its output and the gradient of that; otherwise logarithms of all
+        probabilities and two gradients of their size.
         """
         tokens, row = self.steps.tokens, 4 * self.vocabulary
-        trained = self.work.adapter is None or self.trained_at("first") or self.trained_at("last")
-        if self.work.width == 4 and not trained:
-            return 2 * row * min(tokens, chunk_rows(self.vocabulary)) + 12 * tokens * self.hidden
+        adapted, trained = self.head_state()
+        if self.work.width == 4 and not adapted and (available() or not trained):
+            pieces = 1 if available() else 2
+            logits = row * pieces * min(tokens, 2 * chunk_rows(self.vocabulary) // pieces)
+            return logits + 12 * tokens * self.hidden
         return 3 * tokens * row + 8 * tokens * self.hidden
+
+    def head_state(self) -> tuple[bool, bool]:
+        """Whether an adapter sits on the head, and whether its weight is trained."""
+        outline = self.work.outline
+        tied = tied_head(outline.values)
+        weights = {f"{outline.family.head}.weight"} | ({tied[1]} if tied is not None else set())
+        adapted, trained = False, self.work.adapter is None
+        for share in self.divided.of_stage(self.stage):
+            adapted = adapted or (share.adapter and cell_of(outline, share.name) == outline.family.head)
+            trained = trained or (share.trained and share.name in weights)
+        return adapted, trained

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from model_zoo.errors import InputError
 from pet.train.compiled import Compiled
-from pet.train.loss import IGNORED, EvaluationLoss
+from pet.train.forward import make_measure
 from pet.train.metrics import GENERATED, score
 from pet.train.step import count_labels, in_whole, tensors
 from pet.train.world import World
@@ -24,49 +24,13 @@ log = logging.getLogger("pet")
 PROMPT_MULTIPLE = 32
 
 
-def make_measure(model, forward_step: Callable | None) -> Callable:
-    """A graph function ``(input_ids, labels, position_ids, start, end) → (summed loss, labels ranked first)``."""
-    loss = EvaluationLoss()
-    loss.set_train(False)
-    if forward_step is not None:
-
-        def custom(input_ids, labels, position_ids, start, end):
-            data = {
-                "input_ids": input_ids,
-                "labels": labels,
-                "position_ids": position_ids,
-                "start": start,
-                "end": end,
-            }
-            output = forward_step(data, model)
-            count = (labels[:, 1:] != IGNORED).astype("float32").sum()
-            if isinstance(output, dict):
-                if "logits" in output:
-                    return loss(output["logits"], labels)
-                return output["loss"] * count, count * 0.0
-            return output * count, count * 0.0
-
-        return custom
-    if hasattr(model, "hidden_states") and hasattr(model, "head"):
-
-        def causal(input_ids, labels, position_ids, start, end):
-            return loss(model.head(model.hidden_states(input_ids, position_ids, start, end, None)), labels)
-
-        return causal
-
-    def plain(input_ids, labels, position_ids, start, end):
-        return loss(model(input_ids), labels)
-
-    return plain
-
-
 class LossEvaluation:
     """Mean loss per label token over a feed, in one more compiled graph.
 
     Args:
         model: measured as it is at each call; dropout is off meanwhile.
         feed: its ``batches(0)`` are measured, all of them.
-        forward_step: the user's own forward, see `pet.train.step.make_forward`.
+        forward_step: the user's own forward, see `pet.train.forward.make_forward`.
         world: sums over processes.
         compiled: False runs operator by operator.
 
@@ -84,7 +48,7 @@ class LossEvaluation:
         """A graph of the model as it is now: which adapters take part is fixed in it."""
         self.state = getattr(self.model, "adapter_state", None)
         around = functools.partial(in_whole, self.model)
-        measure = Compiled(make_measure(self.model, self.forward_step), self.compiled, around)
+        measure = Compiled(make_measure(self.model, self.forward_step, fast=self.compiled), self.compiled, around)
         self.measure = self.world.wrap_measure(measure, self.model)
 
     def __call__(self) -> dict[str, float]:

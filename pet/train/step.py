@@ -22,11 +22,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
-from model_zoo import fused
-from model_zoo.layers import Linear
-from model_zoo.native import available, is_product, native
+from model_zoo.native import available
 from pet.train.compiled import Compiled
-from pet.train.loss import IGNORED, CausalLoss, shift_labels
+from pet.train.forward import make_forward
+from pet.train.loss import IGNORED, CausalLoss
 from pet.train.optimizers import Optimizer, scalar
 from pet.train.segments import flatten
 from pet.train.world import World
@@ -73,75 +72,6 @@ def count_useful(batch: dict[str, Any]) -> int:
     real = start != own
     real[:, :-1] |= start[:, 1:] == own[:-1]
     return int(real.sum())
-
-
-def frozen_head(model, loss: CausalLoss):
-    """The head's cell, where the loss may be computed from its weight without ever holding all logits; else None.
-
-    That needs a head that is nothing but a frozen float32 product, and a loss that is nothing but cross-entropy.
-    """
-    family = getattr(model, "family", None)
-    if family is None or loss.label_smoothing > 0 or loss.r_drop_alpha > 0:
-        return None
-    cell = model
-    for part in family.head.split("."):
-        cell = getattr(cell, part, None)
-    plain = type(cell) is Linear and cell.bias is None and is_product(cell.product)
-    if not plain or cell.weight.requires_grad or cell.weight.dtype != ms.float32:
-        return None
-    return cell
-
-
-def make_forward(model, loss: Callable, forward_step: Callable | None, fast: bool = False) -> Callable:
-    """A graph function ``(input_ids, labels, position_ids, start, end) → summed loss``.
-
-    Args:
-        model: a `CausalLM`, or any cell that maps ``(B, S)`` ids to logits.
-        loss: ``(logits, labels) → sum over label tokens``.
-        forward_step: the user's ``(data, model) → dict | Tensor``, called instead of the model. Its ``loss`` is taken
-            as a mean over the label tokens; from ``logits`` alone the loss is computed here.
-        fast: compute head and loss in one, piece by piece, where `frozen_head` allows it. Only for training in
-            compiled graphs: the gradient is computed along with the loss.
-    """
-    if forward_step is not None:
-
-        def custom(input_ids, labels, position_ids, start, end):
-            data = {
-                "input_ids": input_ids,
-                "labels": labels,
-                "position_ids": position_ids,
-                "start": start,
-                "end": end,
-            }
-            output = forward_step(data, model)
-            count = (labels[:, 1:] != IGNORED).astype(ms.float32).sum()
-            if isinstance(output, dict):
-                if "loss" in output:
-                    return output["loss"].astype(ms.float32) * count
-                return loss(output["logits"], labels)
-            return output.astype(ms.float32) * count
-
-        return custom
-    head = frozen_head(model, loss) if fast else None
-    if head is not None:
-        summed = native(fused.linear_cross_entropy(IGNORED))
-
-        def fused_causal(input_ids, labels, position_ids, start, end):
-            hidden = model.hidden_states(input_ids, position_ids, start, end, None)
-            return summed(hidden, head.weight, shift_labels(labels).reshape(-1))[0]
-
-        return fused_causal
-    if hasattr(model, "hidden_states") and hasattr(model, "head"):
-
-        def causal(input_ids, labels, position_ids, start, end):
-            return loss(model.head(model.hidden_states(input_ids, position_ids, start, end, None)), labels)
-
-        return causal
-
-    def plain(input_ids, labels, position_ids, start, end):
-        return loss(model(input_ids), labels)
-
-    return plain
 
 
 def in_whole(model, weights=(), stream_trained: bool = False):
@@ -198,7 +128,7 @@ class TrainStep:
             place of this process's rows in the batch.
         seed: that number depends on this, the step and the micro-batch, and on nothing else, so that a resumed run
             draws what the uninterrupted one would have drawn.
-        forward_step: the user's own forward, see `make_forward`.
+        forward_step: the user's own forward, see `pet.train.forward.make_forward`.
         world: sums over processes.
         compiled: False runs everything operator by operator.
     """

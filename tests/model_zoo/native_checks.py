@@ -243,20 +243,36 @@ def rotary(kernels, x, rotated, tables, form):
 
 
 def loss(kernels):
-    for rows, width in [(1, 1), (5, 3), (9, 16), (33, 1000), (3, 8195)]:
-        logits = numbers(rows, width) * 5
-        targets = np.random.default_rng(0).integers(0, width, rows).astype(np.int32)
+    for rows, width, vocabulary, together in [
+        (1, 1, 1, 1), (5, 3, 3, 2), (9, 16, 16, 9), (33, 40, 1000, 10), (70, 24, 37, 30), (3, 20, 8195, 3), (4, 6, 9, 1)
+    ]:  # fmt: skip
+        hidden, weight = numbers(rows, width), numbers(vocabulary, width, seed=1)
+        targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
         targets[1::3] = -100
-        losses, gradient = kernels("softmax_loss", (logits, targets), (rows,), logits.shape)
-        wide = logits.astype(np.float64)
-        p = np.exp(wide - wide.max(1, keepdims=True))
-        total = p.sum(1, keepdims=True)
-        p /= total
-        index, learnt = np.maximum(targets, 0), targets >= 0
-        picked = np.log(total[:, 0]) + wide.max(1) - wide[np.arange(rows), index]
-        p[np.arange(rows), index] -= 1
-        close(losses, picked * learnt)
-        close(gradient, p * learnt[:, None])
+        for counted in (targets, np.full_like(targets, -100)):
+            room = (together, vocabulary + 2 * width + 2)
+            wide = hidden.astype(np.float64) @ weight.astype(np.float64).T
+            p = np.exp(wide - wide.max(1, keepdims=True))
+            total = p.sum(1, keepdims=True)
+            p /= total
+            index, learnt = np.maximum(counted, 0), counted >= 0
+            expected = np.log(total[:, 0]) + wide.max(1) - wide[np.arange(rows), index]
+            first = (wide.argmax(1) == counted).astype(np.float64)
+            p[np.arange(rows), index] -= 1
+            p *= learnt[:, None]
+            inputs = (hidden, weight, counted)
+            losses, gradient, _ = kernels("linear_cross_entropy", inputs, (rows,), hidden.shape, room)
+            close(losses, expected * learnt)
+            close(gradient, p @ weight)
+            found = kernels("linear_cross_entropy_trained", inputs, (rows,), hidden.shape, weight.shape, room)
+            assert np.array_equal(found[0], losses) and np.array_equal(found[1], gradient)
+            close(found[2], p.T @ hidden)
+            measured, ranked, _ = kernels("ranked_cross_entropy", inputs, (rows,), (rows,), room)
+            assert np.array_equal(measured, losses) and np.array_equal(ranked, first)
+    # of equal logits the first is ranked first
+    same, targets = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32)
+    _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets), (4,), (4,), (4, 9))
+    assert ranked.tolist() == [1, 0, 0, 0]
 
 
 def causal(batch, length, generator):

@@ -88,8 +88,11 @@ def test_what_is_not_a_number_stays_so(path, bad):
         assert np.isnan(kernels(name, inputs, x.shape)[2, 18])
     assert np.isnan(kernels("swiglu_gradient", (x, other, other), x.shape, x.shape)[0][2, 18])
     assert np.isnan(kernels("gelu_tanh_gradient", (x, other), x.shape)[2, 18])
-    losses, gradient = kernels("softmax_loss", (x, np.zeros(5, np.int32)), (5,), x.shape)
+    inputs, room = (x, other, np.zeros(5, np.int32)), (5, 5 + 2 * 37 + 2)
+    losses, gradient, _ = kernels("linear_cross_entropy", inputs, (5,), x.shape, room)
     assert np.isnan(losses[2]) and np.isnan(gradient[2]).all() and not np.isnan(losses[[0, 1, 3, 4]]).any()
+    losses, ranked, _ = kernels("ranked_cross_entropy", inputs, (5,), (5,), room)
+    assert np.isnan(losses[2]) and ranked[2] == 0
     start, end = native_checks.causal(1, 60, None)
     rest = (start, end, np.ones((1, 60), np.int32))
     query, keys = with_bad(1, 1, 60, 8), numbers(1, 1, 60, 8, seed=2)

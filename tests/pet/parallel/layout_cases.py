@@ -1,6 +1,9 @@
 """What is trained in one process and in many, and how: shared by the test (one) and its workers (many)."""
 
 import dataclasses
+import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +14,16 @@ from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import MODEL_OF, AutoConfig
+from model_zoo.checkpoint import read_config
+from model_zoo.safetensors_io import read_file, write_file
 from pet.data import DataSettings, Loader, TokenDataset
+from pet.outline import Outline
 from pet.recipe.training import LossScale
 from pet.train.trainer import Trainer
 from pet.train.world import World
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+SHORTENED = Path(os.environ.get("LAYOUT_BASES", "bases"))  # where the workers find what the test has shortened
 STEPS, ROWS, LENGTH, ACCUMULATION = 10, 4, 16, 2
 
 
@@ -33,6 +40,7 @@ class Case:
     shard_optimizer: bool = False
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
+    layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
 
     @property
     def layout(self) -> dict:
@@ -53,18 +61,25 @@ class Case:
     @property
     def in_one(self) -> "Case":
         """The case that it is compared with."""
-        return Case(self.base, self.method, settings=self.settings, whole=self.whole)
+        return Case(self.base, self.method, settings=self.settings, whole=self.whole, layers=self.layers)
+
+    @property
+    def config(self) -> dict:
+        """The fixture's configuration, with `layers`."""
+        values = read_config(FIXTURES / self.base)
+        names = ("num_hidden_layers", "num_layers", "n_layer")
+        return values | {name: self.layers for name in names if self.layers and name in values}
 
 
 TWO = (
     Case("llama_gqa", "lora", tensor=2, whole=True),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
     Case("chatglm1", "prefix", tensor=2),
-    Case("chatglm2", "dora", tensor=2),
+    Case("chatglm2", "dora", tensor=2, layers=1),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),)),
-    Case("gpt2", "ia3", tensor=2),
+    Case("gpt2", "ia3", tensor=2, layers=1),
     Case("glm", "lora", data=2, shard_optimizer=True),
-    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),)),
+    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
@@ -97,9 +112,29 @@ def config_for(method: str, family):
     }[method]
 
 
+def base_of(case: Case) -> Path:
+    """The fixture, or what `shorten` made of it."""
+    return SHORTENED / f"{case.base}-{case.layers}" if case.layers else FIXTURES / case.base
+
+
+def shorten(case: Case) -> None:
+    """Writes the fixture without the layers behind those that the case has."""
+    directory = base_of(case)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(case.config))
+    layers = Outline(case.config).family.layers
+    tensors = read_file(FIXTURES / case.base / "model.safetensors")
+    kept = [
+        name
+        for name in tensors
+        if not (found := re.match(rf"{re.escape(layers)}\.(\d+)\.", name)) or int(found[1]) < case.layers
+    ]
+    write_file(directory / "model.safetensors", {name: tensors[name] for name in kept})
+
+
 def build(case: Case, world: World):
     """The case's model with its adapter: this process's part of it."""
-    directory = FIXTURES / case.base
+    directory = base_of(case)
     config = AutoConfig.from_pretrained(directory)
     model = MODEL_OF[type(config)](config)
     if isinstance(world, World) and type(world) is World:

@@ -43,8 +43,9 @@ from pet.parallel import collectives  # noqa: E402
 from pet.parallel.split import division_of  # noqa: E402
 from pet.parallel.world import ParallelWorld  # noqa: E402
 from pet.train import state  # noqa: E402
+from pet.train.forward import make_forward  # noqa: E402
 from pet.train.loss import CausalLoss  # noqa: E402
-from pet.train.step import make_forward, tensors  # noqa: E402
+from pet.train.step import tensors  # noqa: E402
 from pet.train.world import World  # noqa: E402
 
 output = Path(sys.argv[2])

@@ -15,10 +15,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from layout_cases import ACCUMULATION, CARRIED, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer
+import layout_cases
+from layout_cases import ACCUMULATION, CARRIED, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer, shorten
 
 from model_zoo.auto import AutoModel
-from model_zoo.checkpoint import read_config
 from model_zoo.errors import InputError
 from model_zoo.safetensors_io import read_file
 from pet.outline import Outline
@@ -43,6 +43,7 @@ pytestmark = pytest.mark.slow
 def start(output: Path, which: str, options: list[str], name: str) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
     environment |= {"PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    environment["LAYOUT_BASES"] = str(output / "bases")
     command = [sys.executable, "-m", "pet", "launch", *options, "--log-dir", str(output / f"log_{name}"), "--"]
     command += [sys.executable, str(HERE / "layout_job.py"), which, str(output)]
     return subprocess.Popen(
@@ -54,6 +55,11 @@ def start(output: Path, which: str, options: list[str], name: str) -> subprocess
 def jobs(tmp_path_factory) -> Path:
     """The directory that both jobs have written to."""
     output = tmp_path_factory.mktemp("layouts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_cases, "SHORTENED", output / "bases")
+        for case in (*TWO, *FOUR):
+            if case.layers:
+                shorten(case)
     config = {"model_type": "llama", "vocab_size": 2000, "hidden_size": 768, "intermediate_size": 3072}
     config |= {"num_hidden_layers": 6, "num_attention_heads": 12, "max_position_embeddings": 64}
     from model_zoo.saving import save_pretrained
@@ -126,9 +132,9 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
 
 
 @pytest.mark.parametrize("case", [*TWO, *FOUR], ids=lambda case: case.name)
-def test_plans_are_what_is_measured(jobs, case, fixtures):
+def test_plans_are_what_is_measured(jobs, case):
     """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step."""
-    outline = Outline(read_config(fixtures / case.base))
+    outline = Outline(case.config)
     divided = shares(outline, config_for(case.method, outline.family), case.tensor, case.pipeline)
     optimizer = dict(case.settings).get("optimizer", "adamw")
     work = Work(outline, config_for(case.method, outline.family), ACCUMULATION * ROWS, LENGTH, "float32", optimizer)
