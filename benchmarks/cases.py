@@ -16,10 +16,11 @@ class Case:
     Attributes:
         kind: ``train``, ``packed`` (a data set of uneven lengths) or ``decode``.
         model: key of `MODELS`.
-        batch, length: of the token matrix; in ``packed`` the row that documents are packed into, and the batch of the
-            padded peer is ``batch`` documents; in ``decode`` the prompt.
+        batch, length: of the token matrix; in ``packed`` the row that documents are packed into, and a step of the
+            padded peer has ``batch`` documents, one here as many rows as hold about as many; in ``decode`` the prompt.
         targets: Dense that LoRA (rank 8, alpha 16) goes to; empty trains all weights.
         about: one line for the table.
+        answers: whether the last part of each document alone has labels, in ``packed``.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Case:
     length: int
     targets: tuple[str, ...]
     about: str
+    answers: bool = False
 
 
 MODELS = {
@@ -89,6 +91,9 @@ CASES = {
     "gpt2": Case("train", "gpt2", 4, 256, ("c_attn",), "GPT-2 small (124 M), LoRA on c_attn"),
     "glm4": Case("train", "glm4", 4, 256, ("q_proj", "v_proj"), "GLM-4-style, 8 query and 2 key heads"),
     "alpaca": Case("packed", "small", 8, 1024, ("q_proj", "v_proj"), "uneven lengths: padded peer, packed here"),
+    "alpaca-answers": Case(
+        "packed", "small", 8, 1024, ("q_proj", "v_proj"), "the same, labels at the answers alone", answers=True
+    ),
     "decode-1": Case("decode", "small", 1, 32, (), "128 tokens, greedy, one sequence"),
     "decode-4": Case("decode", "small", 4, 32, (), "128 tokens, greedy, four sequences"),
 }
@@ -104,9 +109,15 @@ def token_batch(case: Case) -> np.ndarray:
     return np.random.default_rng(0).integers(3, vocabulary, (case.batch, case.length)).astype(np.int32)
 
 
-def documents(case: Case, count: int = 64) -> list[np.ndarray]:
-    """Documents with the lengths of an Alpaca-style set: log-normal, mean about 248 tokens, at most one row."""
+def documents(case: Case, count: int = 64) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Documents with the lengths of an Alpaca-style set: log-normal, mean about 248 tokens, at most one row.
+
+    Returns:
+        Ids, and which of them are labels: all, or an answer of a fifth to three fifths of the document.
+    """
     generator = np.random.default_rng(LENGTHS_SEED)
     lengths = np.clip(generator.lognormal(5.35, 0.6, count), 24, case.length).astype(int)
     vocabulary = MODELS[case.model]["vocab_size"]
-    return [generator.integers(3, vocabulary, length).astype(np.int32) for length in lengths]
+    found = [generator.integers(3, vocabulary, length).astype(np.int32) for length in lengths]
+    asked = generator.uniform(0.4, 0.8, count) if case.answers else np.zeros(count)
+    return [(ids, np.arange(len(ids)) >= share * len(ids)) for ids, share in zip(found, asked, strict=True)]

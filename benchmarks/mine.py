@@ -15,8 +15,8 @@ def packed(rows, length):
     """Documents packed first-fit-decreasing into rows of one length, as the trainer does it."""
     from pet.data.packing import collate, first_fit_decreasing
 
-    bins = first_fit_decreasing([len(row) for row in rows], length)
-    return collate([[(rows[int(i)], np.ones(len(rows[int(i)]), bool)) for i in members] for members in bins], length)
+    bins = first_fit_decreasing([len(ids) for ids, _ in rows], length)
+    return collate([[rows[int(i)] for i in members] for members in bins], length)
 
 
 class Mine:
@@ -50,9 +50,11 @@ class Mine:
             batch = {"input_ids": self.tokens, "labels": self.tokens, "position_ids": index}
             self.batches = [{**batch, "start": np.zeros_like(index), "end": index + 1}]
         else:
-            whole = packed(documents(self.case), self.case.length)
+            every = documents(self.case)
+            whole = packed(every, self.case.length)
             rows = len(whole["input_ids"])
-            self.batches = [{key: value[i : i + 1] for key, value in whole.items()} for i in range(rows)]
+            some = max(1, round(rows * self.case.batch / len(every)))
+            self.batches = [{key: value[i : i + some] for key, value in whole.items()} for i in range(0, rows, some)]
 
     def update(self, batch) -> float:
         result = self.step([batch], self.steps, LEARNING_RATE)
@@ -65,7 +67,7 @@ class Mine:
             return {"losses": [self.update(self.batches[0]) for _ in range(count)]}
         if self.case.kind == "packed":
             losses = [self.update(batch) for _ in range(count) for batch in self.batches]
-            useful = sum(map(len, documents(self.case)))
+            useful = sum(len(ids) for ids, _ in documents(self.case))
             return {"useful_tokens": count * useful, "finite": all(loss == loss for loss in losses)}
         for _ in range(count):
             out = self.model.generate(self.tokens, max_new_tokens=NEW_TOKENS, eos_token_id=None)

@@ -16,12 +16,12 @@ from worker import serve
 
 def padded(rows):
     """Documents padded to the longest: ids, mask, labels."""
-    width = max(map(len, rows))
+    width = max(len(row) for row, _ in rows)
     ids = torch.zeros((len(rows), width), dtype=torch.long)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
-    for index, row in enumerate(rows):
+    for index, (row, answer) in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row, dtype=torch.long)
-        labels[index, : len(row)] = ids[index, : len(row)]
+        labels[index, : len(row)] = torch.where(torch.tensor(answer), ids[index, : len(row)], -100)
         mask[index, : len(row)] = 1
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
@@ -58,7 +58,10 @@ class Peer:
             for _ in range(count):
                 for first in range(0, len(rows), self.case.batch):
                     losses.append(self.update(padded(rows[first : first + self.case.batch])))
-            return {"useful_tokens": count * sum(map(len, rows)), "finite": all(loss == loss for loss in losses)}
+            return {
+                "useful_tokens": count * sum(len(ids) for ids, _ in rows),
+                "finite": all(loss == loss for loss in losses),
+            }
         self.model.eval()
         with torch.no_grad():
             for _ in range(count):

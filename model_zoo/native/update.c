@@ -13,34 +13,39 @@
 enum { AT_ONCE = 16384 };
 
 struct adamw {
-    const float *weights, *gradient, *average, *square;
-    float *new_weights, *new_average, *new_square;
-    float step_size, root, keep, new_share, decay, square_share, eps;
+    float *weights, *average, *square;
+    const float *gradient;
+    float factor, step_size, root, keep, new_share, decay, square_share, eps;
 };
 
 static void adamw_part(void *arguments, int64_t first, int64_t last) {
     struct adamw of = *(struct adamw *)arguments;
 #pragma omp simd
     for (int64_t i = first; i < last; i++) {
-        float gradient = of.gradient[i];
+        float gradient = of.gradient[i] * of.factor;
         float mean = of.average[i] + (gradient - of.average[i]) * of.new_share;
         float mean_square = of.square[i] * of.decay + gradient * gradient * of.square_share;
-        of.new_weights[i] = of.weights[i] * of.keep - of.step_size * (mean / (sqrtf(mean_square) / of.root + of.eps));
-        of.new_average[i] = mean;
-        of.new_square[i] = mean_square;
+        of.weights[i] = of.weights[i] * of.keep - of.step_size * (mean / (sqrtf(mean_square) / of.root + of.eps));
+        of.average[i] = mean;
+        of.square[i] = mean_square;
     }
 }
 
-/* weights, gradient, average, average of squares (n); step size, root of the squares' correction, share of the weights that
- * stays (one number each); 1 − β₁, β₂, 1 − β₂, ε (4) → the new weights and averages (n) */
-PET_KERNEL(adamw) {
-    const float *numbers = params[7];
-    struct adamw of = {.weights = params[0], .gradient = params[1], .average = params[2], .square = params[3],
-                       .step_size = *(float *)params[4], .root = *(float *)params[5], .keep = *(float *)params[6],
-                       .new_share = numbers[0], .decay = numbers[1], .square_share = numbers[2], .eps = numbers[3],
-                       .new_weights = params[8], .new_average = params[9], .new_square = params[10]};
-    pet_parallel(adamw_part, &of, shapes[0][0], AT_ONCE);
-    return 0;
+/* Moves weights where they lie, `count` arrays of these sizes, whose gradients, averages and averages of squares lie end to
+ * end. The numbers: what the gradient is multiplied by, step size, root of the squares' correction, share of the weights
+ * that stays, 1 − β₁, β₂, 1 − β₂, ε. */
+void adamw_in_place(int64_t count, float *const *weights, const int64_t *sizes, const float *gradient, float *average,
+                    float *square, const float *numbers) {
+    struct adamw of = {.average = average, .square = square, .gradient = gradient, .factor = numbers[0],
+                       .step_size = numbers[1], .root = numbers[2], .keep = numbers[3], .new_share = numbers[4],
+                       .decay = numbers[5], .square_share = numbers[6], .eps = numbers[7]};
+    for (int64_t index = 0; index < count; index++) {
+        of.weights = weights[index];
+        pet_parallel(adamw_part, &of, sizes[index], AT_ONCE);
+        of.gradient += sizes[index];
+        of.average += sizes[index];
+        of.square += sizes[index];
+    }
 }
 
 struct squares {

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import nn
 
-from model_zoo.native.kernels import operator, outputs
-
-
-@outputs(3)
-def three_as_first(*shapes):
-    return shapes[0], shapes[0], shapes[0]
+from model_zoo.native.build import library
+from model_zoo.native.kernels import operator
 
 
 def one(*shapes):
     return [1]
 
 
-class AdamW(nn.Cell):
-    """One pass over all numbers instead of some fifteen; the formula is that of `pet.train.optimizers.AdamW`.
+@functools.cache
+def in_place():
+    """The C function ``adamw_in_place``."""
+    function = ctypes.CDLL(str(library())).adamw_in_place
+    function.restype = None
+    return function
+
+
+def pointer(array: np.ndarray, size: int) -> int:
+    """Where ``size`` float32 numbers begin."""
+    if array.dtype != np.float32 or not array.flags.c_contiguous or array.size != size:
+        raise ValueError(f"{size} float32 numbers expected, there are {array.size} of {array.dtype}")
+    return array.ctypes.data
+
+
+def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers: tuple[float, ...]) -> None:
+    """AdamW's step on weights and averages where they lie: one pass over all numbers instead of some fifteen, and no
+    copy. The formula is that of `pet.train.optimizers.AdamW`.
 
     Args:
-        betas, eps: as there.
+        weights: float32 arrays, which are moved.
+        gradient, average, square: vectors ``(n,)`` of as many numbers as the weights have together; the averages are
+            moved.
+        numbers: what the gradient is multiplied by, step size, root of the squares' correction, share of the weights
+            that stays, 1 − β₁, β₂, 1 − β₂, ε.
     """
-
-    def __init__(self, betas: tuple[float, float], eps: float):
-        super().__init__()
-        numbers = [1.0 - betas[0], betas[1], 1.0 - betas[1], eps]
-        self.numbers = Tensor(np.array(numbers, np.float32))
-        self.update = operator("adamw", three_as_first)
-
-    def construct(self, weights, gradient, average, square, step_size, root, keep):
-        """→ new weights, average and average of squares."""
-        return self.update(weights, gradient, average, square, step_size, root, keep, self.numbers)
+    sizes = [array.size for array in weights]
+    places = (ctypes.c_void_p * len(weights))(*[pointer(array, array.size) for array in weights])
+    vectors = [ctypes.c_void_p(pointer(array, sum(sizes))) for array in (gradient, average, square)]
+    values = (ctypes.c_float * 8)(*numbers)
+    in_place()(ctypes.c_int64(len(weights)), places, (ctypes.c_int64 * len(sizes))(*sizes), *vectors, values)
 
 
 class SumOfSquares(nn.Cell):
@@ -48,5 +60,4 @@ class SumOfSquares(nn.Cell):
         return self.sum(vector)
 
 
-adamw = functools.cache(AdamW)
 sum_of_squares = functools.cache(SumOfSquares)

@@ -32,6 +32,51 @@ def zeros(size: int, name: str) -> Parameter:
     return Parameter(Tensor(np.zeros(size, np.float32)), name=name, requires_grad=False)
 
 
+class GraphUpdate:
+    """One segment's update as a graph.
+
+    Args:
+        function: ``(gradient, factor, *scalars)``, which moves the weights.
+        compiled: False runs it operator by operator.
+    """
+
+    def __init__(self, function: Callable, compiled: bool):
+        self.graph = Compiled(function, compiled)
+
+    def __call__(self, gradient: Tensor, factor: float, numbers: Sequence[float]) -> None:
+        self.graph(gradient, scalar(factor), *[scalar(number) for number in numbers])
+
+    @property
+    def seconds(self) -> float:
+        """Time of the first call."""
+        return self.graph.seconds
+
+
+class InPlace:
+    """One segment's update by a function that moves arrays where they lie, in this process's memory.
+
+    Args:
+        function: ``(weights, gradient, state's vectors …, numbers)`` of NumPy arrays.
+        segment, state: what is moved.
+    """
+
+    seconds = 0.0
+
+    def __init__(self, function: Callable, segment: Segment, state: dict[str, Parameter]):
+        self.function, self.segment = function, segment
+        self.slots = [vector for slot, vector in state.items() if slot != "master"]
+        self.master = state.get("master")
+
+    def __call__(self, gradient: Tensor, factor: float, numbers: Sequence[float]) -> None:
+        # on a CPU these arrays are the parameters' own memory, which compiled graphs read
+        moved = self.segment.parameters if self.master is None else (self.master,)
+        arrays = [parameter.asnumpy() for parameter in moved]
+        self.function(arrays, gradient.asnumpy(), *[slot.asnumpy() for slot in self.slots], (factor, *numbers))
+        if self.master is not None:
+            for parameter, part in zip(self.segment.parameters, self.segment.split(arrays[0]).values(), strict=True):
+                write_parameter(parameter, part)
+
+
 class Optimizer:
     """What all optimizers have in common: state, compilation, saving.
 
@@ -47,12 +92,15 @@ class Optimizer:
     def __init__(self, segments: Sequence[Segment], compiled: bool = True):
         self.segments, self.compiled = list(segments), compiled
         self.state: list[dict[str, Parameter]] = []
-        self._updates: list[Compiled] = []
+        self._updates: list[GraphUpdate | InPlace] = []
         for index, segment in enumerate(self.segments):
             state = self.make_state(index, segment)
             self.state.append(state)
-            update = self._make_update(segment, state)
-            self._updates.append(Compiled(update, compiled))
+            in_place = self.in_place() if compiled else None
+            if in_place is None:
+                self._updates.append(GraphUpdate(self._make_update(segment, state), compiled))
+            else:
+                self._updates.append(InPlace(in_place, segment, state))
 
     def make_state(self, index: int, segment: Segment) -> dict[str, Parameter]:
         """The state vectors of a segment, all zero; and its float32 weights where the parameters are narrower."""
@@ -80,6 +128,10 @@ class Optimizer:
 
         return update
 
+    def in_place(self) -> Callable | None:
+        """What `InPlace` calls, where there is a C kernel for this optimizer; it does what `rule` says."""
+        return None
+
     def rule(self, segment: Segment, state: dict[str, Parameter]) -> Callable:
         """A graph function ``(weights, gradient, scalars) → new weights`` of vectors, which also moves the state."""
         raise TypeError("an optimizer gives its rule")
@@ -99,7 +151,7 @@ class Optimizer:
         """
         for segment, update, gradient in zip(self.segments, self._updates, gradients, strict=True):
             numbers = self.scalars(learning_rate * segment.learning_rate_ratio, segment.weight_decay, step)
-            update(gradient, scalar(factor), *[scalar(number) for number in numbers])
+            update(gradient, factor, numbers)
 
     @property
     def compile_seconds(self) -> float:
@@ -158,21 +210,21 @@ class AdamW(Optimizer):
         first, second = (1.0 - beta**step for beta in self.betas)
         return learning_rate / first, second**0.5, 1.0 - learning_rate * weight_decay
 
+    def in_place(self):
+        if type(self).rule is not AdamW.rule or not available():
+            return None
+        from model_zoo.native.updates import adamw_in_place
+
+        constants = (1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps)
+
+        def in_one(weights, gradient, average, square, numbers):
+            adamw_in_place(weights, gradient, average, square, (*numbers, *constants))
+
+        return in_one
+
     def rule(self, segment, state):
         average, square = state["exp_avg"], state["exp_avg_sq"]
         new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
-        if self.compiled and available():
-            from model_zoo.native.updates import adamw as native_adamw
-
-            kernel = native_adamw(self.betas, self.eps)
-
-            def in_one(weights, gradient, scalars):
-                step_size, root, keep = scalars
-                weights, mean, mean_square = kernel(weights, gradient, average, square, step_size, root, keep)
-                weights = ops.depend(weights, ops.assign(average, mean))
-                return ops.depend(weights, ops.assign(square, mean_square))
-
-            return in_one
 
         def adamw(weights, gradient, scalars):
             step_size, root, keep = scalars

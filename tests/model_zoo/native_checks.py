@@ -133,20 +133,39 @@ def low_rank(kernels):
 
 
 def updates(kernels):
-    for size in (1, 15, 16385, 70001):
-        weights, gradient, average = (numbers(size, seed=seed) for seed in range(3))
-        square = numbers(size, seed=3) ** 2
-        step, root, keep = (np.array([number], np.float32) for number in (0.01, 0.5, 0.999))
-        betas = np.array([0.1, 0.999, 0.001, 1e-8], np.float32)
-        inputs = (weights, gradient, average, square, step, root, keep, betas)
-        mine = kernels("adamw", inputs, *3 * [(size,)])
-        w, g, m, v = (array.astype(np.float64) for array in (weights, gradient, average, square))
+    pointers = ctypes.POINTER(ctypes.c_float)
+    for sizes in ([1], [15, 2, 33], [16385, 3], [70001]):
+        size = sum(sizes)
+        gradient = numbers(size, seed=1)
+        # one array after the other with nothing to be touched between them
+        rooms = [kernels.room((n,), UNTOUCHED) for n in sizes]
+        vectors = [kernels.room((size,), UNTOUCHED) for _ in range(2)]
+        for number, (array, _) in enumerate((*rooms, *vectors)):
+            array[...] = numbers(array.size, seed=number)
+        vectors[1][0][...] **= 2
+        w, m, v = (
+            array.astype(np.float64) for array in (np.concatenate([a for a, _ in rooms]), *(a for a, _ in vectors))
+        )
+        factor, step, root, keep, *betas = np.array([0.25, 0.01, 0.5, 0.999, 0.1, 0.999, 0.001, 1e-8], np.float32)
+        kernels.library.adamw_in_place(
+            ctypes.c_int64(len(sizes)),
+            (pointers * len(sizes))(*[array.ctypes.data_as(pointers) for array, _ in rooms]),
+            (ctypes.c_int64 * len(sizes))(*sizes),
+            *[array.ctypes.data_as(pointers) for array in (gradient, *(array for array, _ in vectors))],
+            (ctypes.c_float * 8)(factor, step, root, keep, *betas),
+        )
+        g = gradient.astype(np.float64) * factor
         m = m + (g - m) * betas[0]
         v = v * betas[1] + g * g * betas[2]
         w = w * keep - step * (m / (np.sqrt(v) / root + betas[3]))
+        mine = [np.concatenate([array for array, _ in rooms]), *(array for array, _ in vectors)]
         for one, right in zip(mine, (w, m, v), strict=True):
             close(one, right)
-        np.testing.assert_allclose(kernels("sum_of_squares", (gradient,), (1,)), (g**2).sum(), rtol=1e-6)
+            kernels.digest.update(one.tobytes())
+        for array, whole in (*rooms, *vectors):
+            assert not kernels.guarded or (whole == UNTOUCHED).sum() == whole.size - array.size
+        squared = (gradient.astype(np.float64) ** 2).sum()
+        np.testing.assert_allclose(kernels("sum_of_squares", (gradient,), (1,)), squared, rtol=1e-6)
 
 
 def norms(kernels):
