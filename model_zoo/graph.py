@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mindspore as ms
 from mindspore import nn
@@ -26,3 +26,25 @@ class Graph(nn.Cell):
     @ms.jit(jit_level="O0")
     def construct(self, *arguments):
         return self.function(*arguments)
+
+
+class Places:
+    """Where parameters lie in memory. A compiled graph goes on reading them there: what ``set_data``, and so
+    ``mindspore.load_param_into_net``, puts elsewhere it would not see.
+
+    Args:
+        parameters: those that a graph reads. Only on a CPU they are watched: nothing was measured on other devices.
+    """
+
+    def __init__(self, parameters: Sequence = ()):
+        self.parameters = list(parameters) if ms.get_context("device_target") == "CPU" else []
+        self.known: list[int] | None = None
+
+    def note(self) -> None:
+        """Takes the places as they are now for those of the graph."""
+        self.known = [parameter.data_ptr() for parameter in self.parameters]
+
+    @property
+    def changed(self) -> bool:
+        """Whether one of them lies elsewhere than it was noted."""
+        return self.known is not None and self.known != [parameter.data_ptr() for parameter in self.parameters]

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from model_zoo.generation.cache import Cache
-from model_zoo.graph import Graph
+from model_zoo.graph import Graph, Places
 from model_zoo.native import available
 from model_zoo.native.decoding import cached_layers
 
@@ -87,6 +87,8 @@ class CachedDecoder:
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
         self.compiled = set()
+        self.places = Places(model.get_parameters())
+        self.places.note()
 
     @contextlib.contextmanager
     def attached(self, graph: Graph) -> Iterator[None]:
@@ -157,9 +159,10 @@ def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool
     length = bucket(columns + model.virtual_tokens + new_tokens)
     key = (batch, columns, length, model.graph_key())
     kept = model.__dict__.setdefault("_decoders", {})
-    if key in kept:
+    if key in kept and not kept[key].places.changed:
         kept[key] = kept.pop(key)
     else:
+        kept.pop(key, None)
         while len(kept) >= KEPT_DECODERS:
             kept.pop(next(iter(kept)))
         kept[key] = CachedDecoder(model, batch, columns, length)

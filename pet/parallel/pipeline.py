@@ -124,12 +124,14 @@ class Pipeline:
             offset += len(segment.parameters)
         weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
         compiled = step.gradient.graph is not None
-        self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model))
+        parameters = list(model.get_parameters())
+        self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
         if mesh.is_last:
             backward = last_gradient(make_forward(model, step.loss, None, fast=compiled), weights, tuple(spans))
         else:
             backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
-        self.backward = Compiled(backward, compiled, functools.partial(in_whole, model, weights, not mesh.is_first))
+        around = functools.partial(in_whole, model, weights, not mesh.is_first)
+        self.backward = Compiled(backward, compiled, around, parameters)
 
     @property
     def seconds(self) -> float:
@@ -218,7 +220,7 @@ class PipelineMeasure:
         self.measure, self.mesh, self.group = measure, mesh, group
         self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
         around = functools.partial(in_whole, model)
-        self.forward = Compiled(hidden_function(model), measure.graph is not None, around)
+        self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
 
     def __call__(self, input_ids, labels, *layout) -> list[Tensor]:
         x = input_ids

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mindspore import Tensor
 
-from model_zoo.graph import Graph
+from model_zoo.graph import Graph, Places
 from model_zoo.native import uncompiled
 from pet.parallel.heartbeat import rest
 
@@ -29,13 +29,20 @@ class Compiled:
         function: takes tensors, returns tensors.
         compiled: False never compiles.
         around: a context for each compilation.
+        parameters: those that it reads. It is compiled anew where somebody gave one of them another tensor.
 
     Attributes:
         seconds: how long the first calls with new shapes took, compilation and one execution each.
     """
 
-    def __init__(self, function: Callable, compiled: bool = True, around: Callable = contextlib.nullcontext):
-        self.function = function
+    def __init__(
+        self,
+        function: Callable,
+        compiled: bool = True,
+        around: Callable = contextlib.nullcontext,
+        parameters: Sequence = (),
+    ):
+        self.function, self.places = function, Places(parameters)
         self.graph = Graph(function) if compiled else None
         self.around = around
         self.shapes: set[tuple] = set()
@@ -45,6 +52,9 @@ class Compiled:
         if self.graph is None:
             with uncompiled():
                 return self.function(*arguments)
+        if self.places.changed:
+            self.graph = Graph(self.function)
+            self.shapes.clear()
         shapes = tuple(argument.shape for argument in arguments)
         if shapes in self.shapes:
             return self.graph(*arguments)
@@ -71,6 +81,7 @@ class Compiled:
             self.graph = None
             return result
         self.shapes.add(shapes)
+        self.places.note()
         self.seconds += time.perf_counter() - begin
         return result
 

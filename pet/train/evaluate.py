@@ -48,7 +48,8 @@ class LossEvaluation:
         """A graph of the model as it is now: which adapters take part is fixed in it."""
         self.state = getattr(self.model, "adapter_state", None)
         around = functools.partial(in_whole, self.model)
-        measure = Compiled(make_measure(self.model, self.forward_step, fast=self.compiled), self.compiled, around)
+        function = make_measure(self.model, self.forward_step, fast=self.compiled)
+        measure = Compiled(function, self.compiled, around, self.model.get_parameters())
         self.measure = self.world.wrap_measure(measure, self.model)
 
     def __call__(self) -> dict[str, float]:

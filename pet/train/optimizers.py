@@ -38,10 +38,11 @@ class GraphUpdate:
     Args:
         function: ``(gradient, factor, *scalars)``, which moves the weights.
         compiled: False runs it operator by operator.
+        parameters: all that it moves.
     """
 
-    def __init__(self, function: Callable, compiled: bool):
-        self.graph = Compiled(function, compiled)
+    def __init__(self, function: Callable, compiled: bool, parameters: Sequence[Parameter]):
+        self.graph = Compiled(function, compiled, parameters=parameters)
 
     def __call__(self, gradient: Tensor, factor: float, numbers: Sequence[float]) -> None:
         self.graph(gradient, scalar(factor), *[scalar(number) for number in numbers])
@@ -98,7 +99,8 @@ class Optimizer:
             self.state.append(state)
             in_place = self.in_place() if compiled else None
             if in_place is None:
-                self._updates.append(GraphUpdate(self._make_update(segment, state), compiled))
+                update = self._make_update(segment, state)
+                self._updates.append(GraphUpdate(update, compiled, [*segment.parameters, *state.values()]))
             else:
                 self._updates.append(InPlace(in_place, segment, state))
 

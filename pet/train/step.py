@@ -182,7 +182,8 @@ class TrainStep:
                 sums.append(squared(vector))
             return ops.stack(sums)
 
-        self.gradient = Compiled(gradient, compiled, functools.partial(in_whole, model, weights))
+        around = functools.partial(in_whole, model, weights)
+        self.gradient = Compiled(gradient, compiled, around, model.get_parameters())
         self.add = Compiled(add, compiled)
         self.squares = Compiled(squares, compiled)
 

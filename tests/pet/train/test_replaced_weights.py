@@ -1,0 +1,72 @@
+"""A compiled graph goes on reading a weight where it lay. What a user puts in its place must be seen all the same."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from adapters.apply import apply_lora
+from model_zoo.auto import AutoModel
+from pet.train.evaluate import LossEvaluation
+from pet.train.feed import BatchList
+from pet.train.loss import CausalLoss
+from pet.train.optimizers import AdamW, Momentum
+from pet.train.segments import make_segments
+from pet.train.step import TrainStep
+
+
+def replace(model, seed: int) -> None:
+    """Other weights, as a checkpoint of MindSpore's brings them."""
+    random = np.random.default_rng(seed)
+    others = {}
+    for parameter in model.get_parameters():
+        value = parameter.asnumpy() + random.normal(0, 0.02, parameter.shape).astype(np.float32)
+        others[parameter.name] = ms.Parameter(ms.Tensor(value), name=parameter.name)
+    left, _ = ms.load_param_into_net(model, others)
+    assert not left
+
+
+def batch_for(model) -> dict:
+    ids = np.random.default_rng(0).integers(5, model.config.dims.vocab - 10, (2, 16)).astype(np.int32)
+    (batch,) = BatchList([{"input_ids": ids}], model=model).list
+    return batch
+
+
+def test_answers_are_those_of_the_new_weights(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    ids = np.arange(5, 15)[None].astype(np.int32)
+
+    def answers():
+        return [
+            np.asarray(model.generate(ids, max_new_tokens=6, use_cache=cached)).tolist() for cached in (True, False)
+        ]
+
+    cached, plain = first = answers()
+    assert cached == plain
+    replace(model, 1)
+    cached, plain = answers()
+    assert cached == plain and [cached, plain] != first
+
+
+@pytest.mark.parametrize("kind", [AdamW, Momentum])
+def test_steps_and_measurements_are_those_of_the_new_weights(fixtures, kind):
+    found = []
+    for compiled in (True, False):
+        model = AutoModel.from_pretrained(fixtures / "gpt2")
+        apply_lora(model, rank=4, seed=3)
+        batch = batch_for(model)
+        segments = make_segments([weight for weight in model.get_parameters() if weight.requires_grad])
+        step = TrainStep(model, kind(segments, compiled=compiled), CausalLoss(), compiled=compiled)
+        evaluation = LossEvaluation(model, BatchList([batch], model=model), compiled=compiled)
+        losses, compiling = [], []
+        for number in range(4):
+            if number == 2:
+                replace(model, 2)
+            result = step([batch], number, 0.05)
+            losses.append(result.loss)
+            compiling.append(result.compile_seconds > 0)
+            if number in (1, 2):
+                losses.append(evaluation()["loss"])
+        assert not compiled or compiling == [True, False, True, False]
+        found.append(losses)
+    np.testing.assert_allclose(*found, rtol=1e-4)
+    assert abs(found[0][3] - found[0][1]) > 0.02  # the weights are others
