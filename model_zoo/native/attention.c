@@ -18,7 +18,9 @@ struct attention {
     const float *query, *keys, *values, *out, *stats, *dout;
     const int32_t *start, *end, *columns;
     float *mixed, *mixed_stats, *d_query, *d_keys, *d_values;
-    int64_t heads, key_heads, length, total, width, padded, joined; /* joined: of a token's row, all heads together */
+    int64_t heads, key_heads, length, total, width;
+    int64_t padded; /* room for `total`: an odd number of vectors, lest all rows meet in a few lines of a cache */
+    int64_t joined; /* of a token's row, all heads together */
     float scale;
     _Atomic int failed;
 };
@@ -30,6 +32,15 @@ struct view {
     int64_t from[ROWS], to[ROWS];
     int blind[ROWS];
 };
+
+/* How many rows from this one on are a block: up to ROWS, and none of a document that begins behind the first one, since
+ * all rows of a block meet the keys of all. Tokens that are alone, such as padding, all begin anew and stay together. */
+static int64_t rows_together(const struct attention *of, int64_t batch, int64_t row) {
+    const int32_t *start = of->start + batch * of->length;
+    int64_t most = row + ROWS < of->length ? row + ROWS : of->length, next = row + 1;
+    while (next < most && !(start[next] == next && next + 1 < of->length && start[next + 1] == next)) next++;
+    return next - row;
+}
 
 static struct view look(const struct attention *of, int64_t batch, int64_t row, int64_t rows) {
     const int32_t *columns = of->columns + batch * of->total;
@@ -96,8 +107,8 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
         float *stats = of->mixed_stats + unit * of->length * 2;
         if (turned_for != pair) turn(of->keys + pair * of->total * width, width, of->total, width, turned, padded);
         turned_for = pair;
-        for (int64_t row = 0; row < of->length; row += ROWS) {
-            int64_t rows = row + ROWS < of->length ? ROWS : of->length - row;
+        for (int64_t row = 0, rows; row < of->length; row += rows) {
+            rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
             int64_t seen = view.last - view.first, count = up_to_lanes(seen);
             product(rows, count, scores, padded, query + row * width, width, 1, turned + view.first, padded, width, 0);
@@ -134,8 +145,9 @@ static struct attention attention_of(void **params, int64_t **shapes) {
     int64_t *query = shapes[0], *keys = shapes[1];
     return (struct attention){.query = params[0], .keys = params[1], .values = params[2], .start = params[3],
                               .end = params[4], .columns = params[5], .heads = query[1], .key_heads = keys[1],
-                              .length = query[2], .total = keys[2], .width = query[3], .padded = up_to_lanes(keys[2]),
-                              .joined = query[1] * query[3], .scale = 1.0f / sqrtf((float)query[3])};
+                              .length = query[2], .total = keys[2], .width = query[3],
+                              .padded = up_to_lanes(keys[2]) | LANES, .joined = query[1] * query[3],
+                              .scale = 1.0f / sqrtf((float)query[3])};
 }
 
 /* query (B, heads, S, d), keys and values (B, key heads, K, d), start and end (B, S), columns (B, K)
@@ -167,8 +179,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
         turn(of->values + offset, width, of->total, width, turned_values, padded);
         memset(d_keys, 0, (size_t)(of->total * width) * sizeof(float));
         memset(d_values, 0, (size_t)(of->total * width) * sizeof(float));
-        for (int64_t row = 0; row < of->length; row += ROWS) {
-            int64_t rows = row + ROWS < of->length ? ROWS : of->length - row;
+        for (int64_t row = 0, rows; row < of->length; row += rows) {
+            rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
             int64_t seen = view.last - view.first, count = up_to_lanes(seen);
             for (int64_t group = 0; group < groups; group++) {
