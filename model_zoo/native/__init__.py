@@ -5,8 +5,8 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
 
     build.py       compiles and keeps them              kernels.py     cells around them
     gemm.c         matrix products                      attention.c    attention and its gradients
-    low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c, loss.c
-    update.c       the optimizer's work                 updates.py     cells around that
+    low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c
+    loss.c         the head and the loss in one         update.c, updates.py   the optimizer's work
     few_rows.c     products of few rows                 one_token.c    keys and values that are kept
     steps.c        many kernels as one operator         steps.py       how cells tell what they do
     small.c        sums and columns between them        gradients.py   the backward pass of what they tell

@@ -24,10 +24,12 @@ def in_place():
     return function
 
 
-def pointer(array: np.ndarray, size: int) -> int:
-    """Where ``size`` float32 numbers begin."""
-    if array.dtype != np.float32 or not array.flags.c_contiguous or array.size != size:
-        raise ValueError(f"{size} float32 numbers expected, there are {array.size} of {array.dtype}")
+def pointer(array: np.ndarray, size: int, moved: bool = True) -> int:
+    """Where ``size`` float32 numbers begin, which may be written if they are to be moved."""
+    flags = array.flags
+    if array.dtype != np.float32 or array.size != size or not flags.c_contiguous or (moved and not flags.writeable):
+        found = f"{array.size} of {array.dtype}, contiguous: {flags.c_contiguous}, writeable: {flags.writeable}"
+        raise ValueError(f"{size} float32 numbers in one piece of memory expected, there are {found}")
     return array.ctypes.data
 
 
@@ -44,9 +46,16 @@ def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers
     """
     sizes = [array.size for array in weights]
     places = (ctypes.c_void_p * len(weights))(*[pointer(array, array.size) for array in weights])
-    vectors = [ctypes.c_void_p(pointer(array, sum(sizes))) for array in (gradient, average, square)]
+    size = sum(sizes)
+    vectors = [pointer(gradient, size, moved=False), pointer(average, size), pointer(square, size)]
     values = (ctypes.c_float * 8)(*numbers)
-    in_place()(ctypes.c_int64(len(weights)), places, (ctypes.c_int64 * len(sizes))(*sizes), *vectors, values)
+    in_place()(
+        ctypes.c_int64(len(weights)),
+        places,
+        (ctypes.c_int64 * len(sizes))(*sizes),
+        *map(ctypes.c_void_p, vectors),
+        values,
+    )
 
 
 class SumOfSquares(nn.Cell):

@@ -1,4 +1,4 @@
-"""Optimizers over segments: a formula each, compiled once per segment.
+"""Optimizers over segments: a formula each, compiled once per segment, or a C function that does what it says.
 
 Whatever changes from step to step (learning rate, bias corrections) is computed on the host in double precision, as
 torch does, and enters the graph as a scalar. AdamW, Adam, SGD and Momentum follow torch's arithmetic line by line.
