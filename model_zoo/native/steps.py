@@ -124,7 +124,11 @@ class Steps(abc.ABC):
     def linear(self, kernel: str, x: Place, weight, bias, width: int) -> Place:
         """A product with a weight, and its bias if there is one."""
         y = self.call(kernel, x, self.parameter(weight), outputs=[self.place(x.rows, width)])
-        return y if bias is None else self.like("add_bias", y, self.parameter(bias))
+        return y if bias is None else self.add_bias(y, bias)
+
+    def add_bias(self, x: Place, bias: Parameter) -> Place:
+        """A bias to every row."""
+        return self.like("add_bias", x, self.parameter(bias))
 
     def norm(self, kernel: str, x: Place, *weights, eps: float) -> Place:
         """A norm; its kernel writes each row's scale besides, and, where there is a bias, its mean before that."""

@@ -9,6 +9,7 @@ from mindspore import Tensor
 
 import pet
 from adapters.apply import apply
+from adapters.bitfit import BitFitConfig
 from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import set_dropout_key
 from adapters.ia3 import IA3Config
@@ -49,6 +50,8 @@ def disturb(model) -> None:
     for parameter in model.get_parameters():
         if ".ia3_l" in parameter.name:
             parameter.set_data(Tensor(1.0 + 0.3 * generator.standard_normal(parameter.shape).astype(np.float32)))
+        if parameter.name.endswith(".bias"):
+            parameter.set_data(Tensor(0.1 * generator.standard_normal(parameter.shape).astype(np.float32)))
         if ".lora_B." in parameter.name or "bottleneck_up" in parameter.name or ".up.weight" in parameter.name:
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
@@ -98,6 +101,7 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
 
 
 OTHERS = {"dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4), "ia3": IA3Config()}
+OTHERS |= {"biases": BitFitConfig()}
 OTHERS |= {"relu": BottleneckConfig(size=5, layer_norm=True, scaling=0.5, non_linearity="relu")}
 OTHERS |= {"gelu": BottleneckConfig(size=5, placement="parallel", non_linearity="gelu")}
 
