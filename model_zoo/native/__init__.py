@@ -6,7 +6,7 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
     build.py       compiles and keeps them              kernels.py     cells around them
     gemm.c         matrix products                      attention.c    attention and its gradients
     low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c
-    loss.c         the head and the loss in one         update.c, updates.py   the optimizer's work
+    loss.c, loss.py   the head and the loss in one      update.c, updates.py   the optimizer's work
     few_rows.c     products of few rows                 one_token.c    keys and values that are kept
     steps.c        many kernels as one operator         steps.py       how cells tell what they do
     small.c        sums and columns between them        gradients.py   the backward pass of what they tell
@@ -30,6 +30,14 @@ from model_zoo.native.build import SWITCH, NoCompiler, library
 
 log = logging.getLogger("pet")
 
+
+def head_and_loss(kernels, kernel):
+    """The twin of `fused.LinearCrossEntropyKernel`, which takes negative targets for those that do not count."""
+    from model_zoo.native.loss import LinearCrossEntropy
+
+    return LinearCrossEntropy() if kernel.ignored < 0 else kernel
+
+
 TWINS = {
     fused.RMSNormKernel: lambda kernels, kernel: kernels.RMSNorm(kernel.eps),
     fused.LayerNormKernel: lambda kernels, kernel: kernels.LayerNorm(kernel.eps),
@@ -40,7 +48,7 @@ TWINS = {
     fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
     fused.SplitRotaryKernel: lambda kernels, kernel: kernels.SplitRotary(kernel.half, kernel.head_dim),
     fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
-    fused.LinearCrossEntropyKernel: lambda kernels, kernel: kernels.LinearCrossEntropy(),
+    fused.LinearCrossEntropyKernel: head_and_loss,
 }
 """How to make the C kernel that stands for one of `model_zoo.fused`."""
 
