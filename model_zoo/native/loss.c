@@ -18,10 +18,6 @@ struct head {
     int32_t *numbers, *some_targets;
 };
 
-static int counts(const struct head *of, int64_t row) {
-    return of->targets[row] >= 0 && of->targets[row] < of->vocabulary;
-}
-
 static float highest_of(const float *logits, int64_t width) {
     int64_t whole = width / LANES * LANES;
     floats most = fill(-INFINITY);
@@ -33,17 +29,18 @@ static float highest_of(const float *logits, int64_t width) {
     return highest;
 }
 
-/* Turns each row's logits into softmax − onehot, or says whether no other token is ahead of its target. */
+/* Turns each row's logits into softmax − onehot, or says whether no other token is ahead of its target. A target that there
+ * is not has no finite loss. */
 static void lose(void *arguments, int64_t first, int64_t last) {
     struct head *of = arguments;
     int64_t width = of->vocabulary, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
         float *logits = of->logits + row * width;
         int64_t target = of->some_targets[row];
-        float highest = highest_of(logits, width), its_own = logits[target];
+        float highest = highest_of(logits, width), its_own = target < width ? logits[target] : NAN;
         if (of->ranks) {
             int64_t ahead = 0;
-            while (ahead < target && logits[ahead] < its_own) ahead++; /* of equals the first is ranked first */
+            while (ahead < target && ahead < width && logits[ahead] < its_own) ahead++; /* of equals the first leads */
             of->second[of->numbers[row]] = ahead == target && its_own == highest ? 1.0f : 0.0f;
         }
         floats sums = {0};
@@ -63,7 +60,7 @@ static void lose(void *arguments, int64_t first, int64_t last) {
         float share = 1.0f / sum;
         for (int64_t i = 0; i < whole; i += LANES) store(logits + i, load(logits + i) * share);
         for (int64_t i = whole; i < width; i++) logits[i] *= share;
-        logits[target] -= 1.0f;
+        if (target < width) logits[target] -= 1.0f;
     }
 }
 
@@ -80,7 +77,7 @@ static int over_pieces(struct head *of, float *workspace) {
     for (int64_t row = 0; row < of->rows;) {
         int64_t some = 0;
         for (; row < of->rows && some < of->together; row++) {
-            if (!counts(of, row)) continue;
+            if (of->targets[row] < 0) continue;
             of->numbers[some] = (int32_t)row;
             of->some_targets[some] = of->targets[row];
             memcpy(of->some_hidden + some++ * of->width, of->hidden + row * of->width, line);
@@ -107,8 +104,8 @@ static struct head head_of(void **params, int64_t **shapes, int64_t *workspace) 
                          .together = workspace[0]};
 }
 
-/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H),
- * and room for a piece of so many rows (rows, V + 2·H + 2) */
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H), and
+ * room for a piece of so many rows (rows, V + 2·H + 2) */
 PET_KERNEL(linear_cross_entropy) {
     struct head of = head_of(params, shapes, shapes[5]);
     return over_pieces(&of, params[5]);

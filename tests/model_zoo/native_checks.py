@@ -292,6 +292,11 @@ def loss(kernels):
     same, targets = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32)
     _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets), (4,), (4,), (4, 9))
     assert ranked.tolist() == [1, 0, 0, 0]
+    # a target that there is not shows
+    losses, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets + 1), (4,), (4,), (4, 9))
+    assert np.isnan(losses).tolist() == [False, False, True, False] and ranked.tolist() == [0, 0, 0, 1]
+    losses, _, _ = kernels("linear_cross_entropy", (same, same[:3], targets + 1), (4,), (4, 2), (4, 9))
+    assert np.isnan(losses).tolist() == [False, False, True, False]
 
 
 def causal(batch, length, generator):
