@@ -53,6 +53,7 @@ class Compiled:
             with uncompiled():
                 return self.function(*arguments)
         if self.places.changed:
+            log.info("a weight was given another tensor: compiled anew")
             self.graph = Graph(self.function)
             self.shapes.clear()
         shapes = tuple(argument.shape for argument in arguments)

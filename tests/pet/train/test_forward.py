@@ -3,11 +3,12 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import ParameterTuple, nn
+from mindspore import ParameterTuple
 
 from adapters.apply import apply_lora
 from model_zoo import fused
 from model_zoo.auto import AutoModel
+from model_zoo.graph import Graph
 from model_zoo.native import available
 from pet.train.feed import complete
 from pet.train.forward import loss_of_head, make_forward, make_measure, measure_of_head, plain_head
@@ -15,16 +16,6 @@ from pet.train.loss import IGNORED, CausalLoss
 from pet.train.step import tensors
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there are no kernels in C here")
-
-
-def compiled(function, *arguments):
-    class Run(nn.Cell):
-        """A new object, which is compiled anew."""
-
-        def construct(self, *arguments):
-            return function(*arguments)
-
-    return ms.jit(Run())(*arguments)
 
 
 def batch_for(model, answers: bool = True) -> list:
@@ -48,7 +39,7 @@ def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers)
     fast, slow = (
         ms.value_and_grad(make_forward(model, CausalLoss(), None, fast), None, weights) for fast in (True, False)
     )
-    (mine, mine_of), (plain, plain_of) = compiled(fast, *batch), slow(*batch)
+    (mine, mine_of), (plain, plain_of) = Graph(fast)(*batch), slow(*batch)
     assert float(mine.asnumpy()) == pytest.approx(float(plain.asnumpy()), rel=1e-6)
     assert (float(plain.asnumpy()) > 0) == answers
     for weight, one, other in zip(weights, mine_of, plain_of, strict=True):
@@ -67,7 +58,7 @@ def test_what_is_measured_is_that_by_logits(fixtures, answers):
         best = model.head(model.hidden_states(ids, positions, start, end, None)).asnumpy().argmax(-1).reshape(ids.shape)
         batch[1] = ms.Tensor(np.where(batch[1].asnumpy() == IGNORED, IGNORED, np.roll(best, 1, 1)).astype(np.int32))
         batch[1][0] = batch[0][0]
-    mine = [float(x.asnumpy()) for x in compiled(make_measure(model, None, fast=True), *batch)]
+    mine = [float(x.asnumpy()) for x in Graph(make_measure(model, None, fast=True))(*batch)]
     plain = [float(x.asnumpy()) for x in make_measure(model, None)(*batch)]
     assert mine == pytest.approx(plain, rel=1e-6)
     assert (mine[1] > 0) == answers and (not answers or mine[1] < (batch[1].asnumpy() != IGNORED).sum())
