@@ -1,9 +1,13 @@
 /* Matrix products of the sizes that layers have (after Goto & van de Geijn 2008).
  *
- * The right factor is copied into panels, of which a thread's registers take one row at a time; tiles of the result, some
- * rows by one panel each, are shared among the threads. Large factors are taken a part at a time, so that what is copied
- * stays small. Every number is a sum in the order of k, whatever the number of threads. All float32. */
+ * A thread takes a block of the right factor's columns, copies it for itself into panels as wide as its registers, and
+ * multiplies all rows with it. So a block lies in the second cache of the core that uses it, rows pass by in the order in
+ * which they lie in memory, and a result is written once. (Blocks that all threads share, and rows that stay, are a
+ * quarter slower: what one core has just written is far away for the others.) Threads that find no block left help with
+ * the rows of others. Every number is a sum in the order of k, whatever the number of threads. All float32. */
 #include "gemm.h"
+
+#include <stdatomic.h>
 
 #include "few_rows.h"
 #include "pool.h"
@@ -12,117 +16,122 @@
 
 enum {
     PANEL = WIDE * LANES,
-    DEPTH = 256,              /* rows of a panel that are used together: they fit the first caches */
-    MOST_DEPTH = 8 * DEPTH,   /* rows of a panel that are copied together */
-    COPIED = 1 << 20,         /* numbers that are copied together */
-    KEPT = 160 * 1024,        /* numbers of the left factor that a tile uses: they fit the second cache */
-    MOST_ROWS = 64 * TALL,
-    TILES = 6,                /* for every thread, at least, so that all end at about the same time */
+    BLOCK = 64,        /* columns of a block */
+    MOST_DEPTH = 1536, /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
+    CHUNK = 4 * TALL,  /* rows of the result that a thread takes at once */
+    HELP = 8 * CHUNK,  /* rows from which helping pays: copying a block takes as long as computing half as many */
+    TURNED = 1 << 20,  /* numbers of the left factor that are turned together */
 };
 
 struct gemm {
     const float *a, *b;
-    float *c, *copied;
+    float *c;
     int64_t rows, columns, depth, a_row, b_row; /* of the whole product */
     int a_turned, b_turned;                     /* whether a is (depth, rows), and b (columns, depth) */
     int add;                                    /* whether the product is added to what c holds */
-    int64_t panel, column, panels, k, part;     /* what is copied: panels from a column on, `part` rows from k on */
-    int64_t height;                             /* rows of a tile */
+    int64_t panel, blocks;                      /* columns of a panel, and how many blocks there are */
+    int64_t k, part;                            /* the part of the depth that is being added up: `part` from k on */
+    int64_t first, last;                        /* the rows that are being computed */
+    const float *left;                          /* their factors, from the first row and k on, and ... */
+    int64_t left_row;                           /* ... how far rows are apart */
+    float *turned;
+    _Atomic int64_t next;      /* the first block that nobody has taken */
+    _Atomic int64_t *next_row; /* for every block, the first row that nobody has taken */
     _Atomic int failed;
 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static void copy_panels(void *arguments, int64_t first, int64_t last) {
-    struct gemm *of = arguments;
-    for (int64_t index = first; index < last; index++) {
-        float *to = of->copied + index * of->panel * of->part;
-        int64_t column = of->column + index * of->panel, columns = least(of->columns - column, of->panel);
-        if (of->b_turned) {
-            turn(of->b + column * of->b_row + of->k, of->b_row, columns, of->part, to, of->panel);
-            continue;
-        }
-        for (int64_t k = 0; k < of->part; k++) {
-            const float *from = of->b + (of->k + k) * of->b_row + column;
-            for (int64_t j = 0; j < of->panel; j += LANES)
-                store(to + k * of->panel + j, j + LANES <= columns ? load(from + j)
-                                              : j < columns        ? load_some(from + j, columns - j)
-                                                                   : (floats){0});
-        }
+static void copy_panel(const struct gemm *of, int64_t column, float *to) {
+    int64_t columns = least(of->columns - column, of->panel);
+    if (of->b_turned) {
+        turn(of->b + column * of->b_row + of->k, of->b_row, columns, of->part, to, of->panel);
+        return;
+    }
+    for (int64_t k = 0; k < of->part; k++) {
+        const float *from = of->b + (of->k + k) * of->b_row + column;
+        for (int64_t j = 0; j < of->panel; j += LANES)
+            store(to + k * of->panel + j, j + LANES <= columns ? load(from + j)
+                                          : j < columns        ? load_some(from + j, columns - j)
+                                                               : (floats){0});
     }
 }
 
-/* Rows of the result by one panel; `a` and its steps are those of the rows, `rest` has room for a panel that is cut off. */
-static void tile(const struct gemm *of, int64_t index, int64_t row, int64_t rows, const float *a, int64_t down,
-                 int64_t along, int64_t k, int64_t depth, float *rest) {
-    int64_t column = of->column + index * of->panel, columns = least(of->columns - column, of->panel);
-    const float *panel = of->copied + index * of->panel * of->part + k * of->panel;
+/* Rows of the result by one panel; `rest` has room for a panel that is cut off. */
+static void some_rows(const struct gemm *of, int64_t column, int64_t row, int64_t rows, const float *panel, float *rest) {
+    int64_t columns = least(of->columns - column, of->panel);
+    const float *left = of->left + (row - of->first) * of->left_row;
     float *c = of->c + row * of->columns + column;
-    int add = of->add || of->k + k > 0;
+    int add = of->add || of->k > 0;
     if (columns == of->panel) {
-        product(rows, of->panel, c, of->columns, a, down, along, panel, of->panel, depth, add);
+        product(rows, columns, c, of->columns, left, of->left_row, 1, panel, of->panel, of->part, add);
         return;
     }
     for (int64_t i = 0; i < rows && add; i++) memcpy(rest + i * of->panel, c + i * of->columns, (size_t)columns * 4);
-    product(rows, of->panel, rest, of->panel, a, down, along, panel, of->panel, depth, add);
+    product(rows, of->panel, rest, of->panel, left, of->left_row, 1, panel, of->panel, of->part, add);
     for (int64_t i = 0; i < rows; i++) memcpy(c + i * of->columns, rest + i * of->panel, (size_t)columns * 4);
 }
 
-static void tiles(void *arguments, int64_t first, int64_t last) {
+/* All rows that nobody has taken, by this block. */
+static void remaining_rows(struct gemm *of, int64_t block, float *copied, float *rest) {
+    int64_t first = block * BLOCK, last = least(first + BLOCK, of->columns), row;
+    for (int64_t column = first; column < last; column += of->panel)
+        copy_panel(of, column, copied + (column - first) * of->part);
+    while ((row = atomic_fetch_add(&of->next_row[block], CHUNK)) < of->last)
+        for (int64_t column = first; column < last; column += of->panel)
+            some_rows(of, column, row, least(of->last - row, CHUNK), copied + (column - first) * of->part, rest);
+}
+
+/* What every thread does, for as long as there is work. */
+static void take_blocks(void *arguments, int64_t first, int64_t last) {
+    (void)first, (void)last;
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, MOST_ROWS * PANEL * 4);
-    if (!rest) of->failed = 1;
-    for (int64_t unit = first; unit < last && rest; unit++) {
-        int64_t index = unit % of->panels, row = unit / of->panels * of->height;
-        int64_t rows = least(of->rows - row, of->height);
-        for (int64_t k = 0; k < of->part; k += DEPTH)
-            tile(of, index, row, rows, of->a + row * of->a_row + of->k + k, of->a_row, 1, k, least(of->part - k, DEPTH), rest);
+    float *rest = pet_scratch(2, CHUNK * PANEL * 4), *copied = pet_scratch(3, BLOCK * of->part * 4);
+    if (!rest || !copied) {
+        of->failed = 1;
+        return;
+    }
+    int64_t block;
+    while ((block = atomic_fetch_add(&of->next, 1)) < of->blocks) remaining_rows(of, block, copied, rest);
+    for (;;) {
+        int64_t most = HELP, chosen = -1;
+        for (block = 0; block < of->blocks; block++) {
+            int64_t left = of->last - atomic_load(&of->next_row[block]);
+            if (left > most) most = left, chosen = block;
+        }
+        if (chosen < 0) return;
+        remaining_rows(of, chosen, copied, rest);
     }
 }
 
-/* The same where a is (depth, rows): a unit turns its rows once for all panels. */
-static void turned_tiles(void *arguments, int64_t first, int64_t last) {
+/* Rows of a left factor that is (depth, rows). */
+static void turn_rows(void *arguments, int64_t first, int64_t last) {
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, MOST_ROWS * PANEL * 4), *turned = pet_scratch(1, (MOST_ROWS + LANES) * DEPTH * 4);
-    if (!rest || !turned) of->failed = 1;
-    for (int64_t unit = first; unit < last && rest && turned; unit++) {
-        int64_t row = unit * of->height, rows = least(of->rows - row, of->height);
-        for (int64_t k = 0; k < of->part; k += DEPTH) {
-            int64_t depth = least(of->part - k, DEPTH), wide = up_to_lanes(depth);
-            turn(of->a + (of->k + k) * of->a_row + row, of->a_row, depth, rows, turned, wide);
-            for (int64_t index = 0; index < of->panels; index++)
-                tile(of, index, row, rows, turned, wide, 1, k, depth, rest);
-        }
-    }
+    int64_t row = of->first + first * CHUNK, rows = least(of->last, of->first + last * CHUNK) - row;
+    turn(of->a + of->k * of->a_row + row, of->a_row, of->part, rows, of->turned + first * CHUNK * of->left_row, of->left_row);
 }
 
 static int gemm(struct gemm of) {
     if (of.depth == 0 && !of.add) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
     if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
-    int64_t wide = up_to_lanes(of.columns);
-    of.panel = least(wide, PANEL);
-    int64_t all = (of.columns + of.panel - 1) / of.panel, depth = least(of.depth, MOST_DEPTH);
-    int64_t together = COPIED / (of.panel * depth);
-    together = together < 1 ? 1 : least(together, all);
-    float *copied = pet_scratch(3, together * of.panel * depth * 4);
-    if (!copied) return 1;
-    of.copied = copied;
-    int64_t shares = TILES * pet_threads(), across = of.a_turned ? 1 : together;
-    of.height = least(KEPT / depth, MOST_ROWS) / TALL * TALL;
-    while (of.height > 8 * TALL && (of.rows + of.height - 1) / of.height * across < shares)
-        of.height = of.height / 2 / TALL * TALL;
-    int64_t heights = (of.rows + of.height - 1) / of.height;
-    for (int64_t first = 0; first < all; first += together)
-        for (of.k = 0; of.k < of.depth; of.k += depth) {
-            of.column = first * of.panel;
-            of.panels = least(all - first, together);
-            of.part = least(of.depth - of.k, depth);
-            pet_parallel(copy_panels, &of, of.panels, 1);
-            if (of.a_turned)
-                pet_parallel(turned_tiles, &of, heights, 1);
-            else
-                pet_parallel(tiles, &of, heights * of.panels, 1);
+    of.panel = least(up_to_lanes(of.columns), PANEL);
+    of.blocks = (of.columns + BLOCK - 1) / BLOCK;
+    of.next_row = pet_scratch(0, of.blocks * (int64_t)sizeof *of.next_row);
+    if (!of.next_row) return 1;
+    for (; of.k < of.depth; of.k += of.part) {
+        of.part = least(of.depth - of.k, MOST_DEPTH);
+        int64_t wide = up_to_lanes(of.part), rows = of.a_turned ? least(of.rows, TURNED / wide / CHUNK * CHUNK) : of.rows;
+        if (of.a_turned && !(of.turned = pet_scratch(1, rows * wide * 4))) return 1;
+        for (of.first = 0; of.first < of.rows; of.first = of.last) {
+            of.last = least(of.first + rows, of.rows);
+            of.left = of.a_turned ? of.turned : of.a + of.k;
+            of.left_row = of.a_turned ? wide : of.a_row;
+            if (of.a_turned) pet_parallel(turn_rows, &of, (of.last - of.first + CHUNK - 1) / CHUNK, 1);
+            of.next = 0;
+            for (int64_t block = 0; block < of.blocks; block++) of.next_row[block] = of.first;
+            pet_parallel(take_blocks, &of, pet_threads(), 1);
         }
+    }
     return of.failed;
 }
 

@@ -89,7 +89,8 @@ PRODUCTS = [  # rows, columns, depth
     (385, 33, 257),
     (12, 1030, 515),
     (14, 65, 4100),  # deeper than what is copied at once
-    (50, 8200, 130),  # several chunks of panels
+    (50, 8200, 130),  # many blocks of columns
+    (2000, 70, 720),  # more threads than blocks; a left factor that is turned a part at a time
     (15, 700, 2049),
     (97, 8, 40),
     (0, 5, 4),
