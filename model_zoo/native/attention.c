@@ -11,7 +11,7 @@
 #include "product.h"
 #include "vectors.h"
 
-enum { ROWS = 48 };
+enum { ROWS = 8 * TALL };
 static const float HIDDEN = -1e30f;
 
 struct attention {
@@ -90,6 +90,16 @@ static void hide(const struct attention *of, const struct view *view, int64_t ba
     for (int64_t j = to; j < count; j++) scores[j] = view->blind[i] ? -INFINITY : HIDDEN;
 }
 
+/* A strip: rows of a block from `row` on that are computed together. Returns how many keys it or one before it sees, from
+ * the block's first on: along the diagonal fewer than the whole block. `before` is what it was of the strip before. */
+static int64_t seen_by_strip(const struct view *view, int64_t row, int64_t rows, int64_t before) {
+    for (int64_t i = row; i < row + rows; i++)
+        if (view->to[i] - view->first > before) before = view->to[i] - view->first;
+    return before;
+}
+
+static inline int64_t rows_of_strip(int64_t row, int64_t rows) { return row + TALL < rows ? TALL : rows - row; }
+
 static void attention_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     int64_t width = of->width, padded = of->padded, turned_for = -1;
@@ -110,29 +120,36 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
-            int64_t seen = view.last - view.first, count = up_to_lanes(seen);
-            product(rows, count, scores, padded, query + row * width, width, 1, turned + view.first, padded, width, 0);
-            for (int64_t i = 0; i < rows; i++) {
-                float *line = scores + i * padded;
-                hide(of, &view, batch, row, i, line, count);
-                floats most = fill(-INFINITY);
-                for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
-                float parts[LANES], highest = -INFINITY;
-                store(parts, most);
-                for (int j = 0; j < LANES; j++) highest = parts[j] > highest ? parts[j] : highest;
-                if (view.blind[i]) highest = HIDDEN;
-                floats sums = {0};
-                float scale = view.blind[i] ? 1.0f : of->scale;
-                for (int64_t j = 0; j < count; j += LANES) {
-                    floats value = exponential((load(line + j) - highest) * scale);
-                    sums += value;
-                    store(line + j, value);
-                }
-                stats[(row + i) * 2] = highest;
-                stats[(row + i) * 2 + 1] = 1.0f / sum_of(sums);
-            }
             float *out = mixed + row * of->joined;
-            product(rows, width, out, of->joined, scores, padded, 1, values + view.first * width, width, seen, 0);
+            for (int64_t strip = 0, seen = 0; strip < rows; strip += TALL) {
+                int64_t tall = rows_of_strip(strip, rows);
+                seen = seen_by_strip(&view, strip, tall, seen);
+                int64_t count = up_to_lanes(seen);
+                float *lines = scores + strip * padded;
+                product(tall, count, lines, padded, query + (row + strip) * width, width, 1, turned + view.first, padded,
+                        width, 0);
+                for (int64_t i = strip; i < strip + tall; i++) {
+                    float *line = scores + i * padded;
+                    hide(of, &view, batch, row, i, line, count);
+                    floats most = fill(-INFINITY);
+                    for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
+                    float parts[LANES], highest = -INFINITY;
+                    store(parts, most);
+                    for (int j = 0; j < LANES; j++) highest = parts[j] > highest ? parts[j] : highest;
+                    if (view.blind[i]) highest = HIDDEN;
+                    floats sums = {0};
+                    float scale = view.blind[i] ? 1.0f : of->scale;
+                    for (int64_t j = 0; j < count; j += LANES) {
+                        floats value = exponential((load(line + j) - highest) * scale);
+                        sums += value;
+                        store(line + j, value);
+                    }
+                    stats[(row + i) * 2] = highest;
+                    stats[(row + i) * 2 + 1] = 1.0f / sum_of(sums);
+                }
+                product(tall, width, out + strip * of->joined, of->joined, lines, padded, 1, values + view.first * width,
+                        width, seen, 0);
+            }
             for (int64_t i = 0; i < rows; i++) {
                 float share = stats[(row + i) * 2 + 1];
                 for (int64_t k = 0; k < width; k++) out[i * of->joined + k] *= share;
@@ -182,32 +199,46 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
-            int64_t seen = view.last - view.first, count = up_to_lanes(seen);
+            int64_t key = view.first * width;
             for (int64_t group = 0; group < groups; group++) {
                 int64_t head = batch * of->heads + key_head * groups + group, place = (head * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
                 const float *query = of->query + place, *out = of->out + outside, *dout = of->dout + outside;
                 const float *stats = of->stats + (head * of->length + row) * 2;
-                product(rows, count, scores, padded, query, width, 1, turned + view.first, padded, width, 0);
-                product(rows, count, d_scores, padded, dout, joined, 1, turned_values + view.first, padded, width, 0);
-                for (int64_t i = 0; i < rows; i++) {
-                    float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                    float along = 0.0f, highest = stats[i * 2], share = stats[i * 2 + 1];
+                int64_t ends[ROWS / TALL + 1] = {0}; /* of the keys that each strip sees */
+                for (int64_t strip = 0, i = 0; i < rows; strip++) {
+                    int64_t tall = rows_of_strip(i, rows), seen = seen_by_strip(&view, i, tall, ends[strip]);
+                    int64_t count = up_to_lanes(seen);
+                    float *lines = scores + i * padded, *d_lines = d_scores + i * padded;
+                    product(tall, count, lines, padded, query + i * width, width, 1, turned + view.first, padded, width, 0);
+                    product(tall, count, d_lines, padded, dout + i * joined, joined, 1, turned_values + view.first, padded,
+                            width, 0);
+                    for (int64_t end = i + tall; i < end; i++) {
+                        float *line = scores + i * padded, *d_line = d_scores + i * padded;
+                        float along = 0.0f, highest = stats[i * 2], share = stats[i * 2 + 1];
 #pragma omp simd reduction(+ : along)
-                    for (int64_t k = 0; k < width; k++) along += out[i * joined + k] * dout[i * joined + k];
-                    hide(of, &view, batch, row, i, line, count);
-                    float scale = view.blind[i] ? 1.0f : of->scale;
-                    for (int64_t j = 0; j < count; j += LANES) {
-                        floats p = exponential((load(line + j) - highest) * scale) * share;
-                        store(line + j, p);
-                        store(d_line + j, p * (load(d_line + j) - along) * of->scale);
+                        for (int64_t k = 0; k < width; k++) along += out[i * joined + k] * dout[i * joined + k];
+                        hide(of, &view, batch, row, i, line, count);
+                        float scale = view.blind[i] ? 1.0f : of->scale;
+                        for (int64_t j = 0; j < count; j += LANES) {
+                            floats p = exponential((load(line + j) - highest) * scale) * share;
+                            store(line + j, p);
+                            store(d_line + j, p * (load(d_line + j) - along) * of->scale);
+                        }
+                        if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                     }
-                    if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
+                    product(tall, width, of->d_query + place + (i - tall) * width, width, d_lines, padded, 1, keys + key,
+                            width, seen, 0);
+                    ends[strip + 1] = seen;
                 }
-                int64_t key = view.first * width;
-                product(rows, width, of->d_query + place, width, d_scores, padded, 1, keys + key, width, seen, 0);
-                product(seen, width, d_keys + key, width, d_scores, 1, padded, query, width, rows, 1);
-                product(seen, width, d_values + key, width, scores, 1, padded, dout, joined, rows, 1);
+                /* keys that no strip before sees, and the rows from there on */
+                for (int64_t strip = 0, i = 0; i < rows; strip++, i += TALL) {
+                    int64_t from = ends[strip], count = ends[strip + 1] - from, at = key + from * width, left = rows - i;
+                    const float *p = scores + i * padded + from, *d_p = d_scores + i * padded + from;
+                    if (count == 0) continue;
+                    product(count, width, d_keys + at, width, d_p, 1, padded, query + i * width, width, left, 1);
+                    product(count, width, d_values + at, width, p, 1, padded, dout + i * joined, joined, left, 1);
+                }
             }
         }
     }
