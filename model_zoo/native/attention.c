@@ -27,8 +27,8 @@ struct attention {
 
 /* What a block of rows of one sequence sees. */
 struct view {
-    int64_t first, last; /* keys; `first` is where a vector begins */
-    int plain;           /* whether every row sees the whole of its interval */
+    int64_t first; /* key, where a vector begins */
+    int plain;     /* whether every row sees the whole of its interval */
     int64_t from[ROWS], to[ROWS];
     int blind[ROWS];
 };
@@ -45,7 +45,7 @@ static int64_t rows_together(const struct attention *of, int64_t batch, int64_t 
 static struct view look(const struct attention *of, int64_t batch, int64_t row, int64_t rows) {
     const int32_t *columns = of->columns + batch * of->total;
     int64_t before = of->total - of->length;
-    struct view view = {.first = of->total, .last = 0, .plain = 1};
+    struct view view = {.first = of->total, .plain = 1};
     for (int64_t j = 0; j < of->total; j++) view.plain &= columns[j] == 1;
     view.plain &= before == 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -68,7 +68,6 @@ static struct view look(const struct attention *of, int64_t batch, int64_t row, 
         view.from[i] = view.blind[i] ? 0 : from;
         view.to[i] = view.blind[i] ? of->total : to;
         if (view.from[i] < view.first) view.first = view.from[i];
-        if (view.to[i] > view.last) view.last = view.to[i];
     }
     view.first = view.first / LANES * LANES;
     return view;

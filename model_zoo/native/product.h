@@ -52,13 +52,13 @@ static inline void product_rest(int64_t rows, int64_t columns, float *c, int64_t
 static void product(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t down, int64_t along,
                     const float *b, int64_t b_row, int64_t depth, int add) {
 #define TILE(tall, wide) product_tile(tall, wide, c + i * c_row + j, c_row, a + i * down, down, along, b + j, b_row, depth, add)
-#define TILES(wide)                                         \
-    do {                                                    \
-        int64_t i = 0;                                      \
+#define TILES(wide)                                           \
+    do {                                                      \
+        int64_t i = 0;                                        \
         for (; i + TALL <= rows; i += TALL) TILE(TALL, wide); \
-        for (; i + 2 <= rows; i += 2) TILE(2, wide);        \
-        for (; i < rows; i++) TILE(1, wide);                \
-        j += wide * LANES;                                  \
+        for (; i + 2 <= rows; i += 2) TILE(2, wide);          \
+        for (; i < rows; i++) TILE(1, wide);                  \
+        j += wide * LANES;                                    \
     } while (0)
     int64_t j = 0;
     while (j + WIDE * LANES <= columns) TILES(WIDE);
