@@ -73,11 +73,21 @@ static struct view look(const struct attention *of, int64_t batch, int64_t row, 
     return view;
 }
 
+/* Some numbers of a line from `first` on, where `last` is behind the last one, become what hides them. */
+static inline void cover(float *line, int64_t first, int64_t last, float with) {
+    ints places;
+    for (int j = 0; j < LANES; j++) places[j] = j;
+    for (int64_t j = first / LANES * LANES; j < last; j += LANES) {
+        ints at = places + (int32_t)j;
+        store(line + j, choose((at >= (int32_t)first) & (at < (int32_t)last), fill(with), load(line + j)));
+    }
+}
+
 /* Hides what row i of the block does not see in its `count` scores, of which the first is that of key view->first. */
-static void hide(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
-                 float *scores, int64_t count) {
+static inline void hide(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
+                        float *scores, int64_t count) {
     int64_t from = view->from[i] - view->first, to = view->to[i] - view->first;
-    for (int64_t j = 0; j < from; j++) scores[j] = HIDDEN;
+    cover(scores, 0, from, HIDDEN);
     if (!view->plain || view->blind[i]) {
         const int32_t *columns = of->columns + batch * of->total + view->first;
         int64_t before = of->total - of->length - view->first;
@@ -86,7 +96,13 @@ static void hide(const struct attention *of, const struct view *view, int64_t ba
             if (view->blind[i] || !columns[j] || (j < start && j >= before && columns[j] > 0)) scores[j] = HIDDEN;
     }
     /* a blind row is even over all keys; what only fills up the vectors gets nothing in any row */
-    for (int64_t j = to; j < count; j++) scores[j] = view->blind[i] ? -INFINITY : HIDDEN;
+    cover(scores, to, count, view->blind[i] ? -INFINITY : HIDDEN);
+}
+
+/* Rows of a matrix one after the other, where vectors begin with lines of the caches: a product reads them many times, and
+ * what crosses a line twice as often. */
+static void gather_rows(const float *from, int64_t row, int64_t rows, int64_t width, float *to) {
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * width, from + i * row, (size_t)width * sizeof(float));
 }
 
 /* A strip: rows of a block from `row` on that are computed together. Returns how many keys it or one before it sees, from
@@ -99,59 +115,69 @@ static int64_t seen_by_strip(const struct view *view, int64_t row, int64_t rows,
 
 static inline int64_t rows_of_strip(int64_t row, int64_t rows) { return row + TALL < rows ? TALL : rows - row; }
 
+static inline float dot(const float *a, const float *b, int64_t width) {
+    floats sums = {0};
+    int64_t whole = width / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) sums += load(a + k) * load(b + k);
+    float sum = sum_of(sums);
+    for (int64_t k = whole; k < width; k++) sum += a[k] * b[k];
+    return sum;
+}
+
+/* A row of scores, of which the greatest is known → e^(score − greatest), and the inverse of their sum. */
+static inline float weigh(float *line, int64_t count, float highest, float scale) {
+    floats sums = {0};
+    for (int64_t j = 0; j < count; j += LANES) {
+        floats value = exponential((load(line + j) - highest) * scale);
+        sums += value;
+        store(line + j, value);
+    }
+    return 1.0f / sum_of(sums);
+}
+
 static void attention_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     int64_t width = of->width, padded = of->padded, turned_for = -1;
-    float *turned = pet_scratch(0, padded * width * 4), *scores = pet_scratch(1, ROWS * padded * 4);
+    float *turned = pet_scratch(0, (padded + of->total) * width * 4), *scores = pet_scratch(1, ROWS * padded * 4);
     if (!turned || !scores) {
         of->failed = 1;
         return;
     }
+    float *values = turned + padded * width;
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->heads, head = unit % of->heads;
-        int64_t pair = batch * of->key_heads + head / (of->heads / of->key_heads);
+        int64_t pair = batch * of->key_heads + head * of->key_heads / of->heads;
         const float *query = of->query + unit * of->length * width;
-        const float *values = of->values + pair * of->total * width;
-        float *mixed = of->mixed + batch * of->length * of->joined + head * width;
-        float *stats = of->mixed_stats + unit * of->length * 2;
-        if (turned_for != pair) turn(of->keys + pair * of->total * width, width, of->total, width, turned, padded);
+        float *mixed = of->mixed + batch * of->length * of->joined + head * width, *stats = of->mixed_stats + unit * of->length * 2;
+        if (pair != turned_for) {
+            turn(of->keys + pair * of->total * width, width, of->total, width, turned, padded);
+            gather_rows(of->values + pair * of->total * width, width, of->total, width, values);
+        }
         turned_for = pair;
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
-            float *out = mixed + row * of->joined;
             for (int64_t strip = 0, seen = 0; strip < rows; strip += TALL) {
                 int64_t tall = rows_of_strip(strip, rows);
                 seen = seen_by_strip(&view, strip, tall, seen);
                 int64_t count = up_to_lanes(seen);
-                float *lines = scores + strip * padded;
-                product(tall, count, lines, padded, query + (row + strip) * width, width, 1, turned + view.first, padded,
-                        width, 0);
+                float *lines = scores + strip * padded, *out = mixed + (row + strip) * of->joined, shares[TALL];
+                product(tall, count, lines, padded, query + (row + strip) * width, width, turned + view.first, padded, width, 0);
                 for (int64_t i = strip; i < strip + tall; i++) {
                     float *line = scores + i * padded;
                     hide(of, &view, batch, row, i, line, count);
                     floats most = fill(-INFINITY);
                     for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
-                    float parts[LANES], highest = -INFINITY;
-                    store(parts, most);
-                    for (int j = 0; j < LANES; j++) highest = parts[j] > highest ? parts[j] : highest;
-                    if (view.blind[i]) highest = HIDDEN;
-                    floats sums = {0};
-                    float scale = view.blind[i] ? 1.0f : of->scale;
-                    for (int64_t j = 0; j < count; j += LANES) {
-                        floats value = exponential((load(line + j) - highest) * scale);
-                        sums += value;
-                        store(line + j, value);
-                    }
-                    stats[(row + i) * 2] = highest;
-                    stats[(row + i) * 2 + 1] = 1.0f / sum_of(sums);
+                    stats[(row + i) * 2] = view.blind[i] ? HIDDEN : greatest_of(most);
                 }
-                product(tall, width, out + strip * of->joined, of->joined, lines, padded, 1, values + view.first * width,
-                        width, seen, 0);
-            }
-            for (int64_t i = 0; i < rows; i++) {
-                float share = stats[(row + i) * 2 + 1];
-                for (int64_t k = 0; k < width; k++) out[i * of->joined + k] *= share;
+                for (int64_t i = strip; i < strip + tall; i++) {
+                    float *of_row = stats + (row + i) * 2;
+                    of_row[1] = weigh(scores + i * padded, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
+                    shares[i - strip] = of_row[1];
+                }
+                product(tall, width, out, of->joined, lines, padded, values + view.first * width, width, seen, 0);
+                for (int64_t i = 0; i < tall; i++)
+                    for (int64_t k = 0; k < width; k++) out[i * of->joined + k] *= shares[i];
             }
         }
     }
@@ -176,25 +202,34 @@ PET_KERNEL(attention) {
     return of.failed;
 }
 
+/* A row of scores and of dout·valuesᵀ → its probabilities and the gradients of its scores; `along` is out·dout. */
+static inline void unweigh(float *line, float *d_line, int64_t count, const float *stats, float along, float scale, float d_scale) {
+    for (int64_t j = 0; j < count; j += LANES) {
+        floats p = exponential((load(line + j) - stats[0]) * scale) * stats[1];
+        store(line + j, p);
+        store(d_line + j, p * (load(d_line + j) - along) * d_scale);
+    }
+}
+
 /* The gradients of all queries that one key head serves, and of its keys and values. */
 static void attention_gradient_heads(void *arguments, int64_t first, int64_t last) {
     struct attention *of = arguments;
     int64_t width = of->width, padded = of->padded, joined = of->joined, groups = of->heads / of->key_heads;
-    float *turned = pet_scratch(0, 2 * padded * width * 4), *scores = pet_scratch(1, ROWS * padded * 4);
-    float *d_scores = pet_scratch(2, ROWS * padded * 4);
-    if (!turned || !scores || !d_scores) {
+    int64_t all = of->total * width, some = ROWS * width;
+    float *turned = pet_scratch(0, 2 * padded * width * 4), *scores = pet_scratch(1, 2 * ROWS * padded * 4);
+    float *gathered = pet_scratch(2, (3 * all + 2 * some) * 4);
+    if (!turned || !scores || !gathered) {
         of->failed = 1;
         return;
     }
-    float *turned_values = turned + padded * width;
+    float *turned_values = turned + padded * width, *d_scores = scores + ROWS * padded;
+    float *keys = gathered, *d_keys = keys + all, *d_values = d_keys + all, *query = d_values + all, *dout = query + some;
     for (int64_t unit = first; unit < last; unit++) {
-        int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * of->total * width;
-        const float *keys = of->keys + offset;
-        float *d_keys = of->d_keys + offset, *d_values = of->d_values + offset;
+        int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * all;
+        gather_rows(of->keys + offset, width, of->total, width, keys);
         turn(keys, width, of->total, width, turned, padded);
         turn(of->values + offset, width, of->total, width, turned_values, padded);
-        memset(d_keys, 0, (size_t)(of->total * width) * sizeof(float));
-        memset(d_values, 0, (size_t)(of->total * width) * sizeof(float));
+        memset(d_keys, 0, (size_t)(2 * all) * sizeof(float));
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row);
             struct view view = look(of, batch, row, rows);
@@ -202,32 +237,25 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
             for (int64_t group = 0; group < groups; group++) {
                 int64_t head = batch * of->heads + key_head * groups + group, place = (head * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
-                const float *query = of->query + place, *out = of->out + outside, *dout = of->dout + outside;
-                const float *stats = of->stats + (head * of->length + row) * 2;
+                const float *out = of->out + outside, *stats = of->stats + (head * of->length + row) * 2;
+                gather_rows(of->query + place, width, rows, width, query);
+                gather_rows(of->dout + outside, joined, rows, width, dout);
                 int64_t ends[ROWS / TALL + 1] = {0}; /* of the keys that each strip sees */
                 for (int64_t strip = 0, i = 0; i < rows; strip++) {
                     int64_t tall = rows_of_strip(i, rows), seen = seen_by_strip(&view, i, tall, ends[strip]);
                     int64_t count = up_to_lanes(seen);
                     float *lines = scores + i * padded, *d_lines = d_scores + i * padded;
-                    product(tall, count, lines, padded, query + i * width, width, 1, turned + view.first, padded, width, 0);
-                    product(tall, count, d_lines, padded, dout + i * joined, joined, 1, turned_values + view.first, padded,
-                            width, 0);
+                    product(tall, count, lines, padded, query + i * width, width, turned + view.first, padded, width, 0);
+                    product(tall, count, d_lines, padded, dout + i * width, width, turned_values + view.first, padded, width, 0);
                     for (int64_t end = i + tall; i < end; i++) {
                         float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                        float along = 0.0f, highest = stats[i * 2], share = stats[i * 2 + 1];
-#pragma omp simd reduction(+ : along)
-                        for (int64_t k = 0; k < width; k++) along += out[i * joined + k] * dout[i * joined + k];
                         hide(of, &view, batch, row, i, line, count);
-                        float scale = view.blind[i] ? 1.0f : of->scale;
-                        for (int64_t j = 0; j < count; j += LANES) {
-                            floats p = exponential((load(line + j) - highest) * scale) * share;
-                            store(line + j, p);
-                            store(d_line + j, p * (load(d_line + j) - along) * of->scale);
-                        }
+                        float along = dot(out + i * joined, dout + i * width, width);
+                        unweigh(line, d_line, count, stats + i * 2, along, view.blind[i] ? 1.0f : of->scale, of->scale);
                         if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                     }
-                    product(tall, width, of->d_query + place + (i - tall) * width, width, d_lines, padded, 1, keys + key,
-                            width, seen, 0);
+                    product(tall, width, of->d_query + place + (i - tall) * width, width, d_lines, padded, keys + key, width,
+                            seen, 0);
                     ends[strip + 1] = seen;
                 }
                 /* keys that no strip before sees, and the rows from there on */
@@ -235,11 +263,13 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                     int64_t from = ends[strip], count = ends[strip + 1] - from, at = key + from * width, left = rows - i;
                     const float *p = scores + i * padded + from, *d_p = d_scores + i * padded + from;
                     if (count == 0) continue;
-                    product(count, width, d_keys + at, width, d_p, 1, padded, query + i * width, width, left, 1);
-                    product(count, width, d_values + at, width, p, 1, padded, dout + i * joined, joined, left, 1);
+                    product_turned(count, width, d_keys + at, width, d_p, padded, query + i * width, width, left, 1);
+                    product_turned(count, width, d_values + at, width, p, padded, dout + i * width, width, left, 1);
                 }
             }
         }
+        memcpy(of->d_keys + offset, d_keys, (size_t)all * sizeof(float));
+        memcpy(of->d_values + offset, d_values, (size_t)all * sizeof(float));
     }
 }
 

@@ -4,9 +4,10 @@
  * multiplies all rows with it. So a block lies in the second cache of the core that uses it, rows pass by in the order in
  * which they lie in memory, and a result is written once. (Blocks that all threads share, and rows that stay, are a
  * quarter slower: what one core has just written is far away for the others.) Threads that find no block left help with
- * the rows of others. Every number is a sum in the order of k, whatever the number of threads. All float32. */
+ * the rows of others, by their panels. Every number is a sum in the order of k, whatever the number of threads. All float32. */
 #include "gemm.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "few_rows.h"
@@ -19,8 +20,12 @@ enum {
     BLOCK = 64,        /* columns of a block */
     MOST_DEPTH = 1536, /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,  /* rows of the result that a thread takes at once */
-    HELP = 8 * CHUNK,  /* rows from which helping pays: copying a block takes as long as computing half as many */
     TURNED = 1 << 20,  /* numbers of the left factor that are turned together */
+};
+
+struct block {
+    _Atomic int64_t next_row;        /* the first that nobody has taken */
+    _Atomic(const float *) copied;   /* its panels, once they are there */
 };
 
 struct gemm {
@@ -35,8 +40,8 @@ struct gemm {
     const float *left;                          /* their factors, from the first row and k on, and ... */
     int64_t left_row;                           /* ... how far rows are apart */
     float *turned;
-    _Atomic int64_t next;      /* the first block that nobody has taken */
-    _Atomic int64_t *next_row; /* for every block, the first row that nobody has taken */
+    _Atomic int64_t next; /* the first block that nobody has taken */
+    struct block *block;
     _Atomic int failed;
 };
 
@@ -64,20 +69,19 @@ static void some_rows(const struct gemm *of, int64_t column, int64_t row, int64_
     float *c = of->c + row * of->columns + column;
     int add = of->add || of->k > 0;
     if (columns == of->panel) {
-        product(rows, columns, c, of->columns, left, of->left_row, 1, panel, of->panel, of->part, add);
+        product(rows, columns, c, of->columns, left, of->left_row, panel, of->panel, of->part, add);
         return;
     }
     for (int64_t i = 0; i < rows && add; i++) memcpy(rest + i * of->panel, c + i * of->columns, (size_t)columns * 4);
-    product(rows, of->panel, rest, of->panel, left, of->left_row, 1, panel, of->panel, of->part, add);
+    product(rows, of->panel, rest, of->panel, left, of->left_row, panel, of->panel, of->part, add);
     for (int64_t i = 0; i < rows; i++) memcpy(c + i * of->columns, rest + i * of->panel, (size_t)columns * 4);
 }
 
-/* All rows that nobody has taken, by this block. */
-static void remaining_rows(struct gemm *of, int64_t block, float *copied, float *rest) {
+/* All rows that nobody has taken, by a block whose panels are there. */
+static void remaining_rows(struct gemm *of, int64_t block, float *rest) {
     int64_t first = block * BLOCK, last = least(first + BLOCK, of->columns), row;
-    for (int64_t column = first; column < last; column += of->panel)
-        copy_panel(of, column, copied + (column - first) * of->part);
-    while ((row = atomic_fetch_add(&of->next_row[block], CHUNK)) < of->last)
+    const float *copied = atomic_load(&of->block[block].copied);
+    while ((row = atomic_fetch_add(&of->block[block].next_row, CHUNK)) < of->last)
         for (int64_t column = first; column < last; column += of->panel)
             some_rows(of, column, row, least(of->last - row, CHUNK), copied + (column - first) * of->part, rest);
 }
@@ -92,15 +96,24 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
         return;
     }
     int64_t block;
-    while ((block = atomic_fetch_add(&of->next, 1)) < of->blocks) remaining_rows(of, block, copied, rest);
-    for (;;) {
-        int64_t most = HELP, chosen = -1;
+    while ((block = atomic_fetch_add(&of->next, 1)) < of->blocks) {
+        for (int64_t j = 0; j < least(BLOCK, of->columns - block * BLOCK); j += of->panel)
+            copy_panel(of, block * BLOCK + j, copied + j * of->part);
+        atomic_store(&of->block[block].copied, copied);
+        remaining_rows(of, block, rest);
+    }
+    /* No block is left to be copied, so what was copied last stays until all are done. */
+    for (int waiting = 1; waiting;) {
+        int64_t most = CHUNK, chosen = -1;
+        waiting = 0;
         for (block = 0; block < of->blocks; block++) {
-            int64_t left = of->last - atomic_load(&of->next_row[block]);
-            if (left > most) most = left, chosen = block;
+            int64_t left = of->last - atomic_load(&of->block[block].next_row);
+            if (left <= most) continue;
+            waiting = 1;
+            if (atomic_load(&of->block[block].copied)) most = left, chosen = block;
         }
-        if (chosen < 0) return;
-        remaining_rows(of, chosen, copied, rest);
+        if (chosen >= 0) remaining_rows(of, chosen, rest);
+        else sched_yield();
     }
 }
 
@@ -116,8 +129,8 @@ static int gemm(struct gemm of) {
     if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
     of.panel = least(up_to_lanes(of.columns), PANEL);
     of.blocks = (of.columns + BLOCK - 1) / BLOCK;
-    of.next_row = pet_scratch(0, of.blocks * (int64_t)sizeof *of.next_row);
-    if (!of.next_row) return 1;
+    of.block = pet_scratch(0, of.blocks * (int64_t)sizeof *of.block);
+    if (!of.block) return 1;
     for (; of.k < of.depth; of.k += of.part) {
         of.part = least(of.depth - of.k, MOST_DEPTH);
         int64_t wide = up_to_lanes(of.part), rows = of.a_turned ? least(of.rows, TURNED / wide / CHUNK * CHUNK) : of.rows;
@@ -128,7 +141,10 @@ static int gemm(struct gemm of) {
             of.left_row = of.a_turned ? wide : of.a_row;
             if (of.a_turned) pet_parallel(turn_rows, &of, (of.last - of.first + CHUNK - 1) / CHUNK, 1);
             of.next = 0;
-            for (int64_t block = 0; block < of.blocks; block++) of.next_row[block] = of.first;
+            for (int64_t block = 0; block < of.blocks; block++) {
+                of.block[block].next_row = of.first;
+                of.block[block].copied = NULL;
+            }
             pet_parallel(take_blocks, &of, pet_threads(), 1);
         }
     }

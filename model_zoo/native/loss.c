@@ -22,9 +22,7 @@ static float highest_of(const float *logits, int64_t width) {
     int64_t whole = width / LANES * LANES;
     floats most = fill(-INFINITY);
     for (int64_t i = 0; i < whole; i += LANES) most = greater(most, load(logits + i));
-    float highest = -INFINITY, parts[LANES];
-    store(parts, most);
-    for (int i = 0; i < LANES; i++) highest = parts[i] > highest ? parts[i] : highest;
+    float highest = greatest_of(most);
     for (int64_t i = whole; i < width; i++) highest = logits[i] > highest ? logits[i] : highest;
     return highest;
 }

@@ -8,7 +8,8 @@
 enum {
     ROWS = 48,
     MOST_CHUNKS = 16, /* of rows, whose sums are added up in order, whatever the number of threads */
-    LEAST_CHUNK = 96,
+    LEAST_CHUNK = 64,
+    COLUMNS = 64,     /* of those sums, that are added up together */
 };
 
 struct low_rank {
@@ -27,13 +28,13 @@ static void low_rank_rows(void *arguments, int64_t first, int64_t last) {
     if (!inner) of->failed = 1;
     for (int64_t block = first; block < last && inner; block++) {
         int64_t row = block * ROWS, rows = of->rows - row < ROWS ? of->rows - row : ROWS;
-        product(rows, of->padded, inner, of->padded, of->x + row * of->in, of->in, 1, of->turned_a, of->padded, of->in, 0);
+        product(rows, of->padded, inner, of->padded, of->x + row * of->in, of->in, of->turned_a, of->padded, of->in, 0);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t k = 0; k < of->rank; k++)
                 of->new_inner[(row + i) * of->rank + k] = inner[i * of->padded + k] *= of->scale;
         float *out = of->out + row * of->columns;
         if (of->out != of->y) memcpy(out, of->y + row * of->columns, (size_t)(rows * of->columns) * sizeof(float));
-        product(rows, of->columns, out, of->columns, inner, of->padded, 1, of->turned_b, of->padded_columns, of->rank, 1);
+        product(rows, of->columns, out, of->columns, inner, of->padded, of->turned_b, of->padded_columns, of->rank, 1);
     }
 }
 
@@ -62,12 +63,31 @@ static void low_rank_gradient_chunks(void *arguments, int64_t first, int64_t las
         int64_t row = index * of->chunk, rows = of->rows - row < of->chunk ? of->rows - row : of->chunk;
         const float *x = of->x + row * of->in, *dout = of->dout + row * of->columns;
         float *d_a = of->parts + index * of->rank * (of->in + of->columns), *d_b = d_a + of->rank * of->in;
-        product(rows, of->padded, t, of->padded, dout, of->columns, 1, of->turned_b, of->padded, of->columns, 0);
+        product(rows, of->padded, t, of->padded, dout, of->columns, of->turned_b, of->padded, of->columns, 0);
         for (int64_t i = 0; i < rows * of->padded; i++) t[i] *= of->scale;
-        product(rows, of->in, of->d_x + row * of->in, of->in, t, of->padded, 1, of->a, of->in, of->rank, of->add);
-        product(of->rank, of->in, d_a, of->in, t, 1, of->padded, x, of->in, rows, 0);
-        product(of->rank, of->columns, d_b, of->columns, of->inner + row * of->rank, 1, of->rank, dout, of->columns,
-                rows, 0);
+        product(rows, of->in, of->d_x + row * of->in, of->in, t, of->padded, of->a, of->in, of->rank, of->add);
+        product_turned(of->rank, of->in, d_a, of->in, t, of->padded, x, of->in, rows, 0);
+        product_turned(of->rank, of->columns, d_b, of->columns, of->inner + row * of->rank, of->rank, dout, of->columns,
+                       rows, 0);
+    }
+}
+
+/* Adds up some columns of the chunks' parts: those of dA, and behind those of dBᵀ. */
+static void low_rank_gradient_columns(void *arguments, int64_t first, int64_t last) {
+    struct low_rank *of = arguments;
+    int64_t of_a = (of->in + COLUMNS - 1) / COLUMNS, part = of->rank * (of->in + of->columns);
+    for (int64_t block = first; block < last; block++) {
+        int is_a = block < of_a;
+        int64_t width = is_a ? of->in : of->columns, column = (is_a ? block : block - of_a) * COLUMNS;
+        int64_t columns = width - column < COLUMNS ? width - column : COLUMNS;
+        for (int64_t k = 0; k < of->rank; k++) {
+            const float *line = of->parts + (is_a ? 0 : of->rank * of->in) + k * width + column;
+            float sums[COLUMNS] = {0};
+            for (int64_t index = 0; index < of->chunks; index++)
+                for (int64_t i = 0; i < columns; i++) sums[i] += line[index * part + i];
+            for (int64_t i = 0; i < columns; i++)
+                *(is_a ? of->d_a + k * width + column + i : of->d_b + (column + i) * of->rank + k) = sums[i];
+        }
     }
 }
 
@@ -82,8 +102,7 @@ static int gradient(void **params, int64_t **shapes, int add) {
     of.chunks = (of.rows + of.chunk - 1) / of.chunk;
     int64_t part = of.rank * (of.in + of.columns);
     of.turned_b = pet_scratch(0, of.columns * of.padded * 4);
-    /* too much to keep for the thread's life; zeros, for no rows at all */
-    of.parts = calloc((size_t)((of.chunks ? of.chunks : 1) * part), sizeof(float));
+    of.parts = malloc((size_t)(of.chunks * part + 1) * sizeof(float)); /* too much to keep for the thread's life */
     if (!of.turned_b || !of.parts) {
         free(of.parts);
         return 1;
@@ -92,12 +111,7 @@ static int gradient(void **params, int64_t **shapes, int add) {
         for (int64_t k = 0; k < of.padded; k++)
             of.turned_b[i * of.padded + k] = k < of.rank ? of.b[i * of.rank + k] : 0.0f;
     pet_parallel(low_rank_gradient_chunks, &of, of.chunks, 1);
-    for (int64_t index = 1; index < of.chunks; index++)
-        for (int64_t i = 0; i < part; i++) of.parts[i] += of.parts[index * part + i];
-    memcpy(of.d_a, of.parts, (size_t)(of.rank * of.in) * sizeof(float));
-    const float *d_b = of.parts + of.rank * of.in;
-    for (int64_t i = 0; i < of.columns; i++)
-        for (int64_t k = 0; k < of.rank; k++) of.d_b[i * of.rank + k] = d_b[k * of.columns + i];
+    if (!of.failed) pet_parallel(low_rank_gradient_columns, &of, (of.in + COLUMNS - 1) / COLUMNS + (of.columns + COLUMNS - 1) / COLUMNS, 1);
     free(of.parts);
     return of.failed;
 }

@@ -107,9 +107,7 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
         for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
         floats most = load(scores), sums = {0};
         for (int64_t j = LANES; j < padded; j += LANES) most = greater(most, load(scores + j));
-        float lanes[LANES], highest = -INFINITY;
-        store(lanes, most);
-        for (int j = 0; j < LANES; j++) highest = lanes[j] > highest ? lanes[j] : highest;
+        float highest = greatest_of(most);
         for (int64_t j = 0; j < padded; j += LANES) {
             floats value = exponential(load(scores + j) - highest);
             sums += value;

@@ -7,7 +7,7 @@
 enum { TALL = 6 };
 
 /* `tall` rows by `wide` vectors of C = A·B, or of C + A·B, the sums in registers. A's element (i, k) is at
- * a[i·down + k·along], which is A's transpose as well as A. */
+ * a[i·down + k·along]. */
 static inline __attribute__((always_inline)) void product_tile(
     int tall, int wide, float *c, int64_t c_row, const float *a, int64_t down, int64_t along, const float *b,
     int64_t b_row, int64_t depth, int add) {
@@ -48,9 +48,9 @@ static inline void product_rest(int64_t rows, int64_t columns, float *c, int64_t
     }
 }
 
-/* C (rows, columns) = A·B, or C + A·B, for A (rows, depth) and B (depth, columns). */
-static void product(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t down, int64_t along,
-                    const float *b, int64_t b_row, int64_t depth, int add) {
+static inline __attribute__((always_inline)) void product_tiles(
+    int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t down, int64_t along, const float *b,
+    int64_t b_row, int64_t depth, int add) {
 #define TILE(tall, wide) product_tile(tall, wide, c + i * c_row + j, c_row, a + i * down, down, along, b + j, b_row, depth, add)
 #define TILES(wide)                                           \
     do {                                                      \
@@ -69,6 +69,18 @@ static void product(int64_t rows, int64_t columns, float *c, int64_t c_row, cons
 #undef TILE
     if (j < columns)
         product_rest(rows, columns - j, c + j, c_row, a, down, along, b + j, b_row, depth, add);
+}
+
+/* C (rows, columns) = A·B, or C + A·B, for A (rows, depth) and B (depth, columns). */
+static inline void product(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t a_row, const float *b,
+                    int64_t b_row, int64_t depth, int add) {
+    product_tiles(rows, columns, c, c_row, a, a_row, 1, b, b_row, depth, add);
+}
+
+/* The same for Aᵀ (depth, rows). Each of the two knows one of the distances in A, which saves counting addresses. */
+static inline void product_turned(int64_t rows, int64_t columns, float *c, int64_t c_row, const float *a, int64_t a_row,
+                                  const float *b, int64_t b_row, int64_t depth, int add) {
+    product_tiles(rows, columns, c, c_row, a, 1, a_row, b, b_row, depth, add);
 }
 
 #endif

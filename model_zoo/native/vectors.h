@@ -37,23 +37,45 @@ static inline void store_some(float *to, floats value, int64_t count) {
 
 static inline floats fill(float value) { return (floats){0} + value; }
 
+/* Numbers of two vectors, by their places in both together. */
+#if !defined(__has_builtin)
+#define __has_builtin(name) 0
+#endif
+#if __has_builtin(__builtin_shufflevector)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#endif
+
+/* Numbers from the n-th on, and those before it behind them. */
+#ifdef __AVX512F__
+#define AHEAD(a, n) PICK(a, a, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, n + 9, n + 10, n + 11, n + 12, n + 13, n + 14, n + 15)
+#else
+#define AHEAD(a, n) PICK(a, a, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7)
+#endif
+
+/* The sum of all, the upper half added to the lower one until one number is left. */
 static inline float sum_of(floats value) {
-    float parts[LANES];
-    store(parts, value);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    return parts[0];
+    if (LANES > 8) value += AHEAD(value, LANES / 2);
+    value += AHEAD(value, 4);
+    value += AHEAD(value, 2);
+    return (value + AHEAD(value, 1))[0];
 }
+
+/* One or the other, lane by lane: `where` is −1 or 0. */
+static inline floats choose(ints where, floats a, floats b) { return (floats)(((ints)a & where) | ((ints)b & ~where)); }
 
 /* The greater and the lesser of two, lane by lane; the first where one is not a number. */
-static inline floats greater(floats a, floats b) {
-    ints other = b > a;
-    return (floats)(((ints)b & other) | ((ints)a & ~other));
-}
+static inline floats greater(floats a, floats b) { return choose(b > a, b, a); }
 
-static inline floats lesser(floats a, floats b) {
-    ints other = b < a;
-    return (floats)(((ints)b & other) | ((ints)a & ~other));
+static inline floats lesser(floats a, floats b) { return choose(b < a, b, a); }
+
+/* The greatest of all. */
+static inline float greatest_of(floats value) {
+    if (LANES > 8) value = greater(value, AHEAD(value, LANES / 2));
+    value = greater(value, AHEAD(value, 4));
+    value = greater(value, AHEAD(value, 2));
+    return greater(value, AHEAD(value, 1))[0];
 }
 
 /* e^x to within one unit in the last place: 2^n · e^r with |r| <= ln(2)/2 and a polynomial. Below -87 it is 0, above
@@ -79,14 +101,6 @@ static inline floats exponential(floats x) {
 }
 
 /* The lower and the upper halves of two vectors, each with every other number from either. */
-#if !defined(__has_builtin)
-#define __has_builtin(name) 0
-#endif
-#if __has_builtin(__builtin_shufflevector)
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
-#endif
 #ifdef __AVX512F__
 #define LOWER(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define UPPER(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
