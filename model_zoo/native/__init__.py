@@ -9,9 +9,10 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
     loss.c, loss.py   the head and the loss in one      update.c, updates.py   the optimizer's work
     few_rows.c     products of few rows                 one_token.c    keys and values that are kept
     steps.c        many kernels as one operator         steps.py       how cells tell what they do
-    small.c        sums and columns between them        gradients.py   the backward pass of what they tell
-    training.py    all layers, forward and backward     layout.py      where everything lies
-    decoding.py    all layers over a cache
+    small.c        sums and columns between them        calls.py       what that comes to
+    training.py    all layers, forward and backward     gradients.py   the backward pass of it
+    decoding.py    all layers over a cache              together.py    products that run at once
+    layout.py      where everything lies
     pool.c         threads                              product.h, vectors.h   what the kernels compute with
 """
 

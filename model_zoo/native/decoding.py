@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from mindspore import ParameterTuple, nn
 
+from model_zoo.native.calls import Place
 from model_zoo.native.kernels import operator
-from model_zoo.native.layout import Place
 from model_zoo.native.steps import Steps, Unrecorded, columns_of, layer_list, standing_in, tables_of
 from model_zoo.native.training import FrozenLayers, LayerSteps
 

@@ -70,21 +70,19 @@ static inline __attribute__((always_inline)) void dots(int tall, int wide, const
         for (int j = 0; j < wide; j++) c[i * c_row + j] = sum_of(sums[i][j]);
 }
 
-static void by_rows(void *arguments, int64_t first, int64_t last) {
-    struct few *of = arguments;
-    int64_t depth = of->depth;
-    for (int64_t column = first; column < last;) {
-        int64_t wide = column + SOME <= last ? SOME : 1;
-        const float *b = of->b + column * depth, *next = column + 2 * wide <= last ? b + wide * depth : b;
-        for (int64_t row = 0; row < of->rows; row += SOME) {
-            const float *a = of->a + row * depth;
-            float *c = of->c + row * of->columns + column;
+void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth) {
+    for (int64_t column = 0; column < columns;) {
+        int64_t wide = column + SOME <= columns ? SOME : 1;
+        const float *from = b + column * depth, *next = column + 2 * wide <= columns ? from + wide * depth : from;
+        for (int64_t row = 0; row < rows; row += SOME) {
+            const float *left = a + row * depth;
+            float *to = c + row * c_row + column;
 #define DOTS(tall)                                                   \
     if (wide == SOME)                                                \
-        dots(tall, SOME, a, b, next, depth, c, of->columns);         \
+        dots(tall, SOME, left, from, next, depth, to, c_row);        \
     else                                                             \
-        dots(tall, 1, a, b, next, depth, c, of->columns)
-            switch (of->rows - row) {
+        dots(tall, 1, left, from, next, depth, to, c_row)
+            switch (rows - row) {
                 case 1: DOTS(1); break;
                 case 2: DOTS(2); break;
                 case 3: DOTS(3); break;
@@ -94,6 +92,11 @@ static void by_rows(void *arguments, int64_t first, int64_t last) {
         }
         column += wide;
     }
+}
+
+static void by_rows(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    lines_by_lines(of->a, of->b + first * of->depth, of->c + first, of->columns, of->rows, last - first, of->depth);
 }
 
 /* Adds to `tall` rows of c, `wide` numbers each, DEEP rows of b times the numbers of a that belong to them. */

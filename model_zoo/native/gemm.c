@@ -2,9 +2,10 @@
  *
  * A thread takes a block of the right factor's columns, copies it for itself into panels as wide as its registers, and
  * multiplies all rows with it. So a block lies in the second cache of the core that uses it, rows pass by in the order in
- * which they lie in memory, and a result is written once. (Blocks that all threads share, and rows that stay, are a
- * quarter slower: what one core has just written is far away for the others.) Threads that find no block left help with
- * the rows of others, by their panels. Every number is a sum in the order of k, whatever the number of threads. All float32. */
+ * which they lie in memory, and a result is written once, whatever it is a sum of. (Blocks that all threads share, and
+ * rows that stay, are a quarter slower: what one core has just written is far away for the others.) Threads that find no
+ * block left help with the rows of others, by their panels. Every number is a sum in the order of its terms and of k,
+ * whatever the number of threads. All float32. */
 #include "gemm.h"
 
 #include <sched.h>
@@ -17,161 +18,223 @@
 
 enum {
     PANEL = WIDE * LANES,
-    BLOCK = 64,        /* columns of a block */
-    MOST_DEPTH = 1536, /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
-    CHUNK = 4 * TALL,  /* rows of the result that a thread takes at once */
-    TURNED = 1 << 20,  /* numbers of the left factor that are turned together */
+    BLOCK = 64,          /* columns of a block */
+    MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
+    CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
+    TURNED = 1 << 20,    /* numbers of the left factor that are turned together */
+};
+
+/* Some of a term's depth. */
+struct part {
+    const float *a, *b;
+    int64_t a_row, b_row, depth; /* how far rows are apart, and how many of b there are */
+    int b_turned;                /* whether b is (columns, depth) */
+};
+
+/* What is added up in one go for a result, no deeper than MOST_DEPTH. */
+struct sum {
+    float *c;
+    int64_t columns, panel, depth;
+    int add, count;
+    struct part parts[MOST_TERMS];
 };
 
 struct block {
-    _Atomic int64_t next_row;        /* the first that nobody has taken */
-    _Atomic(const float *) copied;   /* its panels, once they are there */
+    const struct sum *of;
+    int64_t column;
+    _Atomic int64_t next_row;      /* the first that nobody has taken */
+    _Atomic(const float *) copied; /* its panels, once they are there */
 };
 
 struct gemm {
-    const float *a, *b;
-    float *c;
-    int64_t rows, columns, depth, a_row, b_row; /* of the whole product */
-    int a_turned, b_turned;                     /* whether a is (depth, rows), and b (columns, depth) */
-    int add;                                    /* whether the product is added to what c holds */
-    int64_t panel, blocks;                      /* columns of a panel, and how many blocks there are */
-    int64_t k, part;                            /* the part of the depth that is being added up: `part` from k on */
-    int64_t first, last;                        /* the rows that are being computed */
-    const float *left;                          /* their factors, from the first row and k on, and ... */
-    int64_t left_row;                           /* ... how far rows are apart */
-    float *turned;
-    _Atomic int64_t next; /* the first block that nobody has taken */
+    int64_t rows, blocks, deepest;
     struct block *block;
+    _Atomic int64_t next; /* the first block that nobody has taken */
     _Atomic int failed;
 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static void copy_panel(const struct gemm *of, int64_t column, float *to) {
+/* The columns of a panel from all parts, one below the other. */
+static void copy_panel(const struct sum *of, int64_t column, float *to) {
     int64_t columns = least(of->columns - column, of->panel);
-    if (of->b_turned) {
-        turn(of->b + column * of->b_row + of->k, of->b_row, columns, of->part, to, of->panel);
-        return;
-    }
-    for (int64_t k = 0; k < of->part; k++) {
-        const float *from = of->b + (of->k + k) * of->b_row + column;
-        for (int64_t j = 0; j < of->panel; j += LANES)
-            store(to + k * of->panel + j, j + LANES <= columns ? load(from + j)
-                                          : j < columns        ? load_some(from + j, columns - j)
-                                                               : (floats){0});
+    for (const struct part *part = of->parts; part < of->parts + of->count; to += part++->depth * of->panel) {
+        if (part->b_turned) {
+            turn(part->b + column * part->b_row, part->b_row, columns, part->depth, to, of->panel);
+            continue;
+        }
+        for (int64_t k = 0; k < part->depth; k++) {
+            const float *from = part->b + k * part->b_row + column;
+            for (int64_t j = 0; j < of->panel; j += LANES)
+                store(to + k * of->panel + j, j + LANES <= columns ? load(from + j)
+                                              : j < columns        ? load_some(from + j, columns - j)
+                                                                   : (floats){0});
+        }
     }
 }
 
 /* Rows of the result by one panel; `rest` has room for a panel that is cut off. */
-static void some_rows(const struct gemm *of, int64_t column, int64_t row, int64_t rows, const float *panel, float *rest) {
-    int64_t columns = least(of->columns - column, of->panel);
-    const float *left = of->left + (row - of->first) * of->left_row;
-    float *c = of->c + row * of->columns + column;
-    int add = of->add || of->k > 0;
-    if (columns == of->panel) {
-        product(rows, columns, c, of->columns, left, of->left_row, panel, of->panel, of->part, add);
-        return;
-    }
-    for (int64_t i = 0; i < rows && add; i++) memcpy(rest + i * of->panel, c + i * of->columns, (size_t)columns * 4);
-    product(rows, of->panel, rest, of->panel, left, of->left_row, panel, of->panel, of->part, add);
-    for (int64_t i = 0; i < rows; i++) memcpy(c + i * of->columns, rest + i * of->panel, (size_t)columns * 4);
+static void some_rows(const struct sum *of, int64_t column, int64_t row, int64_t rows, const float *panel, float *rest) {
+    int64_t columns = least(of->columns - column, of->panel), wide = of->panel;
+    float *c = of->c + row * of->columns + column, *to = columns == wide ? c : rest;
+    int64_t to_row = columns == wide ? of->columns : wide;
+    for (int64_t i = 0; i < rows && to == rest && of->add; i++) memcpy(rest + i * wide, c + i * of->columns, (size_t)columns * 4);
+    int add = of->add;
+    for (const struct part *part = of->parts; part < of->parts + of->count; panel += part++->depth * wide, add = 1)
+        product(rows, wide, to, to_row, part->a + row * part->a_row, part->a_row, panel, wide, part->depth, add);
+    for (int64_t i = 0; i < rows && to == rest; i++) memcpy(c + i * of->columns, rest + i * wide, (size_t)columns * 4);
 }
 
 /* All rows that nobody has taken, by a block whose panels are there. */
-static void remaining_rows(struct gemm *of, int64_t block, float *rest) {
-    int64_t first = block * BLOCK, last = least(first + BLOCK, of->columns), row;
-    const float *copied = atomic_load(&of->block[block].copied);
-    while ((row = atomic_fetch_add(&of->block[block].next_row, CHUNK)) < of->last)
-        for (int64_t column = first; column < last; column += of->panel)
-            some_rows(of, column, row, least(of->last - row, CHUNK), copied + (column - first) * of->part, rest);
+static void remaining_rows(const struct gemm *of, struct block *block, float *rest) {
+    const struct sum *sum = block->of;
+    const float *copied = atomic_load(&block->copied);
+    int64_t first = block->column, last = least(first + BLOCK, sum->columns), row;
+    while ((row = atomic_fetch_add(&block->next_row, CHUNK)) < of->rows)
+        for (int64_t column = first; column < last; column += sum->panel)
+            some_rows(sum, column, row, least(of->rows - row, CHUNK), copied + (column - first) * sum->depth, rest);
 }
 
 /* What every thread does, for as long as there is work. */
 static void take_blocks(void *arguments, int64_t first, int64_t last) {
     (void)first, (void)last;
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, CHUNK * PANEL * 4), *copied = pet_scratch(3, BLOCK * of->part * 4);
+    float *rest = pet_scratch(2, CHUNK * PANEL * 4), *copied = pet_scratch(3, BLOCK * of->deepest * 4);
     if (!rest || !copied) {
         of->failed = 1;
         return;
     }
-    int64_t block;
-    while ((block = atomic_fetch_add(&of->next, 1)) < of->blocks) {
-        for (int64_t j = 0; j < least(BLOCK, of->columns - block * BLOCK); j += of->panel)
-            copy_panel(of, block * BLOCK + j, copied + j * of->part);
-        atomic_store(&of->block[block].copied, copied);
+    int64_t index;
+    while ((index = atomic_fetch_add(&of->next, 1)) < of->blocks) {
+        struct block *block = of->block + index;
+        const struct sum *sum = block->of;
+        for (int64_t j = 0; j < least(BLOCK, sum->columns - block->column); j += sum->panel)
+            copy_panel(sum, block->column + j, copied + j * sum->depth);
+        atomic_store(&block->copied, copied);
         remaining_rows(of, block, rest);
     }
     /* No block is left to be copied, so what was copied last stays until all are done. */
     for (int waiting = 1; waiting;) {
-        int64_t most = CHUNK, chosen = -1;
+        int64_t most = CHUNK;
+        struct block *chosen = NULL;
         waiting = 0;
-        for (block = 0; block < of->blocks; block++) {
-            int64_t left = of->last - atomic_load(&of->block[block].next_row);
+        for (struct block *block = of->block; block < of->block + of->blocks; block++) {
+            int64_t left = of->rows - atomic_load(&block->next_row);
             if (left <= most) continue;
             waiting = 1;
-            if (atomic_load(&of->block[block].copied)) most = left, chosen = block;
+            if (atomic_load(&block->copied)) most = left, chosen = block;
         }
-        if (chosen >= 0) remaining_rows(of, chosen, rest);
-        else sched_yield();
+        if (chosen)
+            remaining_rows(of, chosen, rest);
+        else
+            sched_yield();
     }
 }
 
-/* Rows of a left factor that is (depth, rows). */
-static void turn_rows(void *arguments, int64_t first, int64_t last) {
-    struct gemm *of = arguments;
-    int64_t row = of->first + first * CHUNK, rows = least(of->last, of->first + last * CHUNK) - row;
-    turn(of->a + of->k * of->a_row + row, of->a_row, of->part, rows, of->turned + first * CHUNK * of->left_row, of->left_row);
-}
-
-static int gemm(struct gemm of) {
-    if (of.depth == 0 && !of.add) memset(of.c, 0, (size_t)(of.rows * of.columns) * sizeof(float));
-    if (of.rows == 0 || of.columns == 0 || of.depth == 0) return 0;
-    of.panel = least(up_to_lanes(of.columns), PANEL);
-    of.blocks = (of.columns + BLOCK - 1) / BLOCK;
-    of.block = pet_scratch(0, of.blocks * (int64_t)sizeof *of.block);
-    if (!of.block) return 1;
-    for (; of.k < of.depth; of.k += of.part) {
-        of.part = least(of.depth - of.k, MOST_DEPTH);
-        int64_t wide = up_to_lanes(of.part), rows = of.a_turned ? least(of.rows, TURNED / wide / CHUNK * CHUNK) : of.rows;
-        if (of.a_turned && !(of.turned = pet_scratch(1, rows * wide * 4))) return 1;
-        for (of.first = 0; of.first < of.rows; of.first = of.last) {
-            of.last = least(of.first + rows, of.rows);
-            of.left = of.a_turned ? of.turned : of.a + of.k;
-            of.left_row = of.a_turned ? wide : of.a_row;
-            if (of.a_turned) pet_parallel(turn_rows, &of, (of.last - of.first + CHUNK - 1) / CHUNK, 1);
-            of.next = 0;
-            for (int64_t block = 0; block < of.blocks; block++) {
-                of.block[block].next_row = of.first;
-                of.block[block].copied = NULL;
-            }
-            pet_parallel(take_blocks, &of, pet_threads(), 1);
-        }
+static int add_up(const struct sum *sums, int count, int64_t rows) {
+    struct gemm of = {.rows = rows};
+    for (int i = 0; i < count; i++) of.blocks += (sums[i].columns + BLOCK - 1) / BLOCK;
+    if (!(of.block = pet_scratch(0, of.blocks * (int64_t)sizeof *of.block))) return 1;
+    struct block *block = of.block;
+    for (int i = 0; i < count; i++) {
+        if (sums[i].depth > of.deepest) of.deepest = sums[i].depth;
+        for (int64_t column = 0; column < sums[i].columns; column += BLOCK)
+            *block++ = (struct block){.of = sums + i, .column = column};
     }
+    pet_parallel(take_blocks, &of, pet_threads(), 1);
     return of.failed;
 }
 
-int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    if (rows <= FEW_ROWS && !add) {
-        few_rows_by_rows(a, b, c, rows, columns, depth);
-        return 0;
+/* The next of a product's terms from `term` and `k` on, as deep as they may be together; moves both. */
+static struct sum next_of(const struct product *product, int *term, int64_t *k) {
+    int64_t columns = product->columns;
+    struct sum of = {.c = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
+                     .add = product->add || *term > 0 || *k > 0};
+    while (*term < product->count && of.depth < MOST_DEPTH) {
+        const struct term *from = product->terms + *term;
+        struct part part = {.depth = least(from->depth - *k, MOST_DEPTH - of.depth), .a_row = from->depth,
+                            .b_row = from->b_turned ? from->depth : columns, .b_turned = from->b_turned};
+        part.a = from->a + *k;
+        part.b = from->b + *k * (from->b_turned ? 1 : columns);
+        if (part.depth) of.parts[of.count++] = part;
+        of.depth += part.depth;
+        *k += part.depth;
+        if (*k == from->depth) *k = 0, ++*term;
     }
-    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = depth,
-                              .b_row = depth, .b_turned = 1, .add = add});
+    return of;
+}
+
+static int few_rows(const struct product *product, int64_t rows) {
+    const struct term *term = product->terms;
+    if (rows > FEW_ROWS || product->add || product->count != 1) return 0;
+    (term->b_turned ? few_rows_by_rows : few_rows_by_columns)(term->a, term->b, product->c, rows, product->columns, term->depth);
+    return 1;
+}
+
+int products(const struct product *of, int count, int64_t rows) {
+    int term[MOST_PRODUCTS] = {0}, done[MOST_PRODUCTS] = {0};
+    int64_t k[MOST_PRODUCTS] = {0};
+    for (int i = 0; i < count; i++) done[i] = rows == 0 || of[i].columns == 0 || few_rows(of + i, rows);
+    for (;;) {
+        struct sum sums[MOST_PRODUCTS];
+        int some = 0;
+        for (int i = 0; i < count; i++) {
+            if (done[i]) continue;
+            int first = term[i] == 0 && k[i] == 0;
+            sums[some] = next_of(of + i, term + i, k + i);
+            if (sums[some].depth)
+                some++;
+            else if (first && !of[i].add) /* a sum of nothing */
+                memset(of[i].c, 0, (size_t)(rows * of[i].columns) * sizeof(float));
+            done[i] = term[i] == of[i].count;
+        }
+        if (some == 0) return 0;
+        if (add_up(sums, some, rows)) return 1;
+    }
+}
+
+static int one(float *c, int64_t rows, int64_t columns, int add, struct term term) {
+    return products(&(struct product){.c = c, .columns = columns, .add = add, .count = 1, .terms = {term}}, 1, rows);
+}
+
+int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
+    return one(c, rows, columns, add, (struct term){.a = a, .b = b, .depth = depth, .b_turned = 1});
 }
 
 int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    if (rows <= FEW_ROWS && !add) {
-        few_rows_by_columns(a, b, c, rows, columns, depth);
-        return 0;
-    }
-    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = depth,
-                              .b_row = columns, .add = add});
+    return one(c, rows, columns, add, (struct term){.a = a, .b = b, .depth = depth});
 }
 
+struct turning {
+    const float *a;
+    float *to;
+    int64_t row, rows, depth, wide;
+};
+
+static void turn_rows(void *arguments, int64_t first, int64_t last) {
+    struct turning *of = arguments;
+    int64_t row = first * CHUNK, rows = least(of->rows, last * CHUNK) - row;
+    turn(of->a + row, of->row, of->depth, rows, of->to + row * of->wide, of->wide);
+}
+
+/* The left factor is turned, some of its depth and rows at a time. */
 int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    return gemm((struct gemm){.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth, .a_row = rows,
-                              .b_row = columns, .a_turned = 1, .add = add});
+    if (depth == 0) return one(c, rows, columns, add, (struct term){.a = a, .b = b});
+    for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
+        struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
+        of.wide = up_to_lanes(of.depth);
+        for (int64_t row = 0; row < rows; row += of.rows) {
+            of.rows = least(rows - row, TURNED / of.wide / CHUNK * CHUNK);
+            of.a = a + k * rows + row;
+            if (!(of.to = pet_scratch(1, of.rows * of.wide * 4))) return 1;
+            pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
+            struct part part = {.a = of.to, .b = b + k * columns, .a_row = of.wide, .b_row = columns, .depth = of.depth};
+            struct sum sum = {.c = c + row * columns, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
+                              .depth = of.depth, .add = add || k > 0, .count = 1, .parts = {part}};
+            if (columns > 0 && add_up(&sum, 1, of.rows)) return 1;
+        }
+    }
+    return 0;
 }
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
@@ -191,6 +254,12 @@ PET_KERNEL(product_of_rows_added) {
 
 PET_KERNEL(plain_product_added) {
     return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
+}
+
+/* a (M, K), b (N, K), y (M, N) → y + a·bᵀ, which may lie where y does */
+PET_KERNEL(product_of_rows_onto) {
+    if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
+    return product_by_rows(params[0], params[1], params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */

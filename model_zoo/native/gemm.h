@@ -4,6 +4,27 @@
 
 #include <stdint.h>
 
+enum { MOST_PRODUCTS = 8, MOST_TERMS = 8 };
+
+/* a·b for a (rows, depth) and b (depth, columns), or a·bᵀ for b (columns, depth). */
+struct term {
+    const float *a, *b;
+    int64_t depth;
+    int b_turned;
+};
+
+/* c (rows, columns) = the sum of its terms, or c + that sum. */
+struct product {
+    float *c;
+    int64_t columns;
+    int add, count;
+    struct term terms[MOST_TERMS];
+};
+
+/* Some products of as many rows, of which none reads what another one writes: threads go from one to the next without
+ * waiting for each other. */
+int products(const struct product *of, int count, int64_t rows);
+
 /* a (rows, depth), b (columns, depth) → c = a·bᵀ (rows, columns), or c + a·bᵀ */
 int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add);
 

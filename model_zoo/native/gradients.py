@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from model_zoo.native.layout import OPERAND, Call, Memory, Place
+from model_zoo.native.calls import OPERAND, Call, Memory, Place
 from model_zoo.native.steps import Steps
 
 RULES: dict[str, Callable] = {}
@@ -181,14 +181,9 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
 @rule("low_rank")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     (y, x, a, b, scale), (_, inner) = call.inputs, call.outputs
-    weights = [to.of_weight(a), to.of_weight(b)]
-    into = to.owned(x, dy)
-    if into is not None:
-        to.call("low_rank_gradient_added", a, b, scale, x, inner, dy, outputs=[to.shaped(into, x), *weights])
-    else:
-        out = to.fresh(x)
-        to.call("low_rank_gradient", a, b, scale, x, inner, dy, outputs=[out, *weights])
-        to.give(x, out)
+    outer = to.fresh(inner)
+    to.call("low_rank_factors", b, scale, x, inner, dy, outputs=[outer, to.of_weight(a), to.of_weight(b)])
+    to.product(x, "plain_product", outer, a)
     to.give(y, dy)
 
 

@@ -2,58 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-KERNELS = (
-    "rms_norm",
-    "rms_norm_gradient",
-    "rms_norm_gradient_added",
-    "rms_norm_weight_gradient",
-    "layer_norm",
-    "layer_norm_gradient",
-    "layer_norm_gradient_added",
-    "layer_norm_weight_gradient",
-    "product_of_rows",
-    "product_of_rows_added",
-    "plain_product",
-    "plain_product_added",
-    "product_of_columns",
-    "low_rank",
-    "low_rank_gradient",
-    "low_rank_gradient_added",
-    "split_heads",
-    "join_heads",
-    "rotary_half",
-    "rotary_interleaved",
-    "split_rotary_half",
-    "split_rotary_half_back",
-    "split_rotary_interleaved",
-    "split_rotary_interleaved_back",
-    "attention",
-    "attention_gradient",
-    "keep_columns",
-    "token_attention",
-    "swiglu",
-    "swiglu_gradient",
-    "gelu_tanh",
-    "gelu_tanh_gradient",
-    "relu",
-    "relu_gradient",
-    "add",
-    "scale",
-    "scale_columns",
-    "scale_columns_gradient",
-    "dropout",
-    "add_bias",
-    "column_sum",
-    "take_columns",
-    "put_columns",
-    "join_columns",
-)
-"""What a step may run, in the order of the list in steps.c."""
+from model_zoo.native.calls import KEPT, KERNELS, OPERAND, WORK, Call, Memory, Place, memories
+from model_zoo.native.together import PRODUCTS, groups
 
 IN_PLACE = {
     "add": (1, 0),
@@ -61,7 +15,7 @@ IN_PLACE = {
     "scale_columns": (0,),
     "dropout": (0,),
     "add_bias": (0,),
-    "low_rank": (0,),
+    "product_of_rows_onto": (2,),
     "rms_norm_gradient_added": (4,),
     "layer_norm_gradient_added": (5,),
     "gelu_tanh_gradient": (1,),
@@ -70,57 +24,8 @@ IN_PLACE = {
 }
 """Kernels whose first output may lie where an input did: which ones, the best first."""
 
-OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
-RESULT, KEPT, WORK = "result", "kept", "work"
-"""Where numbers lie: the first output, what the backward pass needs, and what is forgotten."""
-
-
-@dataclasses.dataclass(eq=False)
-class Memory:
-    """Room for so many numbers per token.
-
-    Attributes:
-        where: RESULT, KEPT or WORK.
-        offset: its first number there, per token.
-    """
-
-    width: int
-    where: str = WORK
-    offset: int = 0
-
-
-@dataclasses.dataclass(eq=False)
-class Place:
-    """Numbers that a kernel reads or writes: ``(N·rows, width)``, or, by head, ``(B, rows, S, width)``.
-
-    Attributes:
-        memory: where; OPERAND for an operand and what has an output of its own, None for a constant.
-        constant: a number that is the same in every run.
-    """
-
-    rows: int
-    width: int
-    memory: Memory | str | None
-    by_head: bool = False
-    constant: np.generic | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Call:
-    """A kernel, and what it is called on."""
-
-    kernel: str
-    inputs: list[Place]
-    outputs: list[Place]
-
-    @property
-    def places(self) -> list[Place]:
-        return [*self.inputs, *self.outputs]
-
-
-def memories(places: Sequence[Place]) -> list[Memory]:
-    """Those of places that have one."""
-    return [place.memory for place in places if isinstance(place.memory, Memory)]
+TOGETHER = 1 << 16
+"""Added to a kernel's number where it runs at once with the next one."""
 
 
 def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
@@ -135,6 +40,7 @@ def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
             given, out = call.inputs[which], call.outputs[0]
             free = isinstance(given.memory, Memory) and isinstance(out.memory, Memory)
             free = free and given.memory.where is WORK and given.memory not in held and last[given.memory] == index
+            free = free and not (call.kernel in PRODUCTS and given.memory in memories(call.inputs[:2]))
             if free and given.memory is not out.memory and given.memory.width == out.memory.width:
                 new, old = out.memory, given.memory
                 last[new] = max(last[new], index)
@@ -157,8 +63,8 @@ def place_kept(kept: Sequence[Memory]) -> int:
 def place_work(calls: Sequence[Call]) -> int:
     """Puts what is forgotten where nothing else is at the same time. Returns how wide the whole is."""
     spans: dict[Memory, list[int]] = {}
-    for index, call in enumerate(calls):
-        for memory in memories(call.places):
+    for index, group in enumerate(groups(calls)):
+        for memory in memories([place for call in group for place in call.places]):
             if memory.where is WORK:
                 spans.setdefault(memory, [index, index])[1] = index
     placed: list[Memory] = []
@@ -205,6 +111,8 @@ def program(calls: Sequence[Call], operands: Sequence[Place], where: dict[str, i
         else:
             memory = place.memory
             words += [where[memory.where], memory.offset, int(place.by_head), place.rows, place.width]
-    for call in calls:
-        words += [KERNELS.index(call.kernel), len(call.places), *(number[id(place)] for place in call.places)]
+    for group in groups(calls):
+        for call in group:
+            kernel = KERNELS.index(call.kernel) + (0 if call is group[-1] else TOGETHER)
+            words += [kernel, len(call.places), *(number[id(place)] for place in call.places)]
     return np.array([len(operands), len(own), len(calls), *words, *constants], np.int32)

@@ -20,7 +20,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, nn, ops
 
-from model_zoo.native.layout import OPERAND, Call, Memory, Place
+from model_zoo.native.calls import OPERAND, Call, Memory, Place
 
 
 class Unrecorded(Exception):

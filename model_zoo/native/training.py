@@ -15,23 +15,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from model_zoo.native.calls import KEPT, OPERAND, RESULT, WORK, Call, Memory, Place, memories
 from model_zoo.native.gradients import Gradients
 from model_zoo.native.kernels import operator, outputs
-from model_zoo.native.layout import (
-    KEPT,
-    OPERAND,
-    RESULT,
-    WORK,
-    Call,
-    Memory,
-    Place,
-    memories,
-    place_kept,
-    place_work,
-    program,
-    put_in_place,
-)
+from model_zoo.native.layout import place_kept, place_work, program, put_in_place
 from model_zoo.native.steps import Steps, Unrecorded, columns_of, layer_list, standing_in, tables_of
+from model_zoo.native.together import bring_together
 
 log = logging.getLogger("pet")
 
@@ -103,6 +92,19 @@ def needed(calls: Sequence[Call], by: Sequence[Call]) -> list[Call]:
     return kept[::-1]
 
 
+def by_products(calls: Sequence[Call]) -> list[Call]:
+    """The same with LoRA's sums in two parts, of which the second is a product that can run with others."""
+    parts = []
+    for call in calls:
+        if call.kernel != "low_rank":
+            parts.append(call)
+            continue
+        (y, x, a, b, scale), (out, inner) = call.inputs, call.outputs
+        parts.append(Call("low_rank_inner", [x, a, scale], [inner]))
+        parts.append(Call("product_of_rows_onto", [inner, b, y], [out]))
+    return parts
+
+
 class FrozenLayers(nn.Cell):
     """The operator of some layers forward.
 
@@ -122,12 +124,13 @@ class FrozenLayers(nn.Cell):
         if not isinstance(result.memory, Memory):
             raise Unrecorded("layers that give what they were given")
         result.memory.where = RESULT
-        put_in_place(steps.calls, set(read))
+        calls = bring_together(by_products(steps.calls))
+        put_in_place(calls, set(read))
         self.kept = 0 if forgets else place_kept(read)
-        self.work = (place_work(steps.calls),)
+        self.work = (place_work(calls),)
         outer = [Place(0, 0, OPERAND) for _ in (RESULT, KEPT, WORK)]
         order, first = [*steps.operands, *outer], len(steps.operands)
-        self.program = Tensor(program(steps.calls, order, {RESULT: first, KEPT: first + 1, WORK: first + 2}))
+        self.program = Tensor(program(calls, order, {RESULT: first, KEPT: first + 1, WORK: first + 2}))
         self.forward = operator("steps", forward_shapes(max(self.kept, 1), max(self.work[0], 1)))
 
     def construct(self, x, given, frozen, trained):
@@ -152,13 +155,13 @@ class TrainedLayers(FrozenLayers):
         made = set(memories([place for call in steps.calls for place in call.outputs]))
         read = dict.fromkeys(memories([place for call in back for place in call.inputs]))
         read = [memory for memory in read if memory in made]
-        again = needed(steps.calls, back) if forgets else []
+        again = needed(by_products(steps.calls), back) if forgets else []
         if result.memory in read and not forgets:
             raise Unrecorded("layers whose backward pass reads their result")
         super().__init__(steps, result, read, forgets)
         for memory in memories([place for call in again for place in call.places]):
             memory.where = WORK
-        calls = [*again, *back]
+        calls = bring_together([*again, *back])
         if steps.stream_trained:
             gradients.of_stream.memory.where = RESULT
         put_in_place(calls, set(read))

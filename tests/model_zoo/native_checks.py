@@ -110,6 +110,45 @@ def products(kernels):
             assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
 
 
+class Term(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
+
+
+class Product(ctypes.Structure):
+    _fields_ = (
+        ("c", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("add", ctypes.c_int),
+        ("count", ctypes.c_int),
+        ("terms", Term * 8),
+    )
+
+
+def sums(kernels):
+    """Products that run at once, each a sum of some, as `gemm.h` has them."""
+    for rows in (1, 5, 130):
+        held, expected, every = [], [], (Product * 4)()
+        cases = [(70, 0, [40, 8]), (33, 1, [2000, 0, 700, 5]), (200, 0, [3]), (9, 0, [0, 0])]
+        for number, (columns, add, depths) in enumerate(cases):
+            c, whole = kernels.room((rows, columns), UNTOUCHED)
+            c[...] = numbers(rows, columns, seed=number)
+            expected.append(c.astype(np.float64) * add)
+            every[number] = Product(c.ctypes.data, columns, add, len(depths))
+            held.append((c, whole))
+            for index, depth in enumerate(depths):
+                a, b = numbers(rows, depth, seed=index), numbers(columns, depth, seed=9 + index)
+                expected[-1] += a.astype(np.float64) @ b.astype(np.float64).T
+                given = [np.ascontiguousarray(array) for array in (a, b if index % 2 else b.T)]
+                held.append(given)
+                every[number].terms[index] = Term(*(array.ctypes.data for array in given), depth, index % 2)
+        assert kernels.library.products(every, len(cases), ctypes.c_int64(rows)) == 0
+        for (c, whole), right in zip([pair for pair in held if isinstance(pair, tuple)], expected, strict=True):
+            close(c, right, 1e-5)
+            edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
+            assert not kernels.guarded or (edges == UNTOUCHED).all()
+            kernels.digest.update(c.tobytes())
+
+
 def low_rank(kernels):
     for rows, into, out, rank in [
         (1, 1, 1, 1),
@@ -131,6 +170,10 @@ def low_rank(kernels):
         t = s * g @ wide_b
         for gradient, right in zip(gradients, (t @ wide_a, t.T @ wide_x, g.T @ (s * wide_x @ wide_a.T)), strict=True):
             close(gradient, right, 1e-5)
+        assert np.array_equal(kernels("low_rank_inner", (x, a, scale), inner.shape), inner)
+        outer, *factors = kernels("low_rank_factors", (b, scale, x, inner, dout), inner.shape, a.shape, b.shape)
+        close(outer, t, 1e-5)
+        assert all(np.array_equal(one, other) for one, other in zip(factors, gradients[1:], strict=True))
 
 
 def updates(kernels):
@@ -404,6 +447,7 @@ def added(kernels):
         expected = before + a.astype(np.float64) @ b.astype(np.float64).T
         close(kernels("product_of_rows_added", (a, b), (rows, columns), holding=before), expected, 1e-5)
         close(kernels("plain_product_added", (a, b.T.copy()), (rows, columns), holding=before), expected, 1e-5)
+        close(kernels("product_of_rows_onto", (a, b, before), (rows, columns)), expected, 1e-5)
     for rows, width in [(1, 1), (3, 7), (50, 64), (9, 131)]:
         x, dy, before = (numbers(rows, width, seed=seed) for seed in range(3))
         weight, scale, mean = numbers(width, seed=3), np.abs(numbers(rows, 1, seed=4)) + 0.5, numbers(rows, 1, seed=5)
@@ -411,15 +455,6 @@ def added(kernels):
             given = (x, weight, *numbers_of, dy)
             alone = kernels(name, given, (rows, width)).astype(np.float64)
             close(kernels(f"{name}_added", (*given, before), (rows, width)), before + alone)
-    for rows, into, out, rank in [(1, 3, 2, 1), (100, 40, 33, 8), (20, 17, 64, 3)]:
-        x, dy = numbers(rows, into), numbers(rows, out, seed=1)
-        a, b, inner = numbers(rank, into, seed=2), numbers(out, rank, seed=3), numbers(rows, rank, seed=4)
-        before = numbers(rows, into, seed=5)
-        given, shapes = (a, b, np.array([0.5], np.float32), x, inner, dy), [(rows, into), a.shape, b.shape]
-        alone = kernels("low_rank_gradient", given, *shapes)
-        mine = kernels("low_rank_gradient_added", given, *shapes, holding=before)
-        close(mine[0], before + alone[0].astype(np.float64))
-        assert all(np.array_equal(one, other) for one, other in zip(mine[1:], alone[1:], strict=True))
 
 
 def small(kernels):
@@ -452,7 +487,7 @@ def small(kernels):
             assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
-CHECKS = (products, low_rank, updates, norms, activations, heads, loss, attention, one_token, added, small)
+CHECKS = (products, sums, low_rank, updates, norms, activations, heads, loss, attention, one_token, added, small)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)

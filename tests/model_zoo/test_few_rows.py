@@ -12,8 +12,8 @@ from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
 from model_zoo.native.build import library
+from model_zoo.native.calls import KERNELS
 from model_zoo.native.decoding import TokenSteps
-from model_zoo.native.layout import KERNELS
 from model_zoo.native.steps import Unrecorded
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")

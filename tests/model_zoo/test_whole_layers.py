@@ -17,9 +17,12 @@ from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
 from model_zoo.native import training as whole
+from model_zoo.native.calls import WORK, Call, Memory, Place, memories
 from model_zoo.native.gradients import Gradients
-from model_zoo.native.layout import WORK, Call, Memory, Place, memories, place_work, put_in_place
+from model_zoo.native.layout import place_work, put_in_place
 from model_zoo.native.steps import Unrecorded, layer_list
+from model_zoo.native.together import PRODUCTS, bring_together
+from model_zoo.native.together import groups as together
 from pet.train.loss import CausalLoss
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
@@ -208,6 +211,90 @@ def test_places_in_use_at_the_same_time_do_not_overlap():
         distinct = {memory for call in calls for memory in memories(call.places)}
         assert all(memory.where is WORK for memory in distinct)
         assert end < sum(place.width for place in places)
+
+
+class Follower:
+    """Programs on numbers that tell which ones they were made of.
+
+    Attributes:
+        read: what each call read, by its id.
+    """
+
+    def __init__(self):
+        self.read: dict[int, tuple] = {}
+
+    def run(self, call: Call, get, put) -> None:
+        """One call: `get` gives what is in a memory, `put` writes there."""
+        added = PRODUCTS.get(call.kernel, False)
+        given = tuple(get(place.memory) for place in call.inputs[: 2 if added else None])
+        (out,) = call.outputs
+        before = get((call.inputs[2] if call.kernel.endswith("_onto") else out).memory) if added else 0
+        seen = (given, before)
+        assert self.read.setdefault(id(call), seen) == seen
+        put(out.memory, hash((call.kernel.removesuffix("_added"), given)) % 2**40 + before)
+
+
+def random_program(generator) -> list[Call]:
+    """Calls of which some add to what is there, as those of a backward pass do."""
+    places = [Place(1, 4, Memory(4)) for _ in range(3)]
+    calls = [Call("start", [], [place]) for place in places]
+    for _ in range(40):
+        x, y, z = (places[int(i)] for i in generator.integers(0, len(places), 3))
+        kernel = str(
+            generator.choice(["product_of_rows", "plain_product_added", "product_of_rows_onto", "add", "other"])
+        )
+        if kernel == "plain_product_added" and z.memory not in (x.memory, y.memory):
+            calls.append(Call(kernel, [x, y], [Place(1, 4, z.memory)]))
+            continue
+        out = Place(1, 4, Memory(4))
+        calls.append(Call(kernel.removesuffix("_added"), [x, y, z][: 3 if kernel.endswith("_onto") else 2], [out]))
+        places.append(out)
+    return calls
+
+
+def test_products_that_run_at_once_give_what_they_give_one_after_the_other():
+    """Random programs: every call reads what it read before they were brought together and given places, and no product
+    finds what it reads changed by another one of its group."""
+    several = 0
+    for seed in range(200):
+        calls, follower, alone = random_program(np.random.default_rng(seed)), Follower(), {}
+        for call in calls:
+            follower.run(call, alone.__getitem__, alone.__setitem__)
+        calls = bring_together(calls)
+        put_in_place(calls, set())
+        held = np.zeros(place_work(calls), np.int64)
+
+        def get(memory, held=held):
+            found = set(held[memory.offset : memory.offset + memory.width].tolist())
+            assert len(found) == 1
+            return found.pop()
+
+        def put(memory, value, held=held):
+            held[memory.offset : memory.offset + memory.width] = value
+
+        for group in together(calls):
+            several += len(group) > 1
+            before = [[get(place.memory) for place in call.inputs[:2]] for call in group]
+            for call in group:
+                follower.run(call, get, put)
+            if len(group) > 1:
+                assert before == [[get(place.memory) for place in call.inputs[:2]] for call in group]
+    assert several > 200
+
+
+def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
+    """With LoRA's sums, and so are their gradients."""
+    model = pet.apply_lora(AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets="all-linear")
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = whole.program
+        patch.setattr(whole, "program", lambda calls, *others: told.append(calls) or real(calls, *others))
+        same(model, batch_of(model))
+    sizes = [[len(group) for group in together(calls) if group[0].kernel in PRODUCTS] for calls in told]
+    # q, k and v, the output, gate and up, down: each with its sum
+    assert [6, 2, 4, 2] * model.config.dims.layers in sizes
+    # nobody asks for what goes into the lowest of them
+    assert [2, 4, 2, 6] * (model.config.dims.layers - 1) + [2, 4, 2] in sizes
 
 
 def test_layers_that_share_a_trained_weight_are_operators_of_their_own(fixtures, groups):
