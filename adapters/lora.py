@@ -254,6 +254,14 @@ class DoRALinear(LoRALinear):
         change = self.change(x, self.scale).reshape(y.shape)
         return rescaled(y, base, bias, change, factor, (-1,))
 
+    def record(self, steps, x, y, weight, bias):
+        y = super().record(steps, x, y)
+        own = [self.lora_A.weight, self.lora_B.weight, self.magnitude.norm, self.lora_magnitude_vector]
+        given = [steps.parameter(parameter) for parameter in (weight, *own)]
+        numbers = steps.constant(np.float32(self.scale)), steps.constant(np.int32(self.transposed))
+        biases = [] if bias is None else [steps.parameter(bias)]
+        return steps.like("dora", y, *given, *numbers, *biases)
+
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = self.oriented(super().delta(weight))
         return self.oriented(dora_delta(self.oriented(weight), change, self.lora_magnitude_vector.asnumpy()))

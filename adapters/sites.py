@@ -174,9 +174,13 @@ def _adapted_cell(cls: type) -> type:
             for module in self.active:
                 if module.changes_input:
                     inner = steps.run_before(module, inner)
-            y = cls.record(self, steps, inner, *arguments)
+            y = base = cls.record(self, steps, inner, *arguments)
             for module in self.active:
-                if not module.changes_input:
+                if module.needs_base:
+                    if y is not base:
+                        steps.refuse(type(module))
+                    y = steps.run(module, x, y, self.base_weight(), self.base_bias())
+                elif not module.changes_input:
                     y = steps.run(module, x, y)
             return y
 

@@ -24,6 +24,8 @@ KERNELS = (
     "product_of_columns",
     "low_rank_inner",
     "low_rank_factors",
+    "dora",
+    "dora_gradient",
     "split_heads",
     "join_heads",
     "rotary_half",

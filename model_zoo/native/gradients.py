@@ -187,6 +187,17 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
     to.give(y, dy)
 
 
+@rule("dora")
+def _(to: Gradients, call: Call, dy: Place) -> None:
+    y, *_ = call.inputs
+    magnitude, bias = call.inputs[5], call.inputs[8:]
+    if any(to.wants(place) for place in bias):
+        to.steps.refuse(type(to))
+    out = to.fresh(y)
+    to.call("dora_gradient", *call.inputs, dy, outputs=[out, to.of_weight(magnitude)])
+    to.give(y, out)
+
+
 @rule("split_heads")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     x, start = call.inputs

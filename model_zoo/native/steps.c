@@ -21,6 +21,8 @@ PET_KERNEL(plain_product_added);
 PET_KERNEL(product_of_columns);
 PET_KERNEL(low_rank_inner);
 PET_KERNEL(low_rank_factors);
+PET_KERNEL(dora);
+PET_KERNEL(dora_gradient);
 PET_KERNEL(split_heads);
 PET_KERNEL(join_heads);
 PET_KERNEL(rotary_half);
@@ -56,8 +58,8 @@ static const kernel kernels[] = {
     /* in the order of KERNELS in calls.py */
     rms_norm, rms_norm_gradient, rms_norm_gradient_added, rms_norm_weight_gradient, layer_norm, layer_norm_gradient,
     layer_norm_gradient_added, layer_norm_weight_gradient, product_of_rows, product_of_rows_added, product_of_rows_onto,
-    plain_product, plain_product_added, product_of_columns, low_rank_inner, low_rank_factors, split_heads,
-    join_heads, rotary_half, rotary_interleaved, split_rotary_half, split_rotary_half_back, split_rotary_interleaved,
+    plain_product, plain_product_added, product_of_columns, low_rank_inner, low_rank_factors, dora, dora_gradient,
+    split_heads, join_heads, rotary_half, rotary_interleaved, split_rotary_half, split_rotary_half_back, split_rotary_interleaved,
     split_rotary_interleaved_back, attention, attention_gradient, keep_columns, token_attention, swiglu,
     swiglu_gradient, gelu_tanh, gelu_tanh_gradient, relu, relu_gradient, add, scale, scale_columns,
     scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns, join_columns,

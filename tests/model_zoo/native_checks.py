@@ -176,6 +176,29 @@ def low_rank(kernels):
         assert all(np.array_equal(one, other) for one, other in zip(factors, gradients[1:], strict=True))
 
 
+def dora(kernels):
+    """Its factor against the norm of the built matrix; a fresh one changes no bit."""
+    for rows, into, out, rank in [(1, 1, 1, 1), (50, 33, 70, 8), (9, 130, 64, 20)]:
+        y, dout, weight = numbers(rows, out), numbers(rows, out, seed=1), numbers(out, into, seed=2)
+        a, b, bias = numbers(rank, into, seed=3), numbers(out, rank, seed=4), numbers(out, seed=5)
+        norm, scale = np.linalg.norm(weight.astype(np.float64), axis=1), np.array([0.3], np.float32)
+        magnitude = (norm * (1.5 + 0.2 * numbers(out, seed=6))).astype(np.float32)
+        built = weight.astype(np.float64) + float(scale[0]) * b.astype(np.float64) @ a.astype(np.float64)
+        current = np.linalg.norm(built, axis=1)
+        for turned in (0, 1):
+            flag, laid = np.array([turned], np.int32), np.ascontiguousarray(weight.T if turned else weight)
+            for biases in ((), (bias,)):
+                bare = y.astype(np.float64) - (bias if biases else 0)
+                given = (y, laid, a, b, norm.astype(np.float32), magnitude, scale, flag, *biases)
+                factor = magnitude / current
+                close(kernels("dora", given, y.shape), y + (factor - 1) * bare, 1e-5)
+                dy, d_magnitude = kernels("dora_gradient", (*given, dout), y.shape, (out,))
+                close(dy, dout * factor, 1e-5)
+                close(d_magnitude, (dout * bare).sum(0) / current, 1e-5)
+                fresh = (y, laid, a, np.zeros_like(b), magnitude, magnitude, scale, flag, *biases)
+                assert np.array_equal(kernels("dora", fresh, y.shape), y)
+
+
 def updates(kernels):
     pointers = ctypes.POINTER(ctypes.c_float)
     for sizes in ([1], [15, 2, 33], [16385, 3], [70001]):
@@ -487,7 +510,7 @@ def small(kernels):
             assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
-CHECKS = (products, sums, low_rank, updates, norms, activations, heads, loss, attention, one_token, added, small)
+CHECKS = (products, sums, low_rank, dora, updates, norms, activations, heads, loss, attention, one_token, added, small)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)

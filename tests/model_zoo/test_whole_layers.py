@@ -53,6 +53,9 @@ def disturb(model) -> None:
     for parameter in model.get_parameters():
         if ".ia3_l" in parameter.name:
             parameter.set_data(Tensor(1.0 + 0.3 * generator.standard_normal(parameter.shape).astype(np.float32)))
+        if ".lora_magnitude_vector" in parameter.name:
+            factors = 1.0 + 0.3 * generator.standard_normal(parameter.shape)
+            parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
         if parameter.name.endswith(".bias"):
             parameter.set_data(Tensor(0.1 * generator.standard_normal(parameter.shape).astype(np.float32)))
         if ".lora_B." in parameter.name or "bottleneck_up" in parameter.name or ".up.weight" in parameter.name:
@@ -120,6 +123,26 @@ def test_gradients_of_other_adapters_are_those_of_the_plain_path(name, fixtures,
     assert groups == [[model.config.dims.layers]]
 
 
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "chatglm2"])
+def test_gradients_of_dora_are_those_of_the_plain_path(family, fixtures, groups):
+    """Whether there is a bias, and whichever way the weight lies."""
+    model = AutoModel.from_pretrained(fixtures / family)
+    apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=True, dropout=0.3))
+    disturb(model)
+    set_dropout_key(model, 12345, 1)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers]]
+
+
+def test_a_fresh_dora_gives_the_bits_of_the_base(fixtures):
+    totals = []
+    for use_dora in (False, True):
+        model = AutoModel.from_pretrained(fixtures / "gpt2")
+        apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=use_dora))
+        totals.append(gradients(model, batch_of(model), True)[0])
+    assert totals[0] == totals[1]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_all_weights_are_those_of_the_plain_path(family, fixtures, groups):
     model = AutoModel.from_pretrained(fixtures / family)
@@ -145,13 +168,15 @@ def test_layers_that_are_computed_again_give_the_same(family, name, fixtures, gr
 
 
 def test_a_layer_that_does_not_tell_stays_between_those_that_do(fixtures, groups):
-    """DoRA in one layer, which only its own operators know."""
+    """DoRA behind another adapter in one layer: what the base alone gave is not told any more."""
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     layers = model.config.dims.layers
     assert layers > 1
-    pet.add_adapter(model, LoRAConfig(rank=3, targets=["model.layers.0.self_attn.q_proj"], use_dora=True), "front")
+    target = "model.layers.0.self_attn.q_proj"
+    pet.add_adapter(model, LoRAConfig(rank=2, targets=[target]), "first")
+    pet.add_adapter(model, LoRAConfig(rank=3, targets=[target], use_dora=True), "front")
     pet.add_adapter(model, LoRAConfig(rank=3, targets=[f"model.layers.{layers - 1}.self_attn.v_proj"]), "behind")
-    pet.set_adapter(model, ["front", "behind"])
+    pet.set_adapter(model, ["first", "front", "behind"])
     disturb(model)
     for parameter in model.get_parameters():
         parameter.requires_grad = ".lora_" in parameter.name

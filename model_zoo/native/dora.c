@@ -1,0 +1,107 @@
+/* DoRA's rescaling of a linear cell's output (Liu et al. 2024), and its gradients: each column by f = m / ‖W + s·B·A‖, the
+ * norm over the weights of an output. It is never taken of the built matrix, see adapters/dora.py, and counts as a constant
+ * in the gradients. All float32. */
+#include <math.h>
+
+#include "gemm.h"
+#include "pool.h"
+#include "vectors.h"
+
+enum { COLUMNS = 64 };
+static const float SMALLEST = 1e-12f; /* as in adapters/dora.py */
+
+struct dora {
+    const float *y, *a, *b, *norm, *magnitude, *bias, *dout;
+    float *out, *d_magnitude;
+    float *wa, *aa, *factor, *current; /* (W·Aᵀ)ᵀ (r, out), A·Aᵀ (r, r), f and the norm (out) */
+    int64_t rows, columns, rank;
+    float scale;
+};
+
+/* With c = W·Aᵀ: ‖W + s·B·A‖² = ‖W‖² + 2·s·Σ c∘B + s²·Σ (B·A·Aᵀ)∘B, relative to ‖W‖². */
+static void factors(void *arguments, int64_t first, int64_t last) {
+    struct dora *of = arguments;
+    for (int64_t i = first; i < last; i++) {
+        const float *b = of->b + i * of->rank;
+        float cross = 0.0f, square = 0.0f, norm = of->norm[i] > SMALLEST ? of->norm[i] : SMALLEST;
+        for (int64_t k = 0; k < of->rank; k++) {
+            float along = 0.0f;
+            for (int64_t l = 0; l < of->rank; l++) along += of->aa[k * of->rank + l] * b[l];
+            cross += of->wa[k * of->columns + i] * b[k];
+            square += along * b[k];
+        }
+        float change = 1.0f + (2.0f * of->scale * cross + of->scale * of->scale * square) / (norm * norm);
+        of->current[i] = norm * sqrtf(change > SMALLEST ? change : SMALLEST);
+        of->factor[i] = of->magnitude[i] / of->current[i];
+    }
+}
+
+/* y (N, out), W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), and a bias (out) if `inputs` are
+ * nine: what the two kernels have in common. 1 when there is no memory. */
+static int read(struct dora *of, int inputs, void **params, int64_t **shapes) {
+    *of = (struct dora){.y = params[0], .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
+                        .scale = *(float *)params[6], .bias = inputs == 9 ? params[8] : NULL, .rows = shapes[0][0],
+                        .columns = shapes[0][1], .rank = shapes[2][0]};
+    int64_t rank = of->rank, columns = of->columns, in = shapes[2][1];
+    of->wa = pet_scratch(1, ((rank + 2) * columns + rank * rank) * 4); /* a slot that these products do not use */
+    if (!of->wa) return 1;
+    of->factor = of->wa + rank * columns;
+    of->current = of->factor + columns;
+    of->aa = of->current + columns;
+    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, params[1], of->wa, rank, columns, in, 0) ||
+        product_by_rows(of->a, of->a, of->aa, rank, rank, in, 0))
+        return 1;
+    pet_parallel(factors, of, columns, rows_at_once(rank * rank));
+    return 0;
+}
+
+static void rescale(void *arguments, int64_t first, int64_t last) {
+    struct dora *of = arguments;
+    for (int64_t row = first; row < last; row++) {
+        const float *y = of->y + row * of->columns;
+        float *out = of->out + row * of->columns;
+        /* the bits of y where f is 1 */
+#pragma omp simd
+        for (int64_t i = 0; i < of->columns; i++)
+            out[i] = y[i] + (of->factor[i] - 1.0f) * (of->bias ? y[i] - of->bias[i] : y[i]);
+    }
+}
+
+/* what `read` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
+PET_KERNEL(dora) {
+    struct dora of;
+    if (read(&of, count - 1, params, shapes)) return 1;
+    of.out = params[count - 1];
+    pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
+    return 0;
+}
+
+/* dy = f·dout, and dm = Σ over rows of dout·(y − bias) / ‖W + s·B·A‖, some columns of all rows. */
+static void gradient_columns(void *arguments, int64_t first, int64_t last) {
+    struct dora *of = arguments;
+    for (int64_t block = first; block < last; block++) {
+        int64_t column = block * COLUMNS, columns = of->columns - column < COLUMNS ? of->columns - column : COLUMNS;
+        float sums[COLUMNS] = {0};
+        for (int64_t row = 0; row < of->rows; row++) {
+            int64_t at = row * of->columns + column;
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) {
+                float dout = of->dout[at + i];
+                sums[i] += dout * (of->bias ? of->y[at + i] - of->bias[column + i] : of->y[at + i]);
+                of->out[at + i] = dout * of->factor[column + i];
+            }
+        }
+        for (int64_t i = 0; i < columns; i++) of->d_magnitude[column + i] = sums[i] / of->current[column + i];
+    }
+}
+
+/* the same inputs, dout (N, out) → dy (N, out), which may lie where dout does, dm (out) */
+PET_KERNEL(dora_gradient) {
+    struct dora of;
+    if (read(&of, count - 3, params, shapes)) return 1;
+    of.dout = params[count - 3];
+    of.out = params[count - 2];
+    of.d_magnitude = params[count - 1];
+    pet_parallel(gradient_columns, &of, (of.columns + COLUMNS - 1) / COLUMNS, 1);
+    return 0;
+}
