@@ -211,6 +211,11 @@ class PrefixShare(AttentionPrefix):
     def share(self):
         return self.prompt
 
+    def record(self, steps, query, keys, values):
+        if self.rows is not None:
+            steps.refuse(type(self))
+        return steps.prefixed_attention(query, keys, values, self.prompt)
+
 
 class PrefixTrunk(nn.Cell):
     """What the layers' projections have in common: ``tanh(E·W₁ᵀ + b₁)``, ``(T, hidden)``.

@@ -214,6 +214,11 @@ def _adapted_core(cls: type) -> type:
                 seen = module.seen(seen, before - real, keys.shape[2] - before, keys.shape[0])
             return keys, values, seen
 
+        def record(self, steps, query, keys, values):
+            if len(self.active) > 1:
+                steps.refuse(type(self))
+            return steps.run(self.active[0], query, keys, values)
+
     return Adapted
 
 

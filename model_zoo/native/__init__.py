@@ -12,7 +12,7 @@ runs by `model_zoo.fused` and gives the same numbers, slower.
     small.c        sums and columns between them        calls.py       what that comes to
     training.py    all layers, forward and backward     gradients.py   the backward pass of it
     decoding.py    all layers over a cache              together.py    products that run at once
-    layout.py      where everything lies
+    layout.py      where everything lies                dora.c, prefix.c   what other adapters do in layers
     pool.c         threads                              product.h, vectors.h   what the kernels compute with
 """
 

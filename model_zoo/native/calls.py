@@ -36,6 +36,8 @@ KERNELS = (
     "split_rotary_interleaved_back",
     "attention",
     "attention_gradient",
+    "attention_prefixed",
+    "attention_prefixed_gradient",
     "keep_columns",
     "token_attention",
     "swiglu",

@@ -84,6 +84,9 @@ class PromptSteps(LayerSteps):
             self.call("keep_columns", rows, outputs=[self.parameter(kept)])
         return super().attention(query, keys, values)
 
+    def prefixed_attention(self, query, keys, values, prefix):
+        self.refuse(type(self))  # what is kept would begin with the prefix
+
 
 class CachedLayers(nn.Cell):
     """Layers one after the other over their caches, as one operator.

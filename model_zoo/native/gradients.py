@@ -222,6 +222,14 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
         to.give(place, out)
 
 
+@rule("attention_prefixed")
+def _(to: Gradients, call: Call, dy: Place) -> None:
+    outs, prefix = [to.fresh(place) for place in call.inputs[:3]], to.of_weight(call.inputs[6])
+    to.call("attention_prefixed_gradient", *call.inputs, *call.outputs, dy, outputs=[*outs, prefix])
+    for place, out in zip(call.inputs, outs, strict=False):
+        to.give(place, out)
+
+
 @rule("swiglu")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     outs = [to.fresh(place) for place in call.inputs]

@@ -33,6 +33,8 @@ PET_KERNEL(split_rotary_interleaved);
 PET_KERNEL(split_rotary_interleaved_back);
 PET_KERNEL(attention);
 PET_KERNEL(attention_gradient);
+PET_KERNEL(attention_prefixed);
+PET_KERNEL(attention_prefixed_gradient);
 PET_KERNEL(keep_columns);
 PET_KERNEL(token_attention);
 PET_KERNEL(swiglu);
@@ -60,12 +62,13 @@ static const kernel kernels[] = {
     layer_norm_gradient_added, layer_norm_weight_gradient, product_of_rows, product_of_rows_added, product_of_rows_onto,
     plain_product, plain_product_added, product_of_columns, low_rank_inner, low_rank_factors, dora, dora_gradient,
     split_heads, join_heads, rotary_half, rotary_interleaved, split_rotary_half, split_rotary_half_back, split_rotary_interleaved,
-    split_rotary_interleaved_back, attention, attention_gradient, keep_columns, token_attention, swiglu,
+    split_rotary_interleaved_back, attention, attention_gradient, attention_prefixed,
+    attention_prefixed_gradient, keep_columns, token_attention, swiglu,
     swiglu_gradient, gelu_tanh, gelu_tanh_gradient, relu, relu_gradient, add, scale, scale_columns,
     scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns, join_columns,
 };
 
-enum { KERNELS = sizeof kernels / sizeof *kernels, DIMENSIONS = 4, MOST_OPERANDS = 12 };
+enum { KERNELS = sizeof kernels / sizeof *kernels, DIMENSIONS = 4, MOST_OPERANDS = 16 };
 enum { HEADER = 3, WORDS = 5, CONSTANT = -1, TOGETHER = 1 << 16 }; /* of the program */
 
 /* Products that run at once. */

@@ -172,6 +172,10 @@ class Steps(abc.ABC):
     def attention(self, query: Place, keys: Place, values: Place) -> Place:
         """Heads as `heads` gives them → ``(N, heads·d)``."""
 
+    def prefixed_attention(self, query: Place, keys: Place, values: Place, prefix: Parameter) -> Place:
+        """`attention` with keys and values ``(T, 2·key heads·d)`` in front of each row's own, which all rows see."""
+        self.refuse(type(self))
+
 
 def tables_of(arguments):
     """The tables among what a layer is called with behind the stream, within a graph: tables, start, end and keep."""

@@ -76,9 +76,16 @@ class LayerSteps(Steps):
         return self.place(x.rows * x.width // head_dim, head_dim, by_head=True)
 
     def attention(self, query, keys, values):
+        return self.attend("attention", query, keys, values)
+
+    def prefixed_attention(self, query, keys, values, prefix):
+        return self.attend("attention_prefixed", query, keys, values, self.parameter(prefix))
+
+    def attend(self, kernel: str, query: Place, keys: Place, values: Place, *others: Place) -> Place:
+        """Attention over the keys and values of the rows themselves."""
         joined, statistics = self.place(1, query.rows * query.width), self.place(query.rows, 2, by_head=True)
         given = query, keys, values, self.start, self.end, self.columns
-        return self.call("attention", *given, outputs=[joined, statistics])
+        return self.call(kernel, *given, *others, outputs=[joined, statistics])
 
 
 def needed(calls: Sequence[Call], by: Sequence[Call]) -> list[Call]:

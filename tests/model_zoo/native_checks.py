@@ -434,6 +434,41 @@ def attention(kernels):
             close(gradient, right, 1e-5)
 
 
+def prefixed(kernels):
+    """What `attention` gives where the trained keys and values stand in front of every row's own."""
+    for batch, count, key_heads, length, front, width in [
+        (1, 1, 1, 1, 1, 3),
+        (3, 4, 2, 50, 7, 16),
+        (2, 2, 2, 130, 20, 64),
+    ]:
+        start, end = np.zeros((batch, length), np.int32), np.tile(np.arange(1, length + 1, dtype=np.int32), (batch, 1))
+        columns = np.random.default_rng(0).choice([0, 1, 1], (batch, length)).astype(np.int32)
+        prefix = numbers(front, 2, key_heads, width, seed=4)
+        query = numbers(batch, count, length, width) * 2
+        own = [numbers(batch, key_heads, length, width, seed=seed) for seed in (1, 2)]
+        wide = [
+            np.concatenate([np.tile(prefix[:, which].swapaxes(0, 1), (batch, 1, 1, 1)), own[which]], 2)
+            for which in (0, 1)
+        ]
+        joined, dout = (batch * length, count * width), numbers(batch * length, count * width, seed=5)
+        inputs = (query, *wide, start, end, np.concatenate([np.ones((batch, front), np.int32), columns], 1))
+        out, stats = kernels("attention", inputs, joined, (batch, count, length, 2))
+        dq, dk, dv = kernels(
+            "attention_gradient", (*inputs, out, stats, dout), query.shape, wide[0].shape, wide[1].shape
+        )
+        given = (query, *own, start, end, columns, prefix.reshape(front, -1))
+        mine = kernels("attention_prefixed", given, joined, (batch, count, length, 2))
+        assert all(np.array_equal(one, other) for one, other in zip(mine, (out, stats), strict=True))
+        shapes = (query.shape, own[0].shape, own[1].shape, (front, 2 * key_heads * width))
+        *found, d_prefix = kernels("attention_prefixed_gradient", (*given, out, stats, dout), *shapes)
+        right = (dq, dk[:, :, front:], dv[:, :, front:])
+        assert all(np.array_equal(one, other) for one, other in zip(found, right, strict=True))
+        of_prefix = np.stack(
+            [dk[:, :, :front].sum(0, np.float64), dv[:, :, :front].sum(0, np.float64)]
+        )  # (2, heads, T, d)
+        close(d_prefix, of_prefix.transpose(2, 0, 1, 3).reshape(front, -1))
+
+
 def one_token(kernels):
     """Attention of one token over kept keys and values, into which it puts its own."""
     for batch, count, key_heads, width, front, room in [(1, 1, 1, 5, 0, 1), (2, 4, 2, 64, 0, 40), (3, 6, 1, 80, 7, 33)]:
@@ -510,7 +545,22 @@ def small(kernels):
             assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
-CHECKS = (products, sums, low_rank, dora, updates, norms, activations, heads, loss, attention, one_token, added, small)
+CHECKS = (
+    products,
+    sums,
+    low_rank,
+    dora,
+    updates,
+    norms,
+    activations,
+    heads,
+    loss,
+    attention,
+    prefixed,
+    one_token,
+    added,
+    small,
+)
 
 if __name__ == "__main__":
     under_test = Kernels(sys.argv[1], guarded="--bare" not in sys.argv)

@@ -14,6 +14,7 @@ from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import set_dropout_key
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
+from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
 from model_zoo.native import training as whole
@@ -53,6 +54,8 @@ def disturb(model) -> None:
     for parameter in model.get_parameters():
         if ".ia3_l" in parameter.name:
             parameter.set_data(Tensor(1.0 + 0.3 * generator.standard_normal(parameter.shape).astype(np.float32)))
+        if "prompt_embeddings" in parameter.name:
+            parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32)))
         if ".lora_magnitude_vector" in parameter.name:
             factors = 1.0 + 0.3 * generator.standard_normal(parameter.shape)
             parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
@@ -119,6 +122,14 @@ def test_gradients_of_other_adapters_are_those_of_the_plain_path(name, fixtures,
     apply(model, OTHERS[name])
     disturb(model)
     set_dropout_key(model, 12345, 1)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[model.config.dims.layers]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_prefixes_are_those_of_the_plain_path(family, fixtures, groups):
+    model = apply(AutoModel.from_pretrained(fixtures / family), PrefixConfig(length=3))
+    disturb(model)
     same(model.set_train(True), batch_of(model))
     assert groups == [[model.config.dims.layers]]
 

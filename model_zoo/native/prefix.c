@@ -1,0 +1,106 @@
+/* Attention over keys and values of which the first ones are trained (Li & Liang 2021) and in front of every row's own.
+ * They are joined for the time of a layer: to read them from two places would gain less than copying costs. All float32. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool.h"
+
+PET_KERNEL(attention);
+PET_KERNEL(attention_gradient);
+
+struct prefixed {
+    const float *prompt;          /* (T, 2, key heads, d): keys, and values */
+    const float *keys, *values;   /* (B, key heads, K, d) */
+    float *joined_keys, *joined_values, *d_joined_keys, *d_joined_values; /* (B, key heads, T + K, d) */
+    float *d_keys, *d_values, *d_prompt;
+    int32_t *columns; /* (B, T + K) */
+    int64_t batch, heads, total, width, front;
+};
+
+static void join_heads_of(void *arguments, int64_t first, int64_t last) {
+    struct prefixed *of = arguments;
+    size_t line = (size_t)of->width * sizeof(float);
+    for (int64_t unit = first; unit < last; unit++) {
+        int64_t head = unit % of->heads, at = unit * (of->front + of->total) * of->width, own = unit * of->total * of->width;
+        for (int64_t t = 0; t < of->front; t++) {
+            const float *given = of->prompt + (2 * t * of->heads + head) * of->width;
+            memcpy(of->joined_keys + at + t * of->width, given, line);
+            memcpy(of->joined_values + at + t * of->width, given + of->heads * of->width, line);
+        }
+        memcpy(of->joined_keys + at + of->front * of->width, of->keys + own, (size_t)of->total * line);
+        memcpy(of->joined_values + at + of->front * of->width, of->values + own, (size_t)of->total * line);
+    }
+}
+
+/* The gradients of each row's own keys, and the sum over rows of those of the trained ones. */
+static void part_heads_of(void *arguments, int64_t first, int64_t last) {
+    struct prefixed *of = arguments;
+    int64_t all = (of->front + of->total) * of->width, own = of->total * of->width;
+    for (int64_t head = first; head < last; head++)
+        for (int64_t row = 0; row < of->batch; row++) {
+            int64_t unit = row * of->heads + head;
+            const float *keys = of->d_joined_keys + unit * all, *values = of->d_joined_values + unit * all;
+            memcpy(of->d_keys + unit * own, keys + of->front * of->width, (size_t)own * sizeof(float));
+            memcpy(of->d_values + unit * own, values + of->front * of->width, (size_t)own * sizeof(float));
+            for (int64_t t = 0; t < of->front; t++) {
+                float *to = of->d_prompt + (2 * t * of->heads + head) * of->width, *other = to + of->heads * of->width;
+                for (int64_t i = 0; i < of->width; i++) {
+                    to[i] = (row ? to[i] : 0.0f) + keys[t * of->width + i];
+                    other[i] = (row ? other[i] : 0.0f) + values[t * of->width + i];
+                }
+            }
+        }
+}
+
+/* Joins what comes in; the memory that is to be freed, or NULL when there is none. `copies`: 2, or 4 with gradients. */
+static void *join(struct prefixed *of, void **params, int64_t **shapes, int copies) {
+    *of = (struct prefixed){.keys = params[1], .values = params[2], .prompt = params[6], .batch = shapes[1][0],
+                            .heads = shapes[1][1], .total = shapes[1][2], .width = shapes[1][3], .front = shapes[6][0]};
+    int64_t length = of->front + of->total, size = of->batch * of->heads * length * of->width;
+    float *memory = malloc((size_t)(copies * size + of->batch * length) * sizeof(float));
+    if (!memory) return NULL;
+    of->joined_keys = memory;
+    of->joined_values = memory + size;
+    of->d_joined_keys = memory + 2 * size;
+    of->d_joined_values = memory + 3 * size;
+    of->columns = (int32_t *)(memory + copies * size);
+    const int32_t *columns = params[5];
+    for (int64_t row = 0; row < of->batch; row++) {
+        for (int64_t t = 0; t < of->front; t++) of->columns[row * length + t] = 1;
+        memcpy(of->columns + row * length + of->front, columns + row * of->total, (size_t)of->total * sizeof(int32_t));
+    }
+    pet_parallel(join_heads_of, of, of->batch * of->heads, 1);
+    return memory;
+}
+
+/* the inputs of `attention`, and the trained keys and values (T, 2·key heads·d), which every row sees → its outputs */
+PET_KERNEL(attention_prefixed) {
+    struct prefixed of;
+    void *memory = join(&of, params, shapes, 2);
+    if (!memory) return 1;
+    int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
+    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[7], params[8]};
+    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[7], shapes[8]};
+    int failed = attention(8, given, NULL, sizes, NULL, stream, extra);
+    free(memory);
+    return failed;
+}
+
+/* the inputs, out, its rows' highest scores and inverse sums, dout → dquery, dkeys, dvalues, and that of the trained ones */
+PET_KERNEL(attention_prefixed_gradient) {
+    struct prefixed of;
+    void *memory = join(&of, params, shapes, 4);
+    if (!memory) return 1;
+    of.d_keys = params[11];
+    of.d_values = params[12];
+    of.d_prompt = params[13];
+    int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
+    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[7], params[8],
+                     params[9], params[10], of.d_joined_keys, of.d_joined_values};
+    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[7], shapes[8], shapes[9],
+                        shapes[10], joined, joined};
+    int failed = attention_gradient(12, given, NULL, sizes, NULL, stream, extra);
+    if (!failed) pet_parallel(part_heads_of, &of, of.heads, 1);
+    free(memory);
+    return failed;
+}
