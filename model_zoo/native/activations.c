@@ -1,4 +1,6 @@
 /* Activations number by number, and their gradients. All float32. */
+#include <math.h>
+
 #include "pool.h"
 #include "vectors.h"
 
@@ -129,5 +131,68 @@ static void relu_gradient_part(void *arguments, int64_t first, int64_t last) {
 PET_KERNEL(relu_gradient) {
     struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
     pet_parallel(relu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void silu_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                            \
+    {                                             \
+        floats x = get(of->gate + i);             \
+        put(of->out + i, x * sigmoid(x));         \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* x → x·sigmoid(x) */
+PET_KERNEL(silu) {
+    struct activation of = {.gate = params[0], .out = params[1]};
+    pet_parallel(silu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void silu_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                                        \
+    {                                                                         \
+        floats x = get(of->gate + i), s = sigmoid(x);                         \
+        put(of->out + i, get(of->dout + i) * (s + x * (s - s * s)));          \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* x, dy → dx, which may lie where dy does */
+PET_KERNEL(silu_gradient) {
+    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
+    pet_parallel(silu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void tanh_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+    for (int64_t i = first; i < last; i++) of->out[i] = tanhf(of->gate[i]);
+}
+
+/* x → tanh(x), number by number: nothing but an adapter's few columns goes through it */
+PET_KERNEL(hyperbolic_tangent) {
+    struct activation of = {.gate = params[0], .out = params[1]};
+    pet_parallel(tanh_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE / 8);
+    return 0;
+}
+
+static void tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+    for (int64_t i = first; i < last; i++) {
+        float y = tanhf(of->gate[i]);
+        of->out[i] = of->dout[i] * (1.0f - y * y);
+    }
+}
+
+/* x, dy → dx, which may lie where dy does */
+PET_KERNEL(hyperbolic_tangent_gradient) {
+    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
+    pet_parallel(tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE / 8);
     return 0;
 }

@@ -238,7 +238,7 @@ def _(to: Gradients, call: Call, dy: Place) -> None:
         to.give(place, out)
 
 
-@rule("gelu_tanh", "relu")
+@rule("gelu_tanh", "relu", "silu", "hyperbolic_tangent")
 def _(to: Gradients, call: Call, dy: Place) -> None:
     (x,), out = call.inputs, to.fresh(call.inputs[0])
     to.call(f"{call.kernel}_gradient", x, dy, outputs=[out])

@@ -20,6 +20,8 @@ IN_PLACE = {
     "layer_norm_gradient_added": (5,),
     "gelu_tanh_gradient": (1,),
     "relu_gradient": (1,),
+    "silu_gradient": (1,),
+    "hyperbolic_tangent_gradient": (1,),
     "swiglu_gradient": (2,),
 }
 """Kernels whose first output may lie where an input did: which ones, the best first."""

@@ -43,6 +43,10 @@ PET_KERNEL(gelu_tanh);
 PET_KERNEL(gelu_tanh_gradient);
 PET_KERNEL(relu);
 PET_KERNEL(relu_gradient);
+PET_KERNEL(silu);
+PET_KERNEL(silu_gradient);
+PET_KERNEL(hyperbolic_tangent);
+PET_KERNEL(hyperbolic_tangent_gradient);
 PET_KERNEL(add);
 PET_KERNEL(scale);
 PET_KERNEL(scale_columns);
@@ -59,13 +63,14 @@ typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, vo
 static const kernel kernels[] = {
     /* in the order of KERNELS in calls.py */
     rms_norm, rms_norm_gradient, rms_norm_gradient_added, rms_norm_weight_gradient, layer_norm, layer_norm_gradient,
-    layer_norm_gradient_added, layer_norm_weight_gradient, product_of_rows, product_of_rows_added, product_of_rows_onto,
-    plain_product, plain_product_added, product_of_columns, low_rank_inner, low_rank_factors, dora, dora_gradient,
-    split_heads, join_heads, rotary_half, rotary_interleaved, split_rotary_half, split_rotary_half_back, split_rotary_interleaved,
-    split_rotary_interleaved_back, attention, attention_gradient, attention_prefixed,
-    attention_prefixed_gradient, keep_columns, token_attention, swiglu,
-    swiglu_gradient, gelu_tanh, gelu_tanh_gradient, relu, relu_gradient, add, scale, scale_columns,
-    scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns, join_columns,
+    layer_norm_gradient_added, layer_norm_weight_gradient, product_of_rows, product_of_rows_added,
+    product_of_rows_onto, plain_product, plain_product_added, product_of_columns, low_rank_inner, low_rank_factors,
+    dora, dora_gradient, split_heads, join_heads, rotary_half, rotary_interleaved, split_rotary_half,
+    split_rotary_half_back, split_rotary_interleaved, split_rotary_interleaved_back, attention, attention_gradient,
+    attention_prefixed, attention_prefixed_gradient, keep_columns, token_attention, swiglu, swiglu_gradient, gelu_tanh,
+    gelu_tanh_gradient, relu, relu_gradient, silu, silu_gradient, hyperbolic_tangent, hyperbolic_tangent_gradient, add,
+    scale, scale_columns, scale_columns_gradient, dropout, add_bias, column_sum, take_columns, put_columns,
+    join_columns,
 };
 
 enum { KERNELS = sizeof kernels / sizeof *kernels, DIMENSIONS = 4, MOST_OPERANDS = 16 };

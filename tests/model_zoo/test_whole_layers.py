@@ -14,6 +14,7 @@ from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import set_dropout_key
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
+from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.native import available
@@ -61,7 +62,12 @@ def disturb(model) -> None:
             parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
         if parameter.name.endswith(".bias"):
             parameter.set_data(Tensor(0.1 * generator.standard_normal(parameter.shape).astype(np.float32)))
-        if ".lora_B." in parameter.name or "bottleneck_up" in parameter.name or ".up.weight" in parameter.name:
+        if (
+            ".lora_B." in parameter.name
+            or "bottleneck_up" in parameter.name
+            or ".up.weight" in parameter.name
+            or "up_b." in parameter.name
+        ):
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
 
@@ -112,6 +118,8 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
 OTHERS = {"dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4), "ia3": IA3Config()}
 OTHERS |= {"biases": BitFitConfig()}
 OTHERS |= {"relu": BottleneckConfig(size=5, layer_norm=True, scaling=0.5, non_linearity="relu")}
+OTHERS |= {name: BottleneckConfig(size=5, non_linearity=name) for name in ("silu", "tanh")}
+OTHERS |= {"low rank": LowRankAdapterConfig(reduction_factor=4, rank=2)}
 OTHERS |= {"gelu": BottleneckConfig(size=5, placement="parallel", non_linearity="gelu")}
 
 
