@@ -21,6 +21,7 @@ class Case:
         targets: Dense that LoRA (rank 8, alpha 16) goes to; empty trains all weights.
         about: one line for the table.
         answers: whether the last part of each document alone has labels, in ``packed``.
+        dora: whether LoRA has magnitudes.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Case:
     targets: tuple[str, ...]
     about: str
     answers: bool = False
+    dora: bool = False
 
 
 MODELS = {
@@ -84,6 +86,7 @@ MODELS = {
 CASES = {
     "small": Case("train", "small", 4, 256, ("q_proj", "v_proj"), "LLaMA-style 512 × 8, LoRA on q, v"),
     "small-all": Case("train", "small", 4, 256, LLAMA_ALL, "the same, LoRA on all linear layers"),
+    "small-dora": Case("train", "small", 4, 256, LLAMA_ALL, "the same, DoRA on all linear layers", dora=True),
     "small-full": Case("train", "small", 4, 256, (), "the same, all weights trained"),
     "small-1024": Case("train", "small", 1, 1024, ("q_proj", "v_proj"), "the same, one row of 1024 tokens"),
     "big": Case("train", "big", 2, 512, ("q_proj", "v_proj"), "LLaMA-style 1024 × 12, LoRA on q, v"),

@@ -30,6 +30,7 @@ def main(name: str, directory: str) -> None:
             target_modules=list(case.targets),
             task_type="CAUSAL_LM",
             fan_in_fan_out=config.model_type == "gpt2",
+            use_dora=case.dora,
         )
         get_peft_model(model, lora).save_pretrained(root / "adapter")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from adapters.apply import apply
+from adapters.lora import LoRALinear
 from model_zoo.auto import MODEL_OF, classes_for
 from model_zoo.errors import InputError
 from model_zoo.native import available
@@ -50,8 +51,11 @@ def told(outline, adapter, forgets: bool) -> Told | None:
 
 
 def _told(outline, adapter, forgets: bool) -> Told | None:
-    if getattr(adapter, "init", "default") not in ("default", "gaussian") or getattr(adapter, "use_dora", False):
+    if getattr(adapter, "init", "default") not in ("default", "gaussian"):
         return None  # it would look at weights, which are not there
+    dora = getattr(adapter, "use_dora", False)
+    if dora:  # so would its norms
+        adapter = dataclasses.replace(adapter, use_dora=False)
     values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
     try:
         config = classes_for(values)[0].from_dict(values)
@@ -68,6 +72,12 @@ def _told(outline, adapter, forgets: bool) -> Told | None:
         return None
     except (TypeError, ValueError):  # config.json's values are of no use: whoever builds the model says which
         return None
+    rescaled = sum(
+        module.lora_B.weight.shape[0]
+        for _, module in layers[1].cells_and_names()
+        if dora and isinstance(module, LoRALinear)
+    )  # what DoRA makes of an output is kept beside it
     if forgets:  # each is an operator of its own
-        return Told(0, *one.work)
-    return Told(two.kept - one.kept, *two.work)
+        forward, backward = one.work
+        return Told(0, forward, backward + rescaled)
+    return Told(two.kept - one.kept + rescaled, *two.work)

@@ -49,6 +49,12 @@ GLM |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads":
 CASES = {
     "pieces of the loss and blocks of attention": {"config": LLAMA, "lora": {"rank": 8}, "rows": 8, "length": 512},
     "every matrix adapted": {"config": GLM, "lora": {"rank": 8, "targets": "all-linear"}, "rows": 32, "length": 128},
+    "DoRA on every matrix": {
+        "config": GLM,
+        "lora": {"rank": 8, "targets": "all-linear", "use_dora": True},
+        "rows": 32,
+        "length": 128,
+    },
     "operator by operator": {
         "config": GLM,
         "lora": {"rank": 8, "targets": "all-linear"},
