@@ -2,19 +2,19 @@
  * norm over the weights of an output. It is never taken of the built matrix, see adapters/dora.py, and counts as a constant
  * in the gradients. All float32. */
 #include <math.h>
+#include <string.h>
 
 #include "gemm.h"
 #include "pool.h"
-#include "vectors.h"
 
-enum { COLUMNS = 64 };
+enum { MOST_CHUNKS = 16 }; /* of rows, whose sums are added up in order, whatever the number of threads */
 static const float SMALLEST = 1e-12f; /* as in adapters/dora.py */
 
 struct dora {
     const float *y, *a, *b, *norm, *magnitude, *bias, *dout;
-    float *out, *d_magnitude;
+    float *out, *parts;
     float *wa, *aa, *factor, *current; /* (W·Aᵀ)ᵀ (r, out), A·Aᵀ (r, r), f and the norm (out) */
-    int64_t rows, columns, rank;
+    int64_t rows, columns, rank, chunk;
     float scale;
 };
 
@@ -76,22 +76,23 @@ PET_KERNEL(dora) {
     return 0;
 }
 
-/* dy = f·dout, and dm = Σ over rows of dout·(y − bias) / ‖W + s·B·A‖, some columns of all rows. */
-static void gradient_columns(void *arguments, int64_t first, int64_t last) {
+/* dy = f·dout, and of each chunk of rows its part of dm = Σ dout·(y − bias) / ‖W + s·B·A‖. */
+static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
     struct dora *of = arguments;
-    for (int64_t block = first; block < last; block++) {
-        int64_t column = block * COLUMNS, columns = of->columns - column < COLUMNS ? of->columns - column : COLUMNS;
-        float sums[COLUMNS] = {0};
-        for (int64_t row = 0; row < of->rows; row++) {
-            int64_t at = row * of->columns + column;
+    for (int64_t index = first; index < last; index++) {
+        int64_t row = index * of->chunk, end = row + of->chunk < of->rows ? row + of->chunk : of->rows;
+        float *sums = of->parts + index * of->columns;
+        memset(sums, 0, (size_t)of->columns * sizeof(float));
+        for (; row < end; row++) {
+            const float *y = of->y + row * of->columns, *dout = of->dout + row * of->columns;
+            float *out = of->out + row * of->columns;
 #pragma omp simd
-            for (int64_t i = 0; i < columns; i++) {
-                float dout = of->dout[at + i];
-                sums[i] += dout * (of->bias ? of->y[at + i] - of->bias[column + i] : of->y[at + i]);
-                of->out[at + i] = dout * of->factor[column + i];
+            for (int64_t i = 0; i < of->columns; i++) {
+                float gradient = dout[i];
+                sums[i] += gradient * (of->bias ? y[i] - of->bias[i] : y[i]);
+                out[i] = gradient * of->factor[i];
             }
         }
-        for (int64_t i = 0; i < columns; i++) of->d_magnitude[column + i] = sums[i] / of->current[column + i];
     }
 }
 
@@ -101,7 +102,15 @@ PET_KERNEL(dora_gradient) {
     if (read(&of, count - 3, params, shapes)) return 1;
     of.dout = params[count - 3];
     of.out = params[count - 2];
-    of.d_magnitude = params[count - 1];
-    pet_parallel(gradient_columns, &of, (of.columns + COLUMNS - 1) / COLUMNS, 1);
+    float *d_magnitude = params[count - 1];
+    of.chunk = (of.rows + MOST_CHUNKS - 1) / MOST_CHUNKS;
+    int64_t chunks = of.chunk ? (of.rows + of.chunk - 1) / of.chunk : 0;
+    if (!(of.parts = pet_scratch(0, (chunks + 1) * of.columns * 4))) return 1;
+    pet_parallel(gradient_chunks, &of, chunks, 1);
+    for (int64_t i = 0; i < of.columns; i++) {
+        float sum = 0.0f;
+        for (int64_t index = 0; index < chunks; index++) sum += of.parts[index * of.columns + i];
+        d_magnitude[i] = sum / of.current[i];
+    }
     return 0;
 }
