@@ -137,3 +137,19 @@ def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
     assert all(not np.array_equal(found, reference["gen_pad_ids"][:, : found.shape[1]]) for found in answers)
     pet.set_adapter(model, [])
     assert not any(untold(model))
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
+def test_ids_with_dora_are_those_of_the_plain_path(family, fixtures):
+    reference = np.load(fixtures / family / "ref.npz")
+    prompts = reference["gen_pad_ids"][:, :-16][-1:]
+    model = AutoModel.from_pretrained(fixtures / family)
+    adapt(model, "magnitudes", LoRAConfig(rank=2, targets="all-linear", use_dora=True))
+    for parameter in model.get_parameters():
+        if "lora_magnitude_vector" in parameter.name:
+            factors = 1.0 + 0.3 * np.random.default_rng(0).standard_normal(parameter.shape)
+            parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
+    found = model.generate(prompts, max_new_tokens=8)
+    assert np.array_equal(found, model.generate(prompts, max_new_tokens=8, use_cache=False))
+    assert not np.array_equal(found, reference["gen_pad_ids"][-1:, : found.shape[1]])
+    assert not any(untold(model))
