@@ -149,6 +149,7 @@ def test_ids_with_dora_are_those_of_the_plain_path(family, fixtures):
         if "lora_magnitude_vector" in parameter.name:
             factors = 1.0 + 0.3 * np.random.default_rng(0).standard_normal(parameter.shape)
             parameter.set_data(Tensor((parameter.asnumpy() * factors).astype(np.float32)))
+    pet.set_adapter(model, "magnitudes")
     found = model.generate(prompts, max_new_tokens=8)
     assert np.array_equal(found, model.generate(prompts, max_new_tokens=8, use_cache=False))
     assert not np.array_equal(found, reference["gen_pad_ids"][-1:, : found.shape[1]])
