@@ -215,7 +215,7 @@ def _adapted_core(cls: type) -> type:
             return keys, values, seen
 
         def record(self, steps, query, keys, values):
-            if len(self.active) > 1:
+            if len(self.active) > 1 or cls.record is not AttentionCore.record:
                 steps.refuse(type(self))
             return steps.run(self.active[0], query, keys, values)
 

@@ -69,6 +69,20 @@ PET_KERNEL(swiglu_gradient) {
     return 0;
 }
 
+/* x → f(x) */
+static int forward(pet_work part, void **params, int *ndims, int64_t **shapes) {
+    struct activation of = {.gate = params[0], .out = params[1]};
+    pet_parallel(part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+/* x, dy → dx, which may lie where dy does */
+static int backward(pet_work part, void **params, int *ndims, int64_t **shapes) {
+    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
+    pet_parallel(part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
 /* x·sigmoid(u) with u = 2·√(2/π)·(x + 0.044715·x³), which is GELU by tanh */
 static const float LINEAR = 1.5957691216057308f, CUBIC = 0.07135481282731592f;
 
@@ -84,11 +98,7 @@ static void gelu_tanh_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x → gelu(x) */
-PET_KERNEL(gelu_tanh) {
-    struct activation of = {.gate = params[0], .out = params[1]};
-    pet_parallel(gelu_tanh_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(gelu_tanh) { return forward(gelu_tanh_part, params, ndims, shapes); }
 
 static void gelu_tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -104,11 +114,7 @@ static void gelu_tanh_gradient_part(void *arguments, int64_t first, int64_t last
 }
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(gelu_tanh_gradient) {
-    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
-    pet_parallel(gelu_tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(gelu_tanh_gradient) { return backward(gelu_tanh_gradient_part, params, ndims, shapes); }
 
 static void relu_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -116,11 +122,7 @@ static void relu_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x → x where it is above 0, and 0; what is not a number stays so */
-PET_KERNEL(relu) {
-    struct activation of = {.gate = params[0], .out = params[1]};
-    pet_parallel(relu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(relu) { return forward(relu_part, params, ndims, shapes); }
 
 static void relu_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -128,11 +130,7 @@ static void relu_gradient_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(relu_gradient) {
-    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
-    pet_parallel(relu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(relu_gradient) { return backward(relu_gradient_part, params, ndims, shapes); }
 
 static void silu_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -146,11 +144,7 @@ static void silu_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x → x·sigmoid(x) */
-PET_KERNEL(silu) {
-    struct activation of = {.gate = params[0], .out = params[1]};
-    pet_parallel(silu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(silu) { return forward(silu_part, params, ndims, shapes); }
 
 static void silu_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -164,11 +158,7 @@ static void silu_gradient_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(silu_gradient) {
-    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
-    pet_parallel(silu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
-    return 0;
-}
+PET_KERNEL(silu_gradient) { return backward(silu_gradient_part, params, ndims, shapes); }
 
 static void tanh_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -176,11 +166,7 @@ static void tanh_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x → tanh(x), number by number: nothing but an adapter's few columns goes through it */
-PET_KERNEL(hyperbolic_tangent) {
-    struct activation of = {.gate = params[0], .out = params[1]};
-    pet_parallel(tanh_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE / 8);
-    return 0;
-}
+PET_KERNEL(hyperbolic_tangent) { return forward(tanh_part, params, ndims, shapes); }
 
 static void tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
@@ -191,8 +177,4 @@ static void tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
 }
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(hyperbolic_tangent_gradient) {
-    struct activation of = {.gate = params[0], .dout = params[1], .out = params[2]};
-    pet_parallel(tanh_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE / 8);
-    return 0;
-}
+PET_KERNEL(hyperbolic_tangent_gradient) { return backward(tanh_gradient_part, params, ndims, shapes); }

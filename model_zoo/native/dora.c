@@ -23,7 +23,7 @@ static void factors(void *arguments, int64_t first, int64_t last) {
     struct dora *of = arguments;
     for (int64_t i = first; i < last; i++) {
         const float *b = of->b + i * of->rank;
-        float cross = 0.0f, square = 0.0f, norm = of->norm[i] > SMALLEST ? of->norm[i] : SMALLEST;
+        float cross = 0.0f, square = 0.0f, norm = of->norm[i] < SMALLEST ? SMALLEST : of->norm[i];
         for (int64_t k = 0; k < of->rank; k++) {
             float along = 0.0f;
             for (int64_t l = 0; l < of->rank; l++) along += of->aa[k * of->rank + l] * b[l];
@@ -31,14 +31,14 @@ static void factors(void *arguments, int64_t first, int64_t last) {
             square += along * b[k];
         }
         float change = 1.0f + (2.0f * of->scale * cross + of->scale * of->scale * square) / (norm * norm);
-        of->current[i] = norm * sqrtf(change > SMALLEST ? change : SMALLEST);
+        of->current[i] = norm * sqrtf(change < SMALLEST ? SMALLEST : change);
         of->factor[i] = of->magnitude[i] / of->current[i];
     }
 }
 
 /* y (N, out), W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), and a bias (out) if `inputs` are
  * nine: what the two kernels have in common. 1 when there is no memory. */
-static int read(struct dora *of, int inputs, void **params, int64_t **shapes) {
+static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes) {
     *of = (struct dora){.y = params[0], .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
                         .scale = *(float *)params[6], .bias = inputs == 9 ? params[8] : NULL, .rows = shapes[0][0],
                         .columns = shapes[0][1], .rank = shapes[2][0]};
@@ -67,10 +67,10 @@ static void rescale(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* what `read` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
+/* what `prepare` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
 PET_KERNEL(dora) {
     struct dora of;
-    if (read(&of, count - 1, params, shapes)) return 1;
+    if (prepare(&of, count - 1, params, shapes)) return 1;
     of.out = params[count - 1];
     pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
     return 0;
@@ -99,7 +99,7 @@ static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
 /* the same inputs, dout (N, out) → dy (N, out), which may lie where dout does, dm (out) */
 PET_KERNEL(dora_gradient) {
     struct dora of;
-    if (read(&of, count - 3, params, shapes)) return 1;
+    if (prepare(&of, count - 3, params, shapes)) return 1;
     of.dout = params[count - 3];
     of.out = params[count - 2];
     float *d_magnitude = params[count - 1];

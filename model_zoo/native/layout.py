@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from model_zoo.native.calls import KEPT, KERNELS, OPERAND, WORK, Call, Memory, Place, memories
-from model_zoo.native.together import PRODUCTS, groups
+from model_zoo.native.together import PRODUCTS, factors, groups
 
 IN_PLACE = {
     "add": (1, 0),
@@ -42,7 +42,8 @@ def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
             given, out = call.inputs[which], call.outputs[0]
             free = isinstance(given.memory, Memory) and isinstance(out.memory, Memory)
             free = free and given.memory.where is WORK and given.memory not in held and last[given.memory] == index
-            free = free and not (call.kernel in PRODUCTS and given.memory in memories(call.inputs[:2]))
+            # a product reads its factors for as long as it writes
+            free = free and not (call.kernel in PRODUCTS and given.memory in memories(factors(call)))
             if free and given.memory is not out.memory and given.memory.width == out.memory.width:
                 new, old = out.memory, given.memory
                 last[new] = max(last[new], index)

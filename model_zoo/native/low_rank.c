@@ -16,10 +16,10 @@ enum {
 };
 
 struct low_rank {
-    const float *y, *x, *a, *b, *inner, *dout;
-    float *out, *new_inner, *outer, *d_a, *d_b, *parts;
-    float *turned_b; /* B as (r, out); forward its lines are `padded` apart */
-    int64_t rows, in, columns, rank, padded, chunk, chunks;
+    const float *x, *a, *b, *inner, *dout;
+    float *new_inner, *outer, *d_a, *d_b, *parts;
+    float *turned_b; /* B as (r, out) */
+    int64_t rows, in, columns, rank, chunk, chunks;
     float scale;
 };
 
@@ -31,37 +31,30 @@ static void narrow(const struct low_rank *of, float *to, const float *from, cons
     for (int64_t i = 0; i < rows * of->rank; i++) to[i] *= of->scale;
 }
 
-static void low_rank_rows(void *arguments, int64_t first, int64_t last) {
+static void inner_rows(void *arguments, int64_t first, int64_t last) {
     struct low_rank *of = arguments;
     for (int64_t block = first; block < last; block++) {
         int64_t row = block * ROWS, rows = of->rows - row < ROWS ? of->rows - row : ROWS;
-        float *inner = of->new_inner + row * of->rank;
-        narrow(of, inner, of->x + row * of->in, of->a, rows, of->in);
-        if (!of->out) continue;
-        float *out = of->out + row * of->columns;
-        if (of->out != of->y) memcpy(out, of->y + row * of->columns, (size_t)(rows * of->columns) * sizeof(float));
-        product(rows, of->columns, out, of->columns, inner, of->rank, of->turned_b, of->padded, of->rank, 1);
+        narrow(of, of->new_inner + row * of->rank, of->x + row * of->in, of->a, rows, of->in);
     }
 }
 
-/* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), which may lie where y does, s·x·Aᵀ (N, r) */
-PET_KERNEL(low_rank) {
-    struct low_rank of = {.y = params[0], .x = params[1], .a = params[2], .b = params[3],
-                          .scale = *(float *)params[4], .out = params[5], .new_inner = params[6],
-                          .rows = shapes[0][0], .columns = shapes[0][1], .in = shapes[1][1], .rank = shapes[2][0]};
-    of.padded = up_to_lanes(of.columns);
-    if (!(of.turned_b = pet_scratch(0, of.rank * of.padded * 4))) return 1;
-    turn(of.b, of.rank, of.columns, of.rank, of.turned_b, of.padded);
-    pet_parallel(low_rank_rows, &of, (of.rows + ROWS - 1) / ROWS, 1);
-    return 0;
-}
+static void inner(struct low_rank of) { pet_parallel(inner_rows, &of, (of.rows + ROWS - 1) / ROWS, 1); }
 
 /* x (N, in), A (r, in), s (1) → s·x·Aᵀ (N, r): what a product with B adds to y */
 PET_KERNEL(low_rank_inner) {
-    struct low_rank of = {.x = params[0], .a = params[1], .scale = *(float *)params[2], .new_inner = params[3],
-                          .rows = shapes[0][0], .in = shapes[0][1], .rank = shapes[1][0]};
-    pet_parallel(low_rank_rows, &of, (of.rows + ROWS - 1) / ROWS, 1);
+    inner((struct low_rank){.x = params[0], .a = params[1], .scale = *(float *)params[2], .new_inner = params[3],
+                            .rows = shapes[0][0], .in = shapes[0][1], .rank = shapes[1][0]});
     return 0;
+}
+
+/* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), s·x·Aᵀ (N, r) */
+PET_KERNEL(low_rank) {
+    int64_t rows = shapes[0][0], columns = shapes[0][1], rank = shapes[2][0];
+    inner((struct low_rank){.x = params[1], .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
+                            .rows = rows, .in = shapes[1][1], .rank = rank});
+    memcpy(params[5], params[0], (size_t)(rows * columns) * sizeof(float));
+    return product_by_rows(params[6], params[3], params[5], rows, columns, rank, 1);
 }
 
 /* t = s·dy·B, and of each chunk of rows its part of dA = tᵀ·x and of dBᵀ = innerᵀ·dy. */

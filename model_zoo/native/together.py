@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model_zoo.native.calls import Call, memories
+from model_zoo.native.calls import Call, Place, memories
 
 PRODUCTS = {
     "product_of_rows": False,
@@ -17,6 +17,11 @@ PRODUCTS = {
 
 MOST_TOGETHER = 8
 """As many as gemm.h has room for."""
+
+
+def factors(call: Call) -> list[Place]:
+    """What a product multiplies; behind that comes what it adds to."""
+    return call.inputs[:2]
 
 
 def conflict(call: Call, other: Call) -> bool:
@@ -42,7 +47,7 @@ def bring_together(calls: Sequence[Call]) -> list[Call]:
     for call in calls:
         if call.kernel in PRODUCTS:
             made = {memory for other in products for memory in memories(other.outputs)}
-            if made.intersection(memories(call.inputs[:2])) or any(conflict(call, other) for other in behind):
+            if made.intersection(memories(factors(call))) or any(conflict(call, other) for other in behind):
                 release()
             products.append(call)
         elif any(conflict(call, other) for other in (*products, *behind)):
@@ -70,11 +75,11 @@ def may_join(call: Call, group: Sequence[Call]) -> bool:
     """Whether a call can run with all of these."""
     if any(one.kernel not in PRODUCTS or copies(one) for one in (call, group[0])):
         return False
-    made, read = memories(call.outputs), set(memories(call.inputs[:2]))
+    made, read = memories(call.outputs), set(memories(factors(call)))
     return all(
         call.inputs[0].rows == other.inputs[0].rows
         and not read.intersection(memories(other.outputs))
-        and not set(made).intersection(memories(other.inputs[:2]))
+        and not set(made).intersection(memories(factors(other)))
         and (PRODUCTS[call.kernel] or made != memories(other.outputs))
         for other in group
     )

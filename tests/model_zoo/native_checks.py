@@ -197,6 +197,10 @@ def dora(kernels):
                 close(d_magnitude, (dout * bare).sum(0) / current, 1e-5)
                 fresh = (y, laid, a, np.zeros_like(b), magnitude, magnitude, scale, flag, *biases)
                 assert np.array_equal(kernels("dora", fresh, y.shape), y)
+                broken = b.copy()
+                broken[0] = np.nan  # shows, whatever y holds
+                shown = kernels("dora", (y, laid, a, broken, *given[4:]), y.shape)
+                assert np.isnan(shown[:, 0]).all() and not np.isnan(shown[:, 1:]).any()
 
 
 def updates(kernels):
