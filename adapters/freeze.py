@@ -20,8 +20,8 @@ from mindspore.train.callback import Callback
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
+from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest
-from model_zoo.safetensors_io import write_file
 
 log = logging.getLogger("pet")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mindspore import nn
 
-from adapters.files import CONFIG, config_from_peft, fill, located, read_adapter_config, read_arrays
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
 from adapters.registry import Adapter, registry
+from adapters.saving import CONFIG, config_from_peft, fill, located, read_adapter_config, read_arrays
 from model_zoo.errors import InputError
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")

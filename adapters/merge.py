@@ -14,9 +14,9 @@ from mindspore import Parameter, Tensor, nn
 
 from adapters.registry import Registry, registry
 from adapters.replacement import plain_cells, put
-from model_zoo.checkpoint import write_parameter
+from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
+from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError
-from model_zoo.floats import convert, float_name, from_bfloat16
 
 
 @dataclasses.dataclass(frozen=True)

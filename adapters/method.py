@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from mindspore import Parameter, nn
 
-from model_zoo.checkpoint import write_parameter
+from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError, nearest
 
 
@@ -32,7 +32,7 @@ class AdapterModule(nn.Cell):
     any more when another adapter went before.
 
     ``record(steps, x, y)`` and ``record_before(steps, x)``, where a class has them, tell ``construct`` and ``before``
-    as steps (`model_zoo.native.steps`).
+    as steps (`model_zoo.engine.steps`).
 
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.

@@ -8,7 +8,7 @@ network itself, under the names of ChatGLM's own code::
     transformer.prefix_encoder.trans.2.weight/bias  W₂ (2·L·kv_dim, hidden)
 
 The key of layer i lies at 2i, its value at 2i + 1, as in PEFT's prefix tuning. `save_ptuning` writes such a file alone,
-to be loaded by ChatGLM's code; `adapters.files` writes the same tensors into an adapter directory, whose JSON carries
+to be loaded by ChatGLM's code; `adapters.saving` writes the same tensors into an adapter directory, whose JSON carries
 ChatGLM's ``pre_seq_len`` and ``prefix_projection``.
 """
 
@@ -158,9 +158,9 @@ def load_ptuning(model, path: str | Path, name: str = "default") -> None:
     Raises:
         InputError: no such file, or tensors that do not fit the model.
     """
-    from adapters.files import fill
     from adapters.registry import registry
-    from model_zoo.safetensors_io import SafetensorsFile
+    from adapters.saving import fill
+    from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 
     path, state = native_file(path), registry(model)
     with SafetensorsFile(path) as file:
@@ -180,9 +180,9 @@ def save_ptuning(model, path: str | Path, name: str = "default") -> None:
     Raises:
         InputError: an unknown name, or an adapter of another method.
     """
-    from adapters.files import saved_arrays
     from adapters.registry import registry
-    from model_zoo.safetensors_io import write_file
+    from adapters.saving import saved_arrays
+    from model_zoo.checkpoint.safetensors_io import write_file
 
     adapter = registry(model).get(name)
     if not isinstance(adapter.config, PTuningV2Config):

@@ -72,7 +72,7 @@ class Registry:
         self.merged_active: tuple[str, ...] = ()
         self.was_trainable: dict[str, bool] = {}
         self.row_flags: list[str] = []  # while a batch mixes adapters: one name per row
-        # asked for by `model_zoo.checkpoint.load_into`, which knows nothing of adapters
+        # asked for by `model_zoo.checkpoint.reading.load_into`, which knows nothing of adapters
         object.__setattr__(model, "base_loading", self.base_loading)
 
     def get(self, name: str) -> Adapter:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from adapters.method import AdapterModule
-from model_zoo.checkpoint import write_parameter
-from model_zoo.floats import as_storage
+from model_zoo.checkpoint.dtypes import as_storage
+from model_zoo.checkpoint.reading import write_parameter
 
 
 @contextmanager

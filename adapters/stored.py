@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
+from model_zoo.atomic import read_json
+from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
-from model_zoo.files import read_json
-from model_zoo.floats import float_name
-from model_zoo.safetensors_io import SafetensorsFile
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -37,14 +37,14 @@ ROWS, LENGTH, RANK = 16, 256, 8
 
 def work(case: int, counted: bool) -> None:
     """A worker: three steps; its numbers go to its log."""
-    from pet.parallel.context import join
+    from pet.parallel.join import join
 
     job = join()
     import numpy as np
 
     from adapters.apply import apply_lora
     from model_zoo.auto import AutoModel
-    from pet.parallel.world import ParallelWorld
+    from pet.parallel.mesh_context import ParallelWorld
     from pet.train.trainer import Trainer
 
     layout, config = CASES[case]

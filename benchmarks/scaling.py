@@ -46,14 +46,14 @@ def work(layout: dict, steps: int) -> None:
     """A worker: trains, and lets rank 0 print the median step and the time of its messages."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["RANK_ID"]) % len(cores)]})
-    from pet.parallel.context import join
+    from pet.parallel.join import join
 
     job = join()
     import numpy as np
 
     from adapters.apply import apply_lora
     from model_zoo.auto import AutoModel
-    from pet.parallel.world import ParallelWorld
+    from pet.parallel.mesh_context import ParallelWorld
     from pet.train.trainer import Trainer
 
     world = ParallelWorld(**layout, profile=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import mindspore as ms
 
 from model_zoo.causal_lm import CausalLM, Config
-from model_zoo.checkpoint import load_into, read_config
+from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.checkpoint.reading import load_into, read_config
 from model_zoo.errors import InputError, nearest
-from model_zoo.floats import float_name
 from model_zoo.glm import GLMConfig, GLMForConditionalGeneration
 from model_zoo.glm4 import ChatGLM2Config, ChatGLM2ForConditionalGeneration, GlmConfig, GlmForCausalLM
 from model_zoo.gpt import GPT2Config, GPT2LMHeadModel
@@ -131,7 +131,7 @@ def stored_dtype(directory: str | Path) -> str:
     """The type that most weights of a checkpoint are stored in."""
     from collections import Counter
 
-    from model_zoo.checkpoint import Checkpoint
+    from model_zoo.checkpoint.reading import Checkpoint
 
     with Checkpoint(directory) as checkpoint:
         sizes = Counter()

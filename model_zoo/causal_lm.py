@@ -11,9 +11,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.engine import native, swap_products
 from model_zoo.errors import InputError
 from model_zoo.layers import name_parameters
-from model_zoo.native import native, swap_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Config:
 
     def save_pretrained(self, directory) -> None:
         """Writes config.json into a directory, which is made if need be."""
-        from model_zoo.files import write_json
-        from model_zoo.saving import config_for_file
+        from model_zoo.atomic import write_json
+        from model_zoo.checkpoint.saving import config_for_file
 
         Path(directory).mkdir(parents=True, exist_ok=True)
         write_json(Path(directory) / "config.json", config_for_file(self.to_dict(), None))
@@ -177,8 +177,8 @@ class CausalLM(nn.Cell):
         return generate(self, *arguments, **settings)
 
     def save_pretrained(self, directory, **settings) -> None:
-        """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.saving.save_pretrained`."""
-        from model_zoo.saving import save_pretrained
+        """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.checkpoint.saving.save_pretrained`."""
+        from model_zoo.checkpoint.saving import save_pretrained
 
         save_pretrained(self, directory, **settings)
 

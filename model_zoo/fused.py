@@ -1,6 +1,6 @@
 """The fast path of the cells: the same values as the plain operators, with backward passes written out.
 
-On a CPU with a C compiler, `model_zoo.native` puts kernels in C in the place of these. What makes a compiled
+On a CPU with a C compiler, `model_zoo.engine` puts kernels in C in the place of these. What makes a compiled
 graph of operators slow on a CPU, and what is done about it here:
 
 - An element-wise operator that broadcasts is about three times as slow as one on equal shapes, and keeps 16 bytes of

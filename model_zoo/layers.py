@@ -20,7 +20,7 @@ from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
 from model_zoo import fused, fused_attention
-from model_zoo.native import is_product
+from model_zoo.engine import is_product
 from model_zoo.rotary import Rotary
 
 MASKED = -1e30

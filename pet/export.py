@@ -18,15 +18,22 @@ import numpy as np
 
 from adapters.deltas import blocks, wide
 from adapters.stored import Change, Delta, StoredAdapter
-from model_zoo.checkpoint import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.atomic import staged, write_json
+from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import storage
+from model_zoo.checkpoint.saving import (
+    MAX_SHARD_SIZE,
+    WEIGHTS,
+    config_for_file,
+    copy_companions,
+    parse_size,
+    plan_shards,
+)
+from model_zoo.checkpoint.saving import write_weights as write_shards
 from model_zoo.counting import layout_of, parameter_shapes, stored_transposed, tied_head
 from model_zoo.errors import InputError
-from model_zoo.files import staged, write_json
-from model_zoo.fingerprint import fingerprint
-from model_zoo.floats import STORAGE, convert, float_name
-from model_zoo.safetensors_io import storage
-from model_zoo.saving import MAX_SHARD_SIZE, WEIGHTS, config_for_file, copy_companions, parse_size, plan_shards
-from model_zoo.saving import write_weights as write_shards
 
 
 @dataclasses.dataclass

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from model_zoo import files
-from model_zoo.files import UNFINISHED
+from model_zoo import atomic as files
+from model_zoo.atomic import UNFINISHED
 
 __all__ = ["UNFINISHED", "atomic_directory", "atomic_file", "recover", "sweep", "write_json", "write_text"]
 

@@ -12,10 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from model_zoo.checkpoint import read_config
+from model_zoo.checkpoint.dtypes import STORAGE, float_name
+from model_zoo.checkpoint.reading import read_config
 from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
-from model_zoo.floats import STORAGE, float_name
 from model_zoo.presets import PRESETS, preset
 
 # float32 values that an optimizer keeps for each trained parameter

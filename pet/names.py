@@ -134,7 +134,7 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
     Raises:
         InputError: nothing has this name, or the file is no JSON object.
     """
-    from model_zoo.files import read_json
+    from model_zoo.atomic import read_json
     from model_zoo.presets import PRESETS
 
     text = os.fspath(name)

@@ -35,7 +35,7 @@ class TextGeneration:
         if tokenizer is None:
             raise InputError("pipeline: a model without a directory needs tokenizer=")
         if adapter is not None:
-            from adapters.files import load_adapter
+            from adapters.saving import load_adapter
 
             load_adapter(model, adapter)
         self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, defaults
@@ -58,7 +58,7 @@ class TextGeneration:
         options = {**self.defaults, **settings}
         draws = (options.get("top_k") or 1) != 1 or "top_p" in options or "temperature" in options
         if defaults := getattr(self.model, "generation_defaults", None):  # those of a MindFormers configuration
-            from pet.compat.mindformers_generation import completed
+            from pet.compat.mindformers.generation import completed
 
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)

@@ -40,7 +40,7 @@ def fixtures() -> Path:
 def tiny_gpt():
     """Writes a random GPT-2 of some ten thousand weights with a bundled tokenizer to a directory, which it returns."""
     from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
     from pet.names import bundled_directory
 
     def write(directory: Path, context: int = 128) -> Path:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, nn, ops
 
+from model_zoo.engine.decoding import TokenAttention
 from model_zoo.layers import AttentionCore
-from model_zoo.native.decoding import TokenAttention
 
 
 class LayerCache(nn.Cell):

@@ -9,10 +9,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from model_zoo.engine import available
+from model_zoo.engine.decoding import cached_layers
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import Graph, Places
-from model_zoo.native import available
-from model_zoo.native.decoding import cached_layers
 
 SMALLEST_BUCKET = 32
 KEPT_DECODERS = 6

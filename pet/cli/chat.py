@@ -112,7 +112,7 @@ class Conversation:
     def adapter(self, name: str) -> None:
         """Switch to an adapter by name; a directory is loaded first."""
         from adapters.apply import list_adapters, set_adapter
-        from adapters.files import load_adapter
+        from adapters.saving import load_adapter
 
         known = list_adapters(self.speaker.model)
         if not name:

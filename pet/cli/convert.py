@@ -34,8 +34,8 @@ def _boolean(text: str) -> bool:
 
 
 def _form(options):
-    from pet.compat.ckpt_names import Form
-    from pet.compat.mindformers_sizes import form_of, read_file
+    from pet.compat.ckpt.names import Form
+    from pet.compat.mindformers.sizes import form_of, read_file
 
     given = form_of(read_file(Path(options.config))) if _is_yaml(options.config) else Form()
     return Form(
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _reads_ckpt(source: str) -> bool:
-    from pet.compat.ckpt import is_ckpt
+    from pet.compat.ckpt.doors import is_ckpt
 
     if Path(source).suffix == ".ckpt" and not Path(source).exists():
         raise InputError(f"{source}: no such file")
@@ -90,7 +90,7 @@ def _reads_ckpt(source: str) -> bool:
 
 
 def _from_ckpt(options, output: Path):
-    from pet.compat.ckpt import find_ckpt, kinds_in, to_directory
+    from pet.compat.ckpt.doors import find_ckpt, kinds_in, to_directory
 
     if output.suffix == ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")
@@ -99,8 +99,8 @@ def _from_ckpt(options, output: Path):
     if weights and lora and options.part is None:
         raise InputError(f"{path}: holds weights and LoRA matrices: say --part model, or --part adapter")
     if options.part == "adapter" or not weights:
-        from pet.compat.ckpt_lora import to_adapter
-        from pet.compat.mindformers_sizes import alpha_of, read_file
+        from pet.compat.ckpt.lora import to_adapter
+        from pet.compat.mindformers.sizes import alpha_of, read_file
 
         alpha = options.alpha
         if alpha is None and _is_yaml(options.config):
@@ -115,11 +115,11 @@ def _to_ckpt(options, output: Path):
     if output.suffix != ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a directory, so a file ending in .ckpt was expected")
     if (Path(options.source) / "adapter_config.json").is_file():
-        from pet.compat.ckpt_lora import to_lora_file
+        from pet.compat.ckpt.lora import to_lora_file
 
         if not options.config:
             raise InputError(f"{options.source}: is an adapter; --config says of which base")
         return to_lora_file(options.source, output, options.config, _form(options))
-    from pet.compat.ckpt import to_file
+    from pet.compat.ckpt.doors import to_file
 
     return to_file(options.source, output, _form(options), options.dtype)

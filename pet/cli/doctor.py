@@ -120,7 +120,7 @@ def kernels() -> Iterator[Finding]:
     """Whether the kernels in C are there, and where from; or why not."""
     import mindspore as ms
 
-    from model_zoo.native import build
+    from model_zoo.engine import build
 
     instead = "it runs by MindSpore's operators, slower, with the same numbers"
     if ms.get_context("device_target") != "CPU":
@@ -145,8 +145,8 @@ def path() -> Iterator[Finding]:
     import mindspore as ms
     import numpy as np
 
+    from model_zoo.engine import available, native, swap_products
     from model_zoo.layers import Linear, RMSNorm, SwiGLU, name_parameters
-    from model_zoo.native import available, native, swap_products
 
     norm, linear, activation = RMSNorm(40, 1e-6), Linear(40, 24, bias=False), SwiGLU()
     name_parameters(ms.nn.CellList([norm, linear]))

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from model_zoo.atomic import read_json
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError
-from model_zoo.files import read_json
-from model_zoo.safetensors_io import SafetensorsFile
 from pet.cli.parser import Parser
 
 EXAMPLES = [

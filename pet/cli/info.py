@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
-from model_zoo.files import read_json
 from pet import names
 from pet.cli.parser import Parser
 
@@ -29,7 +29,7 @@ def stored_facts(directory: Path) -> Facts:
     """Size and types of the weight files of a checkpoint, from their headers."""
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.index.json")):
         return {"stored": "no weights in this directory"}
-    from model_zoo.checkpoint import open_checkpoint
+    from model_zoo.checkpoint.reading import open_checkpoint
 
     with open_checkpoint(directory) as checkpoint:
         infos = [checkpoint.info(name) for name in checkpoint.names]
@@ -82,7 +82,7 @@ def adapter_facts(directory: Path) -> Facts:
             facts[key] = config[key]
     weights = directory / "adapter_model.safetensors"
     if weights.is_file():
-        from model_zoo.safetensors_io import SafetensorsFile
+        from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 
         file = SafetensorsFile(weights)
         try:

@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
     code = answer(arguments)
-    job = sys.modules.get("pet.parallel.context")
+    job = sys.modules.get("pet.parallel.join")
     # waits for the other processes, or does not come back where this one has failed
     if job is not None and job.leave(code):
         # everything is written; at its normal end MindSpore's network would say so on the terminal, line by line
@@ -113,7 +113,7 @@ def answer(arguments: Sequence[str] | None) -> int:
             return FAILED
         return error.code or 0
     except Exception as error:
-        from pet.parallel.environment import read_job
+        from pet.launch.environment import read_job
 
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()

@@ -74,8 +74,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def look(options, cluster):
     """The plan for the command line's model and work."""
+    from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
-    from model_zoo.floats import float_name
     from pet.cli.info import settings_of
     from pet.names import model_config
     from pet.outline import Outline

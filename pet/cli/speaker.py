@@ -71,7 +71,7 @@ def _base_of(adapter: Path) -> str:
     Raises:
         InputError: it names none, or one that is not on this machine.
     """
-    from adapters.files import read_adapter_config
+    from adapters.saving import read_adapter_config
     from pet.names import find_model
 
     base = read_adapter_config(adapter).get("base_model_name_or_path")
@@ -134,7 +134,7 @@ def make_speaker(options: argparse.Namespace) -> Speaker:
     from pet.names import find_model
 
     directory = find_model(name)
-    from adapters.files import load_adapter
+    from adapters.saving import load_adapter
     from model_zoo.auto import AutoModel
     from model_zoo.tokenizers import AutoTokenizer
     from pet.data import DataSettings

@@ -84,7 +84,7 @@ def script(main: Callable[[], int | None]) -> None:
     except InputError as error:
         print(error, file=sys.stderr)
         code = 2
-    job = sys.modules.get("pet.parallel.context")
+    job = sys.modules.get("pet.parallel.join")
     if job is not None:
         job.leave(code)
     sys.exit(code)

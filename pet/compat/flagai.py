@@ -126,9 +126,9 @@ class Trainer:
         Raises:
             InputError: what cannot be served, or data of another form.
         """
-        from pet.objects import Objects, run
+        from pet.compat.objects import Objects, run
+        from pet.compat.results import bring_checkpoint
         from pet.recipe.loading import from_dict
-        from pet.results import bring_checkpoint
 
         for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
             if value is not None:
@@ -160,7 +160,7 @@ class Trainer:
         return summary
 
     def _translation(self) -> Translation:
-        from pet.parallel.environment import read_job
+        from pet.launch.environment import read_job
 
         t = Translation("flagai.Trainer")
         t.apply({**DEFAULTS, **self.settings}, TABLE)

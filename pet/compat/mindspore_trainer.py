@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
-from pet.compat.ckpt import converted, is_ckpt
+from pet.compat.ckpt.doors import converted, is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
 from pet.compat.translation import Ignored, Translation
 
@@ -209,8 +209,8 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     if not (args.do_train or args.do_eval or args.do_predict):
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
     recipe = make_recipe(args, task)
-    from pet.objects import Objects, measure, put_weights, run
-    from pet.results import find_weights
+    from pet.compat.objects import Objects, measure, put_weights, run
+    from pet.compat.results import find_weights
 
     args.tokenizer = task.get_tokenizer(args)
     model = task.get_model(args)
@@ -272,10 +272,10 @@ class Main:
 
 def make_recipe(args: argparse.Namespace, task: Task):
     """The recipe of a task's arguments."""
+    from pet.compat.results import bring_checkpoint
     from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice
-    from pet.parallel.environment import read_job
+    from pet.launch.environment import read_job
     from pet.recipe.loading import from_dict
-    from pet.results import bring_checkpoint
 
     t = Translation("launch")
     for name, rule in IGNORED.items():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pet.compat.training_arguments import TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice
 
 SPEED = Ignored("it changes speed or memory, not the result")

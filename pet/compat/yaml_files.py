@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.compat.translation import Translation
 from pet.names import find_recipe
 from pet.recipe.source import read
-from pet.results import base_of, bring_checkpoint, find_weights
 
 
 def kind_of(values: Any) -> str:
@@ -30,7 +30,7 @@ def kind_of(values: Any) -> str:
 
 def _translator(kind: str) -> Callable[[dict[str, Any], Path], Translation]:
     if kind == "mindformers":
-        from pet.compat.mindformers_yaml import translate
+        from pet.compat.mindformers.yaml_file import translate
 
         return translate
     from pet.compat import other_yaml
@@ -137,14 +137,14 @@ def bring_model(translation: Translation, kind: str, path: str | os.PathLike) ->
     Raises:
         InputError: a ``.ckpt`` file in another system's job file, or one that cannot be resumed from; no base.
     """
-    from pet.compat.ckpt import bring, is_ckpt
+    from pet.compat.ckpt.doors import bring, is_ckpt
 
     given, resumed = translation.get("model.path"), None
     if given is None or kind != "mindformers":
         if given is not None and is_ckpt(given):
             raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
         return None
-    from pet.compat.mindformers_sizes import alpha_of, form_of, name_of
+    from pet.compat.mindformers.sizes import alpha_of, form_of, name_of
 
     _, file, values = values_of(path)
     if is_ckpt(given):

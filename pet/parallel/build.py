@@ -8,7 +8,7 @@ import mindspore as ms
 
 from adapters.registry import registry
 from model_zoo.auto import MODEL_OF, AutoConfig, stored_dtype
-from model_zoo.floats import float_name
+from model_zoo.checkpoint.dtypes import float_name
 from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
 

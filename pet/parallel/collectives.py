@@ -25,8 +25,8 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group
 from mindspore.mint import distributed
 
-from pet.parallel.context import join, world_group
-from pet.parallel.heartbeat import waiting
+from pet.launch.heartbeat import waiting
+from pet.parallel.join import join, world_group
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from mindspore import Tensor, nn, ops
 
 from adapters.lora import DoRALinear
 from adapters.registry import registry
-from model_zoo.checkpoint import Checkpoint, assign, assignment, check_tied
+from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied
 from model_zoo.counting import parameter_shapes
-from model_zoo.floats import float_name
 from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import Division, division_of
 

@@ -23,8 +23,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
-from model_zoo.files import read_json
 from pet.parallel.split import Division
 
 MERGED = re.compile(r"(\d+)-(.+)")

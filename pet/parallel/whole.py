@@ -12,8 +12,8 @@ from mindspore import Tensor, nn, ops
 
 from adapters.registry import registry
 from model_zoo.auto import MODEL_OF
-from model_zoo.checkpoint import Checkpoint
-from model_zoo.fingerprint import fingerprint
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import Checkpoint
 
 
 def base_fingerprint(model: nn.Cell, directory: str | None = None) -> str:

@@ -15,8 +15,8 @@ columns; V: vocabulary.
 from __future__ import annotations
 
 from model_zoo.counting import layout_of, tied_head
+from model_zoo.engine import available
 from model_zoo.fused import chunk_rows
-from model_zoo.native import available
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.planning.told_layers import Told, told
 
@@ -97,7 +97,7 @@ class Sizes:
         return max(layers.values(), key=lambda found: sum(found.values()), default={})
 
     def fused(self) -> tuple[float, float]:
-        """Bytes per token (kept by a layer, most besides) with the C kernels of `model_zoo.native`.
+        """Bytes per token (kept by a layer, most besides) with the C kernels of `model_zoo.engine`.
 
         Kept are the inputs of the norms and their scales (and means); queries, keys and values, attention's output and
         two numbers per row and head; what goes into the activation; and `inputs`, of which attention's output is one

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from adapters.method import MethodConfig
+from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError
-from model_zoo.floats import STORAGE
 from pet.outline import Outline
 from pet.parallel.pipeline import bubble
 from pet.parallel.shares import Layout, shares

@@ -1,4 +1,4 @@
-"""What layers that run as one operator keep and forget, from the steps that they tell (`model_zoo.native.steps`).
+"""What layers that run as one operator keep and forget, from the steps that they tell (`model_zoo.engine.steps`).
 
 A model of two layers is built for it, without values: what they tell depends on widths alone.
 """
@@ -10,10 +10,10 @@ import dataclasses
 from adapters.apply import apply
 from adapters.lora import LoRALinear
 from model_zoo.auto import MODEL_OF, classes_for
+from model_zoo.engine import available
+from model_zoo.engine.steps import Unrecorded, layer_list
+from model_zoo.engine.training import WholeLayers
 from model_zoo.errors import InputError
-from model_zoo.native import available
-from model_zoo.native.steps import Unrecorded, layer_list
-from model_zoo.native.training import WholeLayers
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
 """What config.json calls the number of layers."""

@@ -98,7 +98,7 @@ def check(
     if isinstance(tree.get("adapter"), dict):
         tree["adapter"].setdefault("method", "lora")  # as where the section is left out
     if tree.get("callbacks"):  # some may be there by their names in MindFormers
-        from pet.compat.mindformers_callbacks import into_recipe
+        from pet.compat.mindformers.callbacks import into_recipe
 
         for problem in into_recipe(tree):
             report.add(("callbacks",), problem)

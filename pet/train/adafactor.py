@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, ParameterTuple, ops
 
-from model_zoo.checkpoint import write_parameter
+from model_zoo.checkpoint.reading import write_parameter
 from pet.train.optimizers import Optimizer, zeros
 from pet.train.segments import Segment, flatten, unflatten
 

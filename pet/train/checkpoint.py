@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 
 log = logging.getLogger("pet")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from mindspore import Tensor
 
+from model_zoo.engine import uncompiled
 from model_zoo.graph import Graph, Places
-from model_zoo.native import uncompiled
-from pet.parallel.heartbeat import rest
+from pet.launch.heartbeat import rest
 
 log = logging.getLogger("pet")
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from model_zoo.errors import InputError
 from pet.train.compiled import Compiled
+from pet.train.distributed import World
 from pet.train.forward import make_measure
 from pet.train.metrics import GENERATED, score
 from pet.train.step import count_labels, in_whole, tensors
-from pet.train.world import World
 
 log = logging.getLogger("pet")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import mindspore as ms
 
 from model_zoo import fused
+from model_zoo.engine import available, is_product, native
 from model_zoo.layers import Linear
-from model_zoo.native import available, is_product, native
 from pet.train.loss import IGNORED, CausalLoss, EvaluationLoss, shift_labels
 
 
@@ -37,7 +37,7 @@ def loss_of_head(model, loss: Callable) -> Callable | None:
     if not head.weight.requires_grad:
         summed = native(fused.linear_cross_entropy(IGNORED))
     elif available():
-        from model_zoo.native.loss import trained_linear_cross_entropy
+        from model_zoo.engine.loss import trained_linear_cross_entropy
 
         summed = trained_linear_cross_entropy()
     else:
@@ -54,7 +54,7 @@ def measure_of_head(model) -> Callable | None:
     head = plain_head(model)
     if head is None or not available():
         return None
-    from model_zoo.native.loss import ranked_cross_entropy
+    from model_zoo.engine.loss import ranked_cross_entropy
 
     measured = ranked_cross_entropy()
 

@@ -13,9 +13,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from model_zoo.checkpoint import write_parameter
+from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.engine import available
 from model_zoo.errors import InputError, nearest
-from model_zoo.native import available
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten, unflatten
 
@@ -215,7 +215,7 @@ class AdamW(Optimizer):
     def in_place(self):
         if type(self).rule is not AdamW.rule or not available():
             return None
-        from model_zoo.native.updates import adamw_in_place
+        from model_zoo.engine.updates import adamw_in_place
 
         constants = (1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps)
 

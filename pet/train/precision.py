@@ -5,8 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo.engine import is_product
 from model_zoo.errors import InputError
-from model_zoo.native import is_product
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
@@ -65,4 +65,4 @@ def set_recompute(model: nn.Cell) -> None:
         cell = getattr(cell, part)
     for layer in cell:
         layer.recompute()
-        layer.recomputes = True  # for `model_zoo.native.training`
+        layer.recomputes = True  # for `model_zoo.engine.training`

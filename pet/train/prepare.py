@@ -42,14 +42,14 @@ class Prepared:
 
 def make_world(recipe):
     """The processes that the recipe's layout asks for. To be called before any tensor is made."""
-    from pet.train.world import World
+    from pet.train.distributed import World
 
     layout = recipe.parallel
     if layout.shard_optimizer and layout.data == 1:
         log.warning("parallel.shard_optimizer divides nothing: parallel.data is 1")
     if layout.processes == 1:
         return World()
-    from pet.parallel.world import ParallelWorld
+    from pet.parallel.mesh_context import ParallelWorld
 
     return ParallelWorld(
         layout.data,
@@ -92,8 +92,8 @@ def _with_config(directory: Path, section):
     import mindspore as ms
 
     from model_zoo.auto import MODEL_OF, classes_for
-    from model_zoo.checkpoint import load_into
-    from model_zoo.floats import float_name
+    from model_zoo.checkpoint.dtypes import float_name
+    from model_zoo.checkpoint.reading import load_into
 
     config = classes_for(values := {**_json(directory / "config.json"), **section.config})[0].from_dict(values)
     model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(section.dtype)))
@@ -166,7 +166,7 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
     config = method_config(section, recipe.train.seed, tokenizer)
     if section.load is not None:
         from adapters.apply import set_adapter
-        from adapters.files import load_adapter
+        from adapters.saving import load_adapter
 
         load_adapter(model, section.load, name=section.name)
         set_adapter(model, section.name)

@@ -103,7 +103,7 @@ def save_strategies(
     Every process of a job that was started already may call this: rank 0 writes. ``config`` is the config.json of a
     model that is in memory, in place of the recipe's.
     """
-    from pet.parallel.environment import read_job
+    from pet.launch.environment import read_job
     from pet.parallel.strategy import recipe_strategies
 
     directory = Path(recipe.output.dir) / "strategy"
@@ -198,7 +198,7 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     if recipe.adapter.method == "none":
         save_model(model, prepared.tokenizer, directory / "model")
         return "model"
-    from adapters.files import save_adapter
+    from adapters.saving import save_adapter
 
     model.base_name = recipe.model.path  # a bundled name, or an absolute path
     with atomic_directory(directory / "adapter") as stage:
@@ -223,7 +223,7 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
 
 def save_model(model, tokenizer, directory: Path) -> None:
     """The whole model with its tokenizer, as a Hugging Face checkpoint."""
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     with atomic_directory(directory) as stage:
         save_pretrained(model, stage)
@@ -318,7 +318,7 @@ def evaluate(
 
 def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, world):
     """The model to measure: this process's part of it, where the layout divides it."""
-    from adapters.files import load_adapter
+    from adapters.saving import load_adapter
     from pet.auto import AutoModel
     from pet.train.prepare import load_model
 

@@ -22,13 +22,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
-from model_zoo.native import available
+from model_zoo.engine import available
 from pet.train.compiled import Compiled
+from pet.train.distributed import World
 from pet.train.forward import make_forward
 from pet.train.loss import IGNORED, CausalLoss
 from pet.train.optimizers import Optimizer, scalar
 from pet.train.segments import flatten
-from pet.train.world import World
 
 BATCH_KEYS = ("input_ids", "labels", "position_ids", "start", "end")
 
@@ -83,7 +83,7 @@ def in_whole(model, weights=(), stream_trained: bool = False):
     """
     if not getattr(model, "runs_fast", False) or not available():
         return contextlib.nullcontext()
-    from model_zoo.native.training import whole_layers
+    from model_zoo.engine.training import whole_layers
 
     return whole_layers(model, weights, stream_trained)
 
@@ -91,7 +91,7 @@ def in_whole(model, weights=(), stream_trained: bool = False):
 def square_sum(compiled: bool) -> Callable:
     """A graph function ``(n,) → ()``: the sum of squares."""
     if compiled and available():
-        from model_zoo.native.updates import sum_of_squares
+        from model_zoo.engine.updates import sum_of_squares
 
         kernel = sum_of_squares()
 

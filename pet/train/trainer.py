@@ -11,6 +11,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.train.callbacks import Callback, make_callbacks
+from pet.train.distributed import World
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
 from pet.train.loss import CausalLoss
@@ -27,7 +28,6 @@ from pet.train.settings import total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
 from pet.train.stop import Interrupted, LossWatch, Signals, failure
-from pet.train.world import World
 
 log = logging.getLogger("pet")
 

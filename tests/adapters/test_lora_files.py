@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 import pet
 from adapters.registry import registry
-from model_zoo.checkpoint import write_parameter
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError
-from model_zoo.fingerprint import fingerprint
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "chatglm1", "chatglm2", "glm4_0414"]
@@ -372,7 +372,7 @@ def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):
 
 
 def test_a_base_is_hashed_once_as_long_as_it_is_the_same(fixtures, tmp_path, monkeypatch):
-    from adapters import files
+    from adapters import saving as files
 
     hashed = []
     monkeypatch.setattr(files, "fingerprint", lambda *given: hashed.append(1) or fingerprint(*given))

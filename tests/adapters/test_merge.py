@@ -11,7 +11,7 @@ from mindspore import nn, ops
 
 import pet
 from adapters.registry import registry
-from model_zoo.floats import from_bfloat16, to_bfloat16
+from model_zoo.checkpoint.dtypes import from_bfloat16, to_bfloat16
 from model_zoo.layers import Linear, name_parameters
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))
@@ -76,7 +76,7 @@ class Half(nn.Cell):
         values = np.random.default_rng(0).standard_normal((80, 96)).astype(np.float32)
         if dtype == ms.bfloat16:
             values = from_bfloat16(to_bfloat16(values))
-        from model_zoo.checkpoint import write_parameter
+        from model_zoo.checkpoint.reading import write_parameter
 
         write_parameter(self.cell.weight, values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from model_zoo.safetensors_io import read_file
+from model_zoo.checkpoint.safetensors_io import read_file
 
 
 def test_layers_by_hand(tmp_path, run):

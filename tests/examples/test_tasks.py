@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pet
-from model_zoo.safetensors_io import read_file
+from model_zoo.checkpoint.safetensors_io import read_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -57,7 +57,7 @@ def test_one_process_finetune_eval_predict(base, tmp_path, run, inside, losses, 
     (answer,) = ast.literal_eval(said.strip().splitlines()[-1])
     assert answer["text_generation_text"][0].startswith("hello!")
     # the same run's adapter by way of MindFormers' file: of another base's name, and of weights alone
-    from pet.compat.ckpt import to_file
+    from pet.compat.ckpt.doors import to_file
 
     to_file(base, tmp_path / "weights.ckpt")
     said = inside("standalone_task.py", *evaluation, "--load_checkpoint", "weights.ckpt")
@@ -126,7 +126,7 @@ model: {{model_config: {{type: GPT2Config, seq_length: 48, pet_config: {{pet_typ
 DRIVER = """
 import importlib, sys
 sys.path[:0] = [{examples!r}, {tests!r}]
-from pet.parallel.context import join, leave
+from pet.parallel.join import join, leave
 join()
 for script, *words in {runs!r}:
     sys.argv = [script, *words]

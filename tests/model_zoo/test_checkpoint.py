@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from mindspore.common.np_dtype import bfloat16
 
-from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.checkpoint.dtypes import STORAGE, convert
+from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import read_file, write_file, write_stream
 from model_zoo.errors import InputError
-from model_zoo.floats import STORAGE, convert
-from model_zoo.safetensors_io import read_file, write_file, write_stream
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 

@@ -178,7 +178,7 @@ def test_variants_against_transformers(variant, tmp_path):
     """Rotary scalings, biases, head widths, ties and siblings: saved here, opened there, equal logits."""
     torch = pytest.importorskip("torch", reason="the live comparison needs torch")
     transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     model = AutoModel.from_config({**LLAMA_TINY, **VARIANTS[variant]}, seed=3)
     generator = np.random.default_rng(1)

@@ -10,11 +10,11 @@ import pet
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
-from model_zoo.native import available
-from model_zoo.native.build import library
-from model_zoo.native.calls import KERNELS
-from model_zoo.native.decoding import TokenSteps
-from model_zoo.native.steps import Unrecorded
+from model_zoo.engine import available
+from model_zoo.engine.build import library
+from model_zoo.engine.calls import KERNELS
+from model_zoo.engine.decoding import TokenSteps
+from model_zoo.engine.steps import Unrecorded
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 

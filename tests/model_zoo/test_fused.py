@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import causal_lm, fused, fused_attention, layers, native, rotary
+from model_zoo import causal_lm, fused, fused_attention, layers, rotary
+from model_zoo import engine as native
 from model_zoo.auto import AutoModel
 
 IGNORED = -100

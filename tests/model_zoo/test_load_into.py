@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from model_zoo.auto import classes_for
-from model_zoo.checkpoint import load_into, read_config
+from model_zoo.checkpoint.dtypes import convert
+from model_zoo.checkpoint.reading import load_into, read_config
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
-from model_zoo.floats import convert
-from model_zoo.safetensors_io import read_file, write_file
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -174,8 +174,8 @@ MEASURE = textwrap.dedent("""
 def test_peak_memory_of_loading(kept, dtype, layers, fixtures, tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("peak memory is read from /proc")
+    from model_zoo.checkpoint.safetensors_io import write_stream
     from model_zoo.counting import parameter_shapes
-    from model_zoo.safetensors_io import write_stream
 
     config = LARGE | {"num_hidden_layers": layers}
     described = {name: (kept, shape) for name, shape in parameter_shapes(config).items()}

@@ -16,9 +16,10 @@ import psutil
 import pytest
 from mindspore import ops
 
-from model_zoo import fused, layers, native
+from model_zoo import engine as native
+from model_zoo import fused, layers
+from model_zoo.engine import build
 from model_zoo.errors import InputError
-from model_zoo.native import build
 
 sys.path.insert(0, str(Path(__file__).parent))
 

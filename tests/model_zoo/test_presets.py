@@ -12,7 +12,7 @@ import mindspore as ms
 import pytest
 
 from model_zoo.auto import classes_for
-from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.counting import count_parameters, layout_of, parameter_shapes, sizes, stored_transposed, tied_head
 from model_zoo.errors import InputError
 from model_zoo.presets import PRESETS, preset

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.numpy import load_file, save
 
+from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16, to_bfloat16
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file, write_stream
 from model_zoo.errors import InputError
-from model_zoo.floats import convert, float_name, from_bfloat16, to_bfloat16
-from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file, write_stream
 
 
 def every_fixture(fixtures):
@@ -58,7 +58,7 @@ def test_non_contiguous_arrays_are_written_right(view, tmp_path):
 
 
 def test_slices_read_only_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr("model_zoo.safetensors_io.CHUNK", 64)  # many pieces
+    monkeypatch.setattr("model_zoo.checkpoint.safetensors_io.CHUNK", 64)  # many pieces
     array = np.arange(13 * 7 * 3, dtype=np.float32).reshape(13, 7, 3)
     write_file(tmp_path / "x.safetensors", {"pad": np.zeros(3, np.float32), "x": array, "v": array.reshape(-1)})
     with SafetensorsFile(tmp_path / "x.safetensors") as file:

@@ -10,12 +10,12 @@ import pytest
 from safetensors import safe_open
 
 from model_zoo.auto import AutoModel
-from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.checkpoint.dtypes import convert
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import read_file
+from model_zoo.checkpoint.saving import parse_size, save_pretrained
 from model_zoo.errors import InputError
-from model_zoo.fingerprint import fingerprint
-from model_zoo.floats import convert
-from model_zoo.safetensors_io import read_file
-from model_zoo.saving import parse_size, save_pretrained
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -112,7 +112,7 @@ def test_a_failing_save_changes_nothing(existing, fixtures, tmp_path, monkeypatc
         calls.append(path)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("model_zoo.saving.write_json", failing)
+    monkeypatch.setattr("model_zoo.checkpoint.saving.write_json", failing)
     model.transformer.wte.weight.asnumpy()[:] = 7
     with pytest.raises(OSError, match="disk is full"):
         save_pretrained(model, out)

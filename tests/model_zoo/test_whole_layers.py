@@ -17,14 +17,14 @@ from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
-from model_zoo.native import available
-from model_zoo.native import training as whole
-from model_zoo.native.calls import WORK, Call, Memory, Place, memories
-from model_zoo.native.gradients import Gradients
-from model_zoo.native.layout import place_work, put_in_place
-from model_zoo.native.steps import Unrecorded, layer_list
-from model_zoo.native.together import PRODUCTS, bring_together
-from model_zoo.native.together import groups as together
+from model_zoo.engine import available
+from model_zoo.engine import training as whole
+from model_zoo.engine.calls import WORK, Call, Memory, Place, memories
+from model_zoo.engine.gradients import Gradients
+from model_zoo.engine.layout import place_work, put_in_place
+from model_zoo.engine.steps import Unrecorded, layer_list
+from model_zoo.engine.together import PRODUCTS, bring_together
+from model_zoo.engine.together import groups as together
 from pet.train.loss import CausalLoss
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute

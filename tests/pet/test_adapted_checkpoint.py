@@ -8,16 +8,16 @@ from mindspore import Tensor
 
 from adapters.apply import apply, disable_adapters, trainable_parameters
 from adapters.bitfit import BitFitConfig
-from adapters.files import load_adapter
 from adapters.lora import LoRAConfig
 from adapters.merge import merge, unmerge
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig
+from adapters.saving import load_adapter
 from model_zoo.auto import AutoModel
-from model_zoo.checkpoint import load_into, open_checkpoint, read_config
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import load_into, open_checkpoint, read_config
+from model_zoo.checkpoint.saving import save_pretrained
 from model_zoo.errors import InputError
-from model_zoo.fingerprint import fingerprint
-from model_zoo.saving import save_pretrained
 from pet.parallel.build import starts_from_base
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")

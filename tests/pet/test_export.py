@@ -11,12 +11,12 @@ import textwrap
 import numpy as np
 import pytest
 
-from model_zoo.checkpoint import open_checkpoint, read_config
+from model_zoo.checkpoint.dtypes import convert, from_bfloat16
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import open_checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import header_bytes, read_file, write_file, write_stream
 from model_zoo.counting import parameter_shapes, stored_transposed
 from model_zoo.errors import InputError
-from model_zoo.fingerprint import fingerprint
-from model_zoo.floats import convert, from_bfloat16
-from model_zoo.safetensors_io import header_bytes, read_file, write_file, write_stream
 from pet.export import merge_checkpoint
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
@@ -50,10 +50,10 @@ def test_lora_equals_the_reference(name, fixtures, tmp_path):
 @pytest.mark.parametrize("kept", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", FIXTURES)
 def test_bit_equal_to_merging_in_memory(name, kept, fixtures, tmp_path):
-    from adapters.files import load_adapter
     from adapters.merge import merge
+    from adapters.saving import load_adapter
     from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     base = tmp_path / "base"
     save_pretrained(AutoModel.from_pretrained(fixtures / name), base, dtype=kept, max_shard_size="100KB")
@@ -146,12 +146,12 @@ SAVED_HERE = {
 @pytest.mark.parametrize("name", ["chatglm1", "glm", "gpt2"])
 def test_what_is_saved_here_merges_on_disk_as_in_memory(name, method, fixtures, tmp_path):
     from adapters.apply import apply, trainable_parameters
-    from adapters.files import save_adapter
     from adapters.merge import merge
     from adapters.methods import METHODS
+    from adapters.saving import save_adapter
     from model_zoo.auto import AutoModel
-    from model_zoo.checkpoint import write_parameter
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.reading import write_parameter
+    from model_zoo.checkpoint.saving import save_pretrained
 
     model = apply(AutoModel.from_pretrained(fixtures / name), METHODS[method](**SAVED_HERE[method]))
     generator = np.random.default_rng(0)
@@ -170,10 +170,10 @@ def test_what_is_saved_here_merges_on_disk_as_in_memory(name, method, fixtures, 
 
 @pytest.mark.parametrize("case", MEMORY)
 def test_every_kind_is_bit_equal_to_merging_in_memory(case, fixtures, tmp_path):
-    from adapters.files import load_adapter
     from adapters.merge import merge
+    from adapters.saving import load_adapter
     from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     name, adapters = MEMORY[case]
     model = AutoModel.from_pretrained(fixtures / name)

@@ -11,7 +11,7 @@ from adapters.matching import plan
 from adapters.methods import METHODS
 from adapters.sites import sites
 from model_zoo.auto import AutoModel
-from model_zoo.checkpoint import read_config
+from model_zoo.checkpoint.reading import read_config
 from model_zoo.errors import InputError
 from pet.info import describe
 from pet.outline import Outline

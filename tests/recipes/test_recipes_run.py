@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file, write_file
 from pet.cli.main import main
 from pet.names import bundled_models, bundled_recipes
 from pet.recipe.loading import load

@@ -91,7 +91,7 @@ def run(arguments) -> tuple[int, str]:
 def home(tmp_path_factory):
     """A recipe, a base of one small layer, and a run directory of two steps over it."""
     from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     home = tmp_path_factory.mktemp("inputs")
     source = bundled_directory() / "bases" / "gpt_tiny"

@@ -142,8 +142,9 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeyp
 
 
 def test_doctor_says_which_path_runs(capsys, monkeypatch):
-    from model_zoo import layers, native
-    from model_zoo.native import build
+    from model_zoo import engine as native
+    from model_zoo import layers
+    from model_zoo.engine import build
 
     def findings(code):
         assert main(["doctor"]) == code

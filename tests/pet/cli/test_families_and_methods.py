@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from model_zoo.safetensors_io import read_file
+from model_zoo.checkpoint.safetensors_io import read_file
 from pet.cli.main import main
 from pet.names import bundled_directory
 
@@ -39,7 +39,7 @@ ROWS = [
 def home(tmp_path_factory):
     """A directory with a small random base of each family, and a few questions."""
     from model_zoo.auto import AutoModel
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     home = tmp_path_factory.mktemp("families")
     for family, size in SIZES.items():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import SafetensorsFile, read_file, write_file
-from pet.compat import ckpt_file
-from pet.compat.ckpt import config_for, find_ckpt, to_directory, to_file
-from pet.compat.ckpt_file import CkptFile, write_ckpt
-from pet.compat.ckpt_lora import to_adapter, to_lora_file
-from pet.compat.ckpt_names import Form
+from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory, to_file
+from pet.compat.ckpt.doors import file as ckpt_file
+from pet.compat.ckpt.file import CkptFile, write_ckpt
+from pet.compat.ckpt.lora import to_adapter, to_lora_file
+from pet.compat.ckpt.names import Form
 
 # The names that MindFormers' scripts write for a layer, with their shapes in terms of the dimensions.
 GPT2 = {

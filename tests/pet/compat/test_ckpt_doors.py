@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 import pet
-from pet.compat.ckpt import converted, to_file
-from pet.compat.ckpt_file import CkptFile, write_ckpt
+from pet.compat.ckpt.doors import converted, to_file
+from pet.compat.ckpt.file import CkptFile, write_ckpt
 
 
 def test_front_doors_take_ckpt_files(base, tmp_path):
-    from model_zoo.fingerprint import fingerprint
+    from model_zoo.checkpoint.fingerprint import fingerprint
 
     file = tmp_path / "models/gpt.ckpt"
     to_file(base, file)

@@ -37,7 +37,9 @@ SETTINGS = {
 def recipes(monkeypatch):
     """What runs are asked for, instead of being run."""
     asked = []
-    monkeypatch.setattr("pet.objects.run", lambda recipe, objects, **more: asked.append((recipe, objects, more)) or {})
+    monkeypatch.setattr(
+        "pet.compat.objects.run", lambda recipe, objects, **more: asked.append((recipe, objects, more)) or {}
+    )
     return asked
 
 

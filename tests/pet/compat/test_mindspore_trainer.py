@@ -133,7 +133,7 @@ def test_a_task_file(tmp_path):
 
 
 def test_build_transformer_model(base, tmp_path):
-    from pet.compat.ckpt import to_file
+    from pet.compat.ckpt.doors import to_file
 
     model, config = build_transformer_model(str(base))
     assert config.n_embd == 32

@@ -99,7 +99,7 @@ NAMES += "llama2_13b llama2_70b llama3_8b llama3_70b"
 
 
 def test_every_preset_name_and_its_lora_form():
-    from pet.compat.presets import split_name
+    from pet.compat.mindformers.presets import split_name
 
     assert pet.AutoConfig.from_pretrained("gpt2").dims == pet.AutoConfig.from_pretrained("gpt2_small").dims
     for name in NAMES.split():

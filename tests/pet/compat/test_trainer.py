@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file
 from pet.parallel.strategy import read_strategy
 
 ARGUMENTS = {"num_train_epochs": 4, "batch_size": 4, "learning_rate": 1e-2, "max_length": 48, "warmup_steps": 1}

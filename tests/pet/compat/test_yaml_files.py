@@ -190,7 +190,7 @@ def test_what_a_file_is_for(base, tmp_path, capsys):
 
 
 def test_targets_by_mindformers_expressions():
-    from pet.compat.mindformers_yaml import targets_of
+    from pet.compat.mindformers.yaml_file import targets_of
     from pet.compat.translation import Translation
 
     for expression, expected in (
@@ -326,7 +326,7 @@ def test_a_job_file_goes_on_from_another_run(base, tmp_path):
     write(tmp_path / "job.yaml", text + "resume_training: True\n")
     trainer = pet.Trainer(recipe="job.yaml")
     assert trainer.finetune()["steps"] == 4
-    from model_zoo.safetensors_io import read_file
+    from model_zoo.checkpoint.safetensors_io import read_file
 
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 4

@@ -14,13 +14,13 @@ from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import MODEL_OF, AutoConfig
-from model_zoo.checkpoint import read_config
-from model_zoo.safetensors_io import read_file, write_file
+from model_zoo.checkpoint.reading import read_config
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.outline import Outline
 from pet.recipe.training import LossScale
+from pet.train.distributed import World
 from pet.train.trainer import Trainer
-from pet.train.world import World
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SHORTENED = Path(os.environ.get("LAYOUT_BASES", "bases"))  # where the workers find what the test has shortened
@@ -138,7 +138,7 @@ def build(case: Case, world: World):
     config = AutoConfig.from_pretrained(directory)
     model = MODEL_OF[type(config)](config)
     if isinstance(world, World) and type(world) is World:
-        from model_zoo.checkpoint import load_into
+        from model_zoo.checkpoint.reading import load_into
 
         load_into(model, directory)
         adapt(model, case)

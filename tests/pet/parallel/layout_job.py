@@ -15,7 +15,7 @@ if hasattr(os, "sched_setaffinity"):
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(os.environ["RANK_ID"]) % len(CORES)]})
 
-from pet.parallel.context import join
+from pet.parallel.join import join
 
 job = join()
 
@@ -37,16 +37,16 @@ from layout_cases import (  # noqa: E402
 )
 from mindspore import ParameterTuple  # noqa: E402
 
-from adapters.files import save_adapter  # noqa: E402
-from model_zoo.safetensors_io import write_file  # noqa: E402
+from adapters.saving import save_adapter  # noqa: E402
+from model_zoo.checkpoint.safetensors_io import write_file  # noqa: E402
 from pet.parallel import collectives  # noqa: E402
+from pet.parallel.mesh_context import ParallelWorld  # noqa: E402
 from pet.parallel.split import division_of  # noqa: E402
-from pet.parallel.world import ParallelWorld  # noqa: E402
 from pet.train import state  # noqa: E402
+from pet.train.distributed import World  # noqa: E402
 from pet.train.forward import make_forward  # noqa: E402
 from pet.train.loss import CausalLoss  # noqa: E402
 from pet.train.step import tensors  # noqa: E402
-from pet.train.world import World  # noqa: E402
 
 output = Path(sys.argv[2])
 KEYS = ("dropout_key", "neftune_key", "key")

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 CHECK = """
 import numpy as np
-from pet.parallel.context import join, leave
+from pet.parallel.join import join, leave
 job = join()
 import mindspore as ms
 from mindspore import Tensor, nn, ops

@@ -19,10 +19,10 @@ import layout_cases
 from layout_cases import ACCUMULATION, CARRIED, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer, shorten
 
 from model_zoo.auto import AutoModel
+from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file
+from pet.launch.control import Alone
 from pet.outline import Outline
-from pet.parallel.control import Alone
 from pet.parallel.fits import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
@@ -31,7 +31,7 @@ from pet.parallel.stages import balance
 from pet.planning.search import Work, memory
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
-from pet.train.world import World
+from pet.train.distributed import World
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ def jobs(tmp_path_factory) -> Path:
                 shorten(case)
     config = {"model_type": "llama", "vocab_size": 2000, "hidden_size": 768, "intermediate_size": 3072}
     config |= {"num_hidden_layers": 6, "num_attention_heads": 12, "max_position_embeddings": 64}
-    from model_zoo.saving import save_pretrained
+    from model_zoo.checkpoint.saving import save_pretrained
 
     save_pretrained(AutoModel.from_config(config), output / "large")
     running = [start(output, "two", ["-n", "2"], "two")]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file, write_file
 from pet.train import checkpoint as files
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}

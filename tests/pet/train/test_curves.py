@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from adapters.files import load_adapter
+from adapters.saving import load_adapter
 from model_zoo.auto import AutoModel
-from model_zoo.safetensors_io import read_file
+from model_zoo.checkpoint.safetensors_io import read_file
 from pet.cli.main import main
 from pet.train.trainer import Trainer
 

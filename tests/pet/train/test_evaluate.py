@@ -7,7 +7,7 @@ import pytest
 from mindspore import Tensor
 
 from adapters.apply import disable_adapters
-from adapters.files import load_adapter
+from adapters.saving import load_adapter
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from pet.recipe.training import Eval, Generation

@@ -8,8 +8,8 @@ from mindspore import ParameterTuple
 from adapters.apply import apply_lora
 from model_zoo import fused
 from model_zoo.auto import AutoModel
+from model_zoo.engine import available
 from model_zoo.graph import Graph
-from model_zoo.native import available
 from pet.train.feed import complete
 from pet.train.forward import loss_of_head, make_forward, make_measure, measure_of_head, plain_head
 from pet.train.loss import IGNORED, CausalLoss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adapters.files import load_adapter
+from adapters.saving import load_adapter
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from pet.train.precision import NarrowProduct, set_precision

@@ -11,8 +11,8 @@ import pytest
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.recipe.loading import from_dict
+from pet.train.distributed import World
 from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_feeds, make_world
-from pet.train.world import World
 
 
 def prepare(tmp_path, data, **sections):

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
-from model_zoo.safetensors_io import read_file
 from pet.recipe.loading import from_dict
 from pet.train import run
 from pet.train.callbacks import Callback

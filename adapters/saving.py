@@ -1,0 +1,294 @@
+"""Adapter directories in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+What was loaded and not changed is saved byte for byte as it was. An adapter made here also carries the fingerprint of
+its base in the tensor file's metadata, which PEFT does not read; loading it onto another base is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mindspore import nn
+
+from adapters.methods import BY_PEFT_TYPE
+from adapters.registry import Adapter, registry
+from model_zoo.atomic import atomic_write, read_json
+from model_zoo.checkpoint.fingerprint import fingerprint, glance
+from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.errors import InputError, nearest
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+FINGERPRINT = "base_fingerprint"
+
+
+def read_adapter_config(directory: str | Path) -> dict[str, Any]:
+    """The dictionary in an adapter directory's adapter_config.json, checked as far as no model is needed.
+
+    Raises:
+        InputError: no such directory or file, no JSON object, no or an unknown ``peft_type``.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such adapter directory")
+    values = read_json(directory / CONFIG, "a PEFT adapter configuration")
+    kind = values.get("peft_type")
+    if not isinstance(kind, str) or kind not in BY_PEFT_TYPE:
+        raise InputError(
+            f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(BY_PEFT_TYPE))}"
+            + (nearest(kind, BY_PEFT_TYPE) if isinstance(kind, str) else "")
+        )
+    return values
+
+
+def config_from_peft(values: dict[str, Any], where: str | Path):
+    """The method's configuration for an adapter_config.json; warns once about keys that this version does not know."""
+    cls = BY_PEFT_TYPE[values["peft_type"]]
+    unknown = sorted(set(values) - set(cls.peft_keys))
+    if unknown:
+        warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=3)
+    try:
+        config = cls.from_peft(values)
+        config.validate()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: a value of the wrong type ({error})") from None
+    return config
+
+
+def saved_name(key: str, config) -> str:
+    """A tensor's name in PEFT's file; prompt methods keep theirs bare."""
+    return PREFIX + key if config.prefixed else key
+
+
+def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -> None:
+    """Writes one adapter as a directory that Hugging Face PEFT reads.
+
+    Args:
+        model: with the adapter.
+        directory: made if need be; the two files in it are each whole or as before at any moment.
+        name: which adapter.
+
+    Raises:
+        InputError: an unknown name, or a method that PEFT's format has no place for.
+    """
+    adapter = registry(model).get(name)
+    directory = Path(directory)
+    source = adapter.source
+    if source and adapter.config == source["config"] and is_unchanged(model, adapter):
+        values, tensors, metadata = source["values"], source["tensors"], source["metadata"]
+    else:
+        tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
+        kept, told = source.get("values", {}), described(model, adapter)
+        values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
+        # The name under which its makers know the base says more than the directory that it was loaded from here.
+        values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
+        with registry(model).disabled():
+            metadata = {"format": "pt", FINGERPRINT: known_fingerprint(model)} if knows(model) else {"format": "pt"}
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(directory / WEIGHTS, tensors, metadata)
+    with atomic_write(directory / CONFIG) as file:
+        file.write(json.dumps(values, indent=2, sort_keys=True).encode())
+
+
+def known_fingerprint(model: nn.Cell) -> str:
+    """The base's fingerprint, kept on the model for as long as its weights are the same: a chat with ten adapters and
+    a run with ten checkpoints hash a base once. One process of many holds a part of the base, and has been told it."""
+    told = getattr(model, "base_fingerprint", None)
+    if told:
+        return told
+    seen, kept = glance(model), model.__dict__.get("_fingerprint", (None, ""))
+    if kept[0] != seen:
+        kept = (seen, fingerprint(model.config.to_dict(), model))
+        object.__setattr__(model, "_fingerprint", kept)
+    return kept[1]
+
+
+def knows(model: nn.Cell) -> bool:
+    """Whether a model is one of a family, so that its base has a fingerprint."""
+    return hasattr(model, "family") and hasattr(model, "config")
+
+
+def described(model: nn.Cell, adapter: Adapter) -> dict[str, Any]:
+    """adapter_config.json for an adapter made here."""
+    values = {
+        "peft_type": adapter.config.peft_type,
+        "task_type": "CAUSAL_LM" if knows(model) else None,
+        "base_model_name_or_path": base_name(model),
+        "inference_mode": True,
+        "revision": None,
+        "auto_mapping": None,
+    }
+    return {**values, **adapter.config.to_peft(model, adapter)}
+
+
+def base_name(model: nn.Cell) -> str | None:
+    """What the base is found by: the name it was asked for by, its directory, or what its config.json calls it."""
+    name, directory = getattr(model, "base_name", None), getattr(model, "loaded_from", None)
+    if name or directory:
+        return name or str(Path(directory).absolute())
+    return getattr(getattr(model, "config", None), "extra", {}).get("_name_or_path")
+
+
+def saved_arrays(adapter: Adapter) -> dict[str, np.ndarray]:
+    """The adapter's tensors as they go into a file, by name without prefix."""
+    arrays = {}
+    for key, parameter in adapter.tensors().items():
+        arrays[key] = np.ascontiguousarray(parameter.asnumpy())
+    return adapter.config.pack(arrays, adapter)
+
+
+def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
+    """Whether an adapter's tensors are still those of the files it came from."""
+    stored = adapter.source["tensors"]
+    plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
+    now = {key: parameter.asnumpy() for key, parameter in adapter.tensors().items()}
+    return same_arrays(now, adapter.config.unpack({key: as_float32(array) for key, array in plain.items()}, model))
+
+
+def as_float32(array: np.ndarray) -> np.ndarray:
+    """A floating-point array in float32."""
+    return array.astype(np.float32)
+
+
+def same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    """Whether two sets of arrays have the same names and values, whatever type they are held in."""
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name].astype(np.float64), second[name].astype(np.float64)) for name in first
+    )
+
+
+def load_adapter(
+    model: nn.Cell, directory: str | Path, name: str = "default", strict: bool = True, activate: bool = True
+) -> list[str]:
+    """Adds the adapter in a PEFT directory to a model.
+
+    Everything is checked before the model is touched: the configuration, that each target exists, that the file holds
+    just the tensors that it should with their shapes, and that the base is the one it was trained on.
+
+    Args:
+        model: the base, perhaps with other adapters.
+        directory: adapter_config.json and adapter_model.safetensors.
+        name: under which the adapter is added.
+        strict: refuse another base, and missing, extra or misshapen tensors. False loads what fits.
+        activate: let it take part at once, alone.
+
+    Returns:
+        What was skipped, for ``strict=False``; otherwise an empty list.
+
+    Raises:
+        InputError: lists everything that does not fit.
+    """
+    directory = Path(directory)
+    state = registry(model)
+    state.check_new(name)
+    values = read_adapter_config(directory)
+    config = config_from_peft(values, directory / CONFIG)
+    skipped: list[str] = []
+    with located(directory):
+        arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
+        adapter = state.add(config, name)
+    try:
+        problems = fill(adapter, arrays)
+        if problems and strict:
+            raise InputError.collect([f"{directory / WEIGHTS}: {problem}" for problem in problems])
+    except BaseException:
+        state.delete(name)
+        raise
+    adapter.source = {
+        "values": values,
+        "config": copy.deepcopy(config),
+        "tensors": stored_arrays,
+        "metadata": metadata,
+    }
+    if activate:
+        state.set(name)
+    return skipped + problems
+
+
+@contextmanager
+def located(directory: Path) -> Iterator[None]:
+    """Every InputError within names the directory."""
+    try:
+        yield
+    except InputError as error:
+        raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
+
+
+def read_arrays(model, state, directory: Path, config, strict: bool, skipped: list[str]):
+    """The tensors of an adapter directory, once its header has been found to agree with the configuration.
+
+    Returns:
+        The arrays by the modules' names in float32, the same as they are stored, and the file's metadata.
+    """
+    with SafetensorsFile(directory / WEIGHTS) as file:
+        check_base(model, state, file.metadata, directory, strict, skipped)
+        plain = unprefixed(file, directory, config, strict, skipped)
+        config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
+        stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
+        arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)
+        return arrays, stored_arrays, dict(file.metadata)
+
+
+def check_base(model, state, metadata, directory, strict, skipped) -> None:
+    """Refuses, or notes, a base of another fingerprint than the adapter was made on."""
+    expected = metadata.get(FINGERPRINT)
+    if expected is None or not knows(model):
+        return
+    with state.disabled():
+        found = known_fingerprint(model)
+    if found != expected:
+        message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
+        if strict:
+            raise InputError(f"{message}; strict=False loads it all the same")
+        skipped.append(message)
+
+
+def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dict[str, str]:
+    """{name without PEFT's prefix: name in the file}."""
+    plain, odd = {}, []
+    for stored in file.tensors:
+        if not config.prefixed:
+            plain[stored] = stored
+        elif stored.startswith(PREFIX):
+            plain[stored[len(PREFIX) :]] = stored
+        else:
+            odd.append(f"{stored} does not begin with {PREFIX}")
+    if odd and strict:
+        raise InputError.collect([f"{directory / WEIGHTS}: {problem}" for problem in odd])
+    skipped.extend(odd)
+    return plain
+
+
+def stored_array(file: SafetensorsFile, name: str) -> np.ndarray:
+    """A tensor in the type that it is stored in, as `write_file` takes it."""
+    array = file.read(name)
+    if file.tensors[name].dtype == "bfloat16":
+        from mindspore.common.np_dtype import bfloat16
+
+        return array.view(bfloat16)
+    return array
+
+
+def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
+    """Assigns arrays to the adapter's parameters; what is missing, extra or misshapen is left and returned."""
+    parameters = adapter.tensors()
+    problems = [f"{key} is missing" for key in parameters if key not in arrays]
+    for key, array in arrays.items():
+        parameter = parameters.get(key)
+        if parameter is None:
+            problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, parameters)}")
+        elif tuple(parameter.shape) != array.shape:
+            problems.append(f"{key} has shape {array.shape}, the model needs {tuple(parameter.shape)}")
+        else:
+            write_parameter(parameter, array)
+    return problems

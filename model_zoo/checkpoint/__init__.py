@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: reading, saving, number types, fingerprints."""

@@ -1,0 +1,111 @@
+"""A digest that tells one base model from another, so that an adapter is not put on the wrong one.
+
+It depends on the architecture and on every weight, and on nothing else: not on shards, file names, the form of
+config.json, buffers, or the type the weights are held in. For the last, each weight counts rounded to bfloat16: a
+bfloat16 checkpoint has the same fingerprint on disk and loaded as float32, and a float32 checkpoint the same when it
+is loaded as bfloat16. Another fine-tuning of the same model differs in some of its millions of rounded weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
+from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
+from model_zoo.counting import parameter_shapes, sizes
+from model_zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+PIECE = 2**16  # elements that are rounded and hashed at once in each thread: few enough to stay in its cache
+VERSION = "1"  # goes into the digest; to be raised when its definition changes
+
+
+def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
+    """The fingerprint of a base model: 32 hexadecimal digits.
+
+    Args:
+        config: config.json's dictionary, or a model's ``config.to_dict()``.
+        source: an open `Checkpoint`, or a model. Of a model only the base's parameters count, whatever adapters are
+            attached; a base that was trained or merged into is another one.
+
+    Raises:
+        InputError: the checkpoint or the model lacks a tensor that the configuration asks for.
+    """
+    shapes = parameter_shapes(config)
+    if isinstance(source, Checkpoint):
+        stored, _ = assignment(source, shapes, ignored=(".",))  # whatever is not a parameter does not count
+        return digest(
+            config, {name: (source.dtype(stored[name]), shapes[name]) for name in shapes}, _file(source, stored)
+        )
+    parameters = base_parameters(source)
+    absent = [name for name in shapes if name not in parameters]
+    if absent:
+        raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
+    arrays = {name: parameters[name] for name in shapes}
+    described = {name: (as_storage(value.asnumpy())[1], tuple(value.shape)) for name, value in arrays.items()}
+    return digest(config, described, lambda name: _pieces(as_storage(arrays[name].asnumpy())[0]))
+
+
+def glance(model: nn.Cell) -> int:
+    """A checksum of a model's base that costs next to nothing: of a matrix one number of every row, each in another
+    column. Training, loading and editing rows change it; it tells whether `fingerprint` has to be taken again.
+    """
+    seen = 0
+    for name, parameter in sorted(base_parameters(model).items()):
+        bits, word = as_storage(parameter.asnumpy())
+        some = bits.reshape(-1)[:: bits.shape[-1] + 1 if bits.ndim > 1 else 1]
+        seen = zlib.crc32(np.ascontiguousarray(some), zlib.crc32(f"{name} {word}".encode(), seen))
+    return seen
+
+
+def digest(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    pieces: Callable[[str], Iterable[np.ndarray]],
+) -> str:
+    """The digest over a configuration and tensors given as {name: (type, shape)} and one-dimensional pieces of each.
+
+    SHA-256, for which processors have instructions of their own.
+    """
+
+    def one(name: str) -> bytes:
+        state = hashlib.sha256()
+        word, _ = tensors[name]
+        for piece in pieces(name):
+            state.update(np.ascontiguousarray(convert(piece, word, "bfloat16")))
+        return state.digest()
+
+    names = sorted(tensors)
+    whole = hashlib.sha256()
+    facts = {"version": VERSION, "model_type": config.get("model_type"), "sizes": sizes(config)._replace(context=0)}
+    whole.update(json.dumps(facts, sort_keys=True).encode())
+    # hashing and NumPy let go of the interpreter's lock
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        for name, value in zip(names, pool.map(one, names), strict=True):
+            whole.update(json.dumps([name, tensors[name][1]]).encode() + value)
+    return whole.hexdigest()[:32]
+
+
+def _file(checkpoint: Checkpoint, stored: Mapping[str, str]) -> Callable[[str], Iterable[np.ndarray]]:
+    def pieces(name: str):
+        word = checkpoint.dtype(stored[name])
+        for block in checkpoint.blocks(stored[name]):
+            yield from _pieces(np.frombuffer(bytes(block), STORAGE[word]))  # a copy: the block is only lent
+
+    return pieces
+
+
+def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, PIECE):
+        yield flat[start : start + PIECE]

@@ -1,0 +1,358 @@
+"""Hugging Face checkpoint directories as a set of named tensors, and their assignment to a model.
+
+A directory holds ``config.json`` and either ``model.safetensors`` or shards with ``model.safetensors.index.json``.
+Parameters bear the names of the published tensors, so that loading is an assignment; what a family's files have beside
+them (tied copies, buffers) stands in its `Family` table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_zoo.atomic import read_json
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, from_bfloat16
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
+from model_zoo.counting import parameter_shapes
+from model_zoo.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
+
+
+def read_config(directory: str | Path) -> dict:
+    """The dictionary in a checkpoint's ``config.json``; InputError when it is missing or not a JSON object."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory; a Hugging Face checkpoint directory was expected")
+    return read_json(directory / "config.json", "a Hugging Face model configuration")
+
+
+class Checkpoint:
+    """The tensors of a checkpoint directory, in one file or many, read on demand from the mapped files.
+
+    Iterating gives the names in alphabetical order. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.files: dict[str, SafetensorsFile] = {}
+        self._where: dict[str, SafetensorsFile] = {}
+        paths, placed = find_weights(self.directory)
+        problems = []
+        try:
+            for path in paths:
+                try:
+                    self.files[path.name] = SafetensorsFile(path)
+                except InputError as error:
+                    problems.append(str(error))
+            if not problems:
+                problems = self._collect(placed)
+            if problems:
+                raise InputError.collect(problems)
+        except BaseException:
+            self.close()
+            raise
+
+    def _collect(self, placed: Mapping[str, str] | None) -> list[str]:
+        problems = []
+        for file_name, file in self.files.items():
+            for name in file.tensors:
+                if placed is not None and placed.get(name, file_name) != file_name:
+                    continue
+                if name in self._where:
+                    problems.append(f"{self.directory}: {name} is in {self._where[name].path.name} and in {file_name}")
+                self._where[name] = file
+        for name, file_name in (placed or {}).items():
+            if name not in self.files[file_name].tensors:
+                problems.append(f"{self.directory / file_name}: lacks {name}, which {INDEX} places there")
+        return problems
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def __iter__(self):
+        return iter(sorted(self._where))
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names in alphabetical order."""
+        return sorted(self._where)
+
+    def info(self, name: str) -> TensorInfo:
+        """Type, shape and size of a tensor, from the header."""
+        return self._file(name).info(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.info(name).shape
+
+    def dtype(self, name: str) -> str:
+        """``"float32"``, ``"float16"``, ``"bfloat16"``, …"""
+        return self.info(name).dtype
+
+    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
+        """A tensor, or the block of it that `slices` (one ``slice`` per leading axis) cuts out, as a new array.
+
+        Only the bytes of the block are read. `dtype` is a floating-point type to convert to, exactly or rounded once;
+        without it the array has the stored type, bfloat16 as exact float32. ``"bfloat16"`` gives an array of
+        MindSpore's NumPy type, which ``Tensor`` takes as it is.
+        """
+        stored = self.dtype(name)
+        if dtype is None and stored == "bfloat16":
+            dtype = "float32"
+        array = self._file(name).read(name, slices, float_name(dtype) if dtype is not None else None)
+        if dtype is not None and float_name(dtype) == "bfloat16":
+            from mindspore.common.np_dtype import bfloat16
+
+            return array.view(bfloat16)
+        return array
+
+    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
+        """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""
+        return self._file(name).read(name, None, dtype)
+
+    def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
+        """Copies a tensor or a block of it into an array of the same shape, converting to the array's type."""
+        self._file(name).read_into(name, out, slices)
+
+    def blocks(self, name: str) -> Iterable[memoryview]:
+        """The stored bytes of a tensor in pieces."""
+        return self._file(name).blocks(name)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        try:
+            return self._where[name]
+        except KeyError:
+            raise InputError(f"{self.directory}: there is no tensor {name!r}{nearest(name, self._where)}") from None
+
+
+def open_checkpoint(directory: str | Path) -> Checkpoint:
+    """Opens a checkpoint directory. All headers are checked here; no weights are read.
+
+    Raises:
+        InputError: no directory, no weights, pickled weights, a missing shard, a truncated or corrupt file.
+    """
+    return Checkpoint(directory)
+
+
+def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The weight files of a directory, and where the index places each tensor (None without an index)."""
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory; a Hugging Face checkpoint directory was expected")
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE], None
+    if (directory / INDEX).is_file():
+        return _indexed(directory)
+    found = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_model"))
+    numbered = [re.fullmatch(r"(.*)-(\d+)-of-(\d+)\.safetensors", path.name) for path in found]
+    if len(found) == 1 and numbered[0] is None:
+        return found, None
+    if found and all(numbered) and len({(match[1], match[3]) for match in numbered}) == 1:
+        missing = set(range(1, int(numbered[0][3]) + 1)) - {int(match[2]) for match in numbered}
+        if not missing:
+            return found, None
+        raise InputError(f"{directory}: shards {sorted(missing)} of {int(numbered[0][3])} are missing, and {INDEX} too")
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise InputError(f"{directory}: which of {names} belong together is unknown; expected {SINGLE} or {INDEX}")
+    if (directory / "adapter_config.json").is_file():
+        raise InputError(
+            f"{directory}: holds an adapter, not a model; give its base model's directory, and the adapter separately"
+        )
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLED)
+    if pickled:
+        raise InputError(
+            f"{directory}: {', '.join(pickled[:3])} {'are' if len(pickled) > 1 else 'is'} pickled or in a framework's "
+            "own format and is not opened, since a pickle runs code; get the safetensors files of this model, or write "
+            "them once with transformers: AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory, "
+            "safe_serialization=True)"
+        )
+    raise InputError(f"{directory}: holds no weights; expected {SINGLE}, or shards with {INDEX}")
+
+
+def _indexed(directory: Path) -> tuple[list[Path], dict[str, str]]:
+    index = directory / INDEX
+    placed = read_json(index, "a safetensors index").get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(value, str) for value in placed.values()):
+        raise InputError(f"{index}: has no weight_map from tensor names to file names")
+    problems, paths = [], []
+    for file_name in sorted(set(placed.values())):
+        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
+            problems.append(f"{index}: names {file_name!r}, which is not a safetensors file of this directory")
+        elif not (directory / file_name).is_file():
+            problems.append(f"{index}: names the shard {file_name}, which is missing; download it")
+        paths.append(directory / file_name)
+    if problems:
+        raise InputError.collect(problems)
+    return paths, placed
+
+
+# Assigning to a model ------------------------------------------------------------------------------------------------
+
+
+def assignment(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    tied: Mapping[str, str] | None = None,
+    ignored: Iterable[str] = (),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Which stored tensor goes to which parameter.
+
+    Args:
+        checkpoint: the open checkpoint.
+        shapes: {parameter name: shape} of the model.
+        tied: {saved name: parameter name} for a tensor that a file may hold a second time under another name.
+        ignored: regular expressions of stored names that are no parameters (mask buffers, inv_freq).
+
+    Returns:
+        ``({parameter name: stored name}, {stored name: parameter name of its tied copies})``
+
+    Raises:
+        InputError: lists every missing, extra and misshapen tensor, and every one of an unusable type.
+    """
+    tied = dict(tied or {})
+    names = _with_prefix(checkpoint.names, shapes, tied)
+    ignored = [re.compile(pattern) for pattern in ignored]
+    sources = {name: stored for stored, name in names.items() if name in shapes}
+    copies = {stored: tied[name] for stored, name in names.items() if name in tied and name not in shapes}
+    for stored, name in list(copies.items()):
+        if name not in sources:  # only the copy was saved
+            sources[name] = stored
+            del copies[stored]
+    problems = [f"{name} {tuple(shape)} is missing" for name, shape in shapes.items() if name not in sources]
+    for stored, name in names.items():
+        if name not in shapes and name not in tied and not any(pattern.search(stored) for pattern in ignored):
+            problems.append(f"{stored} {checkpoint.shape(stored)} is no parameter of the model{nearest(name, shapes)}")
+    for name, stored in [*sources.items(), *((name, stored) for stored, name in copies.items())]:
+        info = checkpoint.info(stored)
+        if name in shapes and info.shape != tuple(shapes[name]):
+            problems.append(f"{stored} has shape {info.shape}, the model needs {tuple(shapes[name])}")
+        if info.dtype not in STORAGE:
+            problems.append(f"{stored} is of type {info.dtype}; supported are {', '.join(STORAGE)}")
+    if problems:
+        raise InputError.collect([f"{checkpoint.directory}: {problem}" for problem in problems])
+    return sources, copies
+
+
+def _with_prefix(stored: Iterable[str], shapes: Mapping[str, object], tied: Mapping[str, str]) -> dict[str, str]:
+    """{stored name: name in the model}. Files written from the headless model lack the first part of every name
+    (``h.0.attn.c_attn.weight`` for ``transformer.h.0.attn.c_attn.weight``): it is put back."""
+    stored = list(stored)
+    for prefix in sorted({name.split(".", 1)[0] + "." for name in shapes if "." in name}):
+        bare = {name.removeprefix(prefix) for name in shapes if name.startswith(prefix)}
+        if not any(name.startswith(prefix) for name in stored) and any(name in bare for name in stored):
+            return {name: name if name in shapes or name in tied else prefix + name for name in stored}
+    return {name: name for name in stored}
+
+
+def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object = None) -> None:
+    """Assigns a checkpoint to a model's parameters, tensor by tensor, straight from the mapped file.
+
+    Args:
+        model: a `CausalLM`. Of what an adapter added, only what starts from the base's weights changes with them, as
+            far as it has not been trained: it is then as if the adapter had been put on the loaded model.
+        directory: checkpoint directory, or an open `Checkpoint`.
+        dtype: floating-point type the parameters are given; ``None`` keeps the type each was created with.
+
+    Raises:
+        InputError: before anything is assigned; lists every tensor that is missing, extra or misshapen.
+    """
+    if not isinstance(directory, Checkpoint):
+        with Checkpoint(directory) as checkpoint:
+            return load_into(model, checkpoint, dtype)
+    checkpoint = directory
+    target = float_name(dtype) if dtype is not None else None
+    family = model.family
+    with getattr(model, "base_loading", nullcontext)():
+        parameters = base_parameters(model)
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        sources, copies = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
+        check_tied(checkpoint, sources, copies)
+        for name, stored in sources.items():
+            assign(parameters[name], checkpoint, stored, target)
+    model.loaded_from = str(checkpoint.directory)  # where tokenizer and licence are, for those who save it again
+    return None
+
+
+def base_parameters(model: nn.Cell) -> dict[str, object]:
+    """{published name: Parameter} of a model, without what adapters and new tokens added to it."""
+    names = parameter_shapes(model.config.to_dict())
+    return {parameter.name: parameter for parameter in model.get_parameters() if parameter.name in names}
+
+
+def check_tied(checkpoint: Checkpoint, sources: Mapping[str, str], copies: Mapping[str, str]) -> None:
+    """InputError when a file holds two different tensors where the model has one: one of them would be lost."""
+    problems = []
+    for stored, name in copies.items():
+        if checkpoint.dtype(stored) != checkpoint.dtype(sources[name]):
+            same = np.array_equal(checkpoint.read(stored), checkpoint.read(sources[name]))
+        else:
+            pairs = zip(checkpoint.blocks(stored), checkpoint.blocks(sources[name]), strict=True)
+            same = all(bytes(first) == bytes(second) for first, second in pairs)
+        if not same:
+            problems.append(
+                f"{checkpoint.directory}: {stored} differs from {sources[name]}, but the configuration ties them; "
+                "set tie_word_embeddings to false in config.json if the family supports a head of its own"
+            )
+    if problems:
+        raise InputError.collect(problems)
+
+
+def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = None, slices: Slices | None = None):
+    """Puts a stored tensor, or a block of it, into a MindSpore Parameter, converted to `dtype` or to its own type.
+
+    On the CPU a parameter's array is its memory, and a fresh zero parameter takes none before it is written to: the
+    file's bytes go there without a second copy, and compiled graphs see them. On a device the array is a copy, so the
+    tensor is read into an array of its own and assigned.
+    """
+    import mindspore as ms
+
+    if dtype is not None and float_name(parameter.dtype) != dtype:
+        parameter.set_dtype(getattr(ms, dtype))
+    if ms.get_context("device_target") == "CPU":
+        checkpoint.read_into(stored, parameter.asnumpy(), slices)
+    else:
+        write_parameter(parameter, checkpoint.read(stored, slices, float_name(parameter.dtype)))
+
+
+def write_parameter(parameter, values: np.ndarray) -> None:
+    """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
+
+    bfloat16 values may come as bits (uint16) or as MindSpore's NumPy type. Not by ``ops.assign`` on the CPU: it has no
+    kernel for bfloat16 there.
+    """
+    import mindspore as ms
+    from mindspore import Tensor, ops
+
+    if tuple(values.shape) != tuple(parameter.shape):
+        raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
+    target = float_name(parameter.dtype)
+    bits, source = as_storage(values)
+    bits = convert(bits, "bfloat16" if source == "uint16" else source, target)
+    if ms.get_context("device_target") == "CPU":
+        as_storage(parameter.asnumpy())[0][...] = bits
+    else:
+        tensor = Tensor(from_bfloat16(bits)).astype(ms.bfloat16) if target == "bfloat16" else Tensor(bits)
+        ops.assign(parameter, tensor)

@@ -1,0 +1,324 @@
+"""The safetensors format, read from a mapped file and written as a stream, one tensor at a time.
+
+A file is an unsigned 64-bit length, a JSON header of that length (``{name: {"dtype", "shape", "data_offsets"}}``) and
+the tensors' bytes, little-endian, in row-major order, without gaps. Why not the safetensors package: its NumPy side
+cannot read bfloat16, needs all tensors in memory to write, and in 0.8 writes wrong bytes for arrays that are not
+contiguous. Files written here are byte for byte those of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
+from model_zoo.errors import InputError, nearest
+
+# The format's type codes in its own order (tensors are written by descending type, then by name), the word used here,
+# and the bits of one element.
+DTYPES = {
+    "BOOL": ("bool", 8),
+    "F4": ("float4", 4),
+    "F6_E2M3": ("float6_e2m3", 6),
+    "F6_E3M2": ("float6_e3m2", 6),
+    "U8": ("uint8", 8),
+    "I8": ("int8", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E4M3": ("float8_e4m3", 8),
+    "F8_E8M0": ("float8_e8m0", 8),
+    "I16": ("int16", 16),
+    "U16": ("uint16", 16),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "I32": ("int32", 32),
+    "U32": ("uint32", 32),
+    "F32": ("float32", 32),
+    "C64": ("complex64", 64),
+    "F64": ("float64", 64),
+    "I64": ("int64", 64),
+    "U64": ("uint64", 64),
+}
+CODES = {word: code for code, (word, _) in DTYPES.items()}
+RANK = {code: rank for rank, code in enumerate(DTYPES)}
+
+MAX_HEADER = 100_000_000  # the limit of the reference implementation
+CHUNK = 4 * 2**20  # bytes that are copied or written at once
+Slices = tuple[slice, ...]
+
+
+class TensorInfo(NamedTuple):
+    """What a header says of one tensor; `start` and `end` are byte positions in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def storage(dtype: str) -> np.dtype:
+    """The NumPy type that holds a tensor of this type; bfloat16 is kept as its bits."""
+    if dtype in STORAGE:
+        return STORAGE[dtype]
+    if dtype == "bool" or dtype.startswith(("int", "uint", "complex")):
+        return np.dtype(dtype).newbyteorder("<")
+    raise InputError(f"tensors of type {dtype} cannot be read; supported are {', '.join(STORAGE)} and integers")
+
+
+class SafetensorsFile:
+    """One mapped safetensors file. The header is checked as a whole when it is opened; data is read on demand.
+
+    Raises:
+        InputError: the file is missing, truncated or corrupt.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                size = file.seek(0, 2)
+                self.tensors, self.metadata = _read_header(file, size, self.path)
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays that were read stay valid: they are copies."""
+        # Not mmap.close(), which raises while an exception's traceback still holds a view of the map.
+        self._map = None
+
+    def info(self, name: str) -> TensorInfo:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self.tensors)}") from None
+
+    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
+        """A tensor, or a block of it, as a fresh contiguous array.
+
+        Args:
+            slices: one ``slice`` of step 1 per leading axis; only these bytes are read.
+            dtype: floating-point type to convert to; ``None`` keeps the stored type. bfloat16 comes as its bits
+                (uint16).
+        """
+        info = self.info(name)
+        wanted = storage(dtype or info.dtype)
+        out = np.empty([stop - start for start, stop in _bounds(info.shape, slices, name)], wanted)
+        self._copy(name, out, slices, dtype or info.dtype)
+        return out
+
+    def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
+        """Copies a tensor, or a block of it, into an array of the same shape, converting to the array's type.
+
+        `out` may be of MindSpore's NumPy bfloat16. Nothing but `out` takes memory, apart from pieces of
+        `CHUNK` bytes.
+        """
+        bits, target = as_storage(out)
+        self._copy(name, bits, slices, target)
+
+    def blocks(self, name: str) -> Iterable[memoryview]:
+        """The bytes of a tensor as stored, in pieces that are only valid until the next one is asked for."""
+        info = self.info(name)
+        for start in range(info.start, info.end, CHUNK):
+            stop = min(start + CHUNK, info.end)
+            with memoryview(self._map) as view, view[start:stop] as piece:
+                yield piece
+            self._forget(start, stop)
+
+    def _copy(self, name: str, out: np.ndarray, slices: Slices | None, target: str) -> None:
+        info = self.info(name)
+        bounds = _bounds(info.shape, slices, name)
+        if out.shape != tuple(stop - start for start, stop in bounds):
+            raise InputError(f"{self.path}: {name} has shape {info.shape}, which does not fit into {out.shape}")
+        if info.dtype != target and (info.dtype not in STORAGE or target not in STORAGE):
+            raise InputError(f"{self.path}: {name} is of type {info.dtype} and cannot be converted to {target}")
+        if not out.size:
+            return
+        stored = storage(info.dtype)
+        source = np.frombuffer(self._map, stored, info.nbytes // stored.itemsize, info.start).reshape(info.shape)
+        block = source[(*(slice(*bound) for bound in bounds), ...)]  # the dots keep a scalar an array
+        whole_rows = all(bound == (0, size) for bound, size in zip(bounds[1:], info.shape[1:], strict=True))
+        if whole_rows and out.flags.c_contiguous:
+            block, out = block.reshape(-1), out.reshape(-1)  # one run of bytes, cut wherever it suits
+        step = max(1, CHUNK // max(1, block[:1].nbytes))
+        for begin in range(0, len(block), step):
+            piece = block[begin : begin + step]
+            out[begin : begin + step] = convert(piece, info.dtype, target)
+            low, high = np.byte_bounds(piece)
+            self._forget(info.start + low - source.ctypes.data, info.start + high - source.ctypes.data)
+
+    def _forget(self, start: int, stop: int) -> None:
+        """Gives the pages of a range that has been read back to the system: a mapped page counts as our memory."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start -= start % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def _bounds(shape: tuple[int, ...], slices: Slices | None, name: str) -> list[tuple[int, int]]:
+    slices = (slices,) if isinstance(slices, slice) else tuple(slices or ())
+    if len(slices) > len(shape):
+        raise InputError(f"{name} has shape {shape}: {len(slices)} slices are too many")
+    bounds = []
+    for size, part in zip(shape, slices + (slice(None),) * (len(shape) - len(slices)), strict=True):
+        start, stop, step = part.indices(size)
+        if step != 1:
+            raise InputError(f"{name}: slices of a stored tensor have step 1, not {step}")
+        bounds.append((start, max(start, stop)))
+    return bounds
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return result
+
+
+def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    def corrupt(reason: str) -> InputError:
+        return InputError(f"{path}: not a whole safetensors file: {reason}; download or write it again")
+
+    if size < 8:
+        raise corrupt(f"it has {size} bytes")
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER or length < 2:
+        raise corrupt(f"its header claims {length} bytes (is it really a safetensors file?)")
+    if length + 8 > size:
+        raise corrupt(f"its header claims {length} bytes, the file has {size}")
+    try:
+        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(f"its header is not valid JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise corrupt("its header is not a JSON object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise corrupt("its __metadata__ is not a JSON object")
+    begin = 8 + length
+    tensors = {}
+    for name, entry in header.items():
+        try:
+            code, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            numbers = (*shape, start, end)
+            if not all(type(number) is int and number >= 0 for number in numbers) or end < start:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise corrupt(f"the header's entry of {name!r} is malformed") from None
+        if code not in DTYPES:
+            raise corrupt(f"{name!r} has the unknown type {code!r}")
+        word, bits = DTYPES[code]
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        if elements * bits != (end - start) * 8:
+            raise corrupt(f"{name!r} of shape {shape} and type {code} does not fill its {end - start} bytes")
+        tensors[name] = TensorInfo(word, shape, begin + start, begin + end)
+    position = begin
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if info.start != position:
+            raise corrupt(f"there is a gap or an overlap before {name!r}")
+        position = info.end
+    if position != size:
+        raise corrupt(f"its tensors end at byte {position}, the file has {size} bytes" + _truncation(position, size))
+    return tensors, metadata
+
+
+def _truncation(expected: int, size: int) -> str:
+    return f" ({expected - size} are missing)" if expected > size else ""
+
+
+def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None):
+    """The head of a file for tensors given as {name: (type, shape)}, and the names in the order of their data."""
+    order = sorted(tensors, key=lambda name: (-RANK[CODES[tensors[name][0]]], name))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        code = CODES[dtype]
+        nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[code][1] // 8
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, position + nbytes]}
+        position += nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def write_stream(
+    file: BinaryIO,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    data: Callable[[str], np.ndarray | Iterable[memoryview]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a safetensors file, asking for one tensor at a time.
+
+    Args:
+        tensors: {name: (type, shape)} of everything that goes into the file.
+        data: gives the tensor of a name when its turn comes: an array (of any floating-point type, converted piece by
+            piece; bfloat16 as bits or as MindSpore's type), or a sequence of byte blocks. It is let go of before the
+            next is asked for.
+        metadata: strings for the header; transformers wants ``{"format": "pt"}``.
+    """
+    head, order = header_bytes(tensors, metadata)
+    file.write(head)
+    for name in order:
+        dtype, shape = tensors[name]
+        value = data(name)
+        begin = file.tell()
+        if isinstance(value, np.ndarray):
+            _write_array(file, name, value, dtype, shape)
+        else:
+            for block in value:
+                file.write(block)
+        expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[CODES[dtype]][1] // 8
+        if file.tell() - begin != expected:
+            raise ValueError(f"{name}: {file.tell() - begin} bytes were given, {dtype} {shape} takes {expected}")
+        del value
+
+
+def _write_array(file: BinaryIO, name: str, value: np.ndarray, dtype: str, shape: tuple[int, ...]) -> None:
+    bits, word = as_storage(value)
+    if word == "uint16" and dtype == "bfloat16":
+        word = dtype  # already as bits
+    if bits.shape != tuple(shape) or (word != dtype and not {word, dtype} <= set(STORAGE)):
+        raise ValueError(f"{name}: got {word} {bits.shape}, announced was {dtype} {tuple(shape)}")
+    rows = bits.reshape(1) if bits.ndim == 0 else bits
+    if not rows.size:
+        return
+    step = max(1, CHUNK // max(1, rows[:1].nbytes))
+    for start in range(0, len(rows), step):
+        piece = convert(rows[start : start + step], word, dtype)
+        block = np.ascontiguousarray(piece, dtype=storage(dtype))
+        file.write(memoryview(block.reshape(-1)).cast("B"))
+
+
+def write_file(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes arrays (float, integer, or MindSpore's NumPy bfloat16) as one safetensors file, whole or not at all."""
+    from model_zoo.atomic import atomic_write
+
+    described = {name: (as_storage(value)[1], value.shape) for name, value in tensors.items()}
+    with atomic_write(path) as file:
+        write_stream(file, described, tensors.__getitem__, metadata)
+
+
+def read_file(path: str | Path, dtype: str | None = None) -> dict[str, np.ndarray]:
+    """All tensors of a small file; bfloat16 comes as exact float32 unless `dtype` says otherwise."""
+    with SafetensorsFile(path) as file:
+        return {
+            name: file.read(name, dtype=dtype or ("float32" if info.dtype == "bfloat16" else None))
+            for name, info in file.tensors.items()
+        }

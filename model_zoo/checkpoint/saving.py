@@ -1,0 +1,175 @@
+"""Writing a model as a Hugging Face checkpoint directory."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from model_zoo.atomic import staged, write_json
+from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.checkpoint.reading import INDEX, SINGLE, base_parameters
+from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
+from model_zoo.counting import parameter_shapes
+from model_zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+Described = Mapping[str, tuple[str, tuple[int, ...]]]  # {name: (type, shape)}
+METADATA = {"format": "pt"}  # transformers refuses files without it
+MAX_SHARD_SIZE = "5GB"
+
+# What lies beside the weights of a published model and belongs to it: tokenizer, generation defaults, the remote code
+# that `auto_map` names, the licence.
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "ice_text.model",
+    "chat_template.jinja",
+    "*.py",
+    "*LICENSE*",
+    "NOTICE*",
+)
+WEIGHTS = ("*.safetensors", INDEX)  # whatever of these is left from an earlier checkpoint would be read as well
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "chatglm": "ChatGLMForConditionalGeneration",
+}
+
+
+def save_pretrained(
+    model: nn.Cell,
+    directory: str | Path,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+    dtype: object = None,
+) -> None:
+    """Writes config.json and model.safetensors, or shards and their index, as Hugging Face transformers reads them.
+
+    Args:
+        model: a `CausalLM`. What adapters added is not written: merge them first, or save them apart.
+        directory: destination. The files take their places together, at the end; weights of an earlier checkpoint
+            are removed.
+        max_shard_size: bytes per weight file, as a number or as ``"5GB"``, ``"500MiB"``. A single tensor may exceed it.
+        dtype: floating-point type of the file; ``None`` keeps each parameter's own.
+
+    A head tied to the embedding is written only where the family's published files hold it, too. Tokenizer and
+    generation files of the directory that the model was loaded from are copied along.
+    """
+    parameters = dict(base_parameters(model))
+    absent = [name for name in parameter_shapes(model.config.to_dict()) if name not in parameters]
+    if absent:
+        raise InputError(
+            f"{directory}: the model lacks {', '.join(absent[:3])}, of {len(absent)} parameters; an adapter that "
+            "replaces them is active (disable or merge it first), or this is one part of a divided model"
+        )
+    for saved in model.family.saved_tied:
+        if saved not in parameters:
+            parameters[saved] = parameters[model.family.tied[saved]]
+    target = float_name(dtype) if dtype is not None else None
+    described = {
+        name: (target or float_name(parameter.dtype), tuple(parameter.shape)) for name, parameter in parameters.items()
+    }
+    types = {word for word, _ in described.values()}
+    config = config_for_file(model.config.to_dict(), types.pop() if len(types) == 1 else None)
+    limit = parse_size(max_shard_size)
+    with staged(directory, replaces=WEIGHTS) as stage:
+        write_weights(stage, described, lambda name: parameters[name].asnumpy(), limit)
+        write_json(stage / "config.json", config)
+        source = getattr(model, "loaded_from", None)
+        if source:
+            copy_companions(source, stage, directory)
+
+
+def config_for_file(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    """A configuration with what transformers looks for: the architecture's name, and the type of the weights."""
+    # A null token id is kept: without it transformers would put in that of the published model.
+    config = {key: value for key, value in config.items() if value is not None or key.endswith("_token_id")}
+    kind = config.get("model_type")
+    if kind in ARCHITECTURES:
+        config.setdefault("architectures", [ARCHITECTURES[kind]])
+    if dtype is not None:
+        # `dtype` is read by new versions only, `torch_dtype` by all
+        for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
+            config[key] = dtype
+    return config
+
+
+def write_weights(
+    stage: Path, tensors: Described, data: Callable[[str], np.ndarray | Iterable[memoryview]], limit: int
+) -> None:
+    """Writes tensors into one file, or into shards of at most `limit` bytes with their index, one at a time.
+
+    Args:
+        stage: directory to write to.
+        tensors: {name: (type, shape)}.
+        data: gives a tensor by its name, as `safetensors_io.write_stream` takes it.
+        limit: in bytes.
+    """
+    shards, sizes = plan_shards(tensors, limit)
+    if len(shards) == 1:
+        with open(stage / SINGLE, "wb") as file:
+            write_stream(file, tensors, data, METADATA)
+        return
+    placed = {}
+    for number, names in enumerate(shards, 1):
+        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        with open(stage / file_name, "wb") as file:
+            write_stream(file, {name: tensors[name] for name in names}, data, METADATA)
+        placed.update(dict.fromkeys(names, file_name))
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(placed.items()))}
+    write_json(stage / INDEX, index)
+
+
+def plan_shards(tensors: Described, limit: int) -> tuple[list[list[str]], dict[str, int]]:
+    """The names in each shard, filled in the given order, and the bytes of each tensor."""
+    sizes = {name: math.prod(shape) * DTYPES[CODES[word]][1] // 8 for name, (word, shape) in tensors.items()}
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards, sizes
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of ``"5GB"`` (powers of ten), ``"500MiB"`` (powers of two) or of a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(size), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"max_shard_size {size!r} is not a size; expected something like 5GB, 500MiB or 1000000")
+    number, unit, binary = match.groups()
+    power = " KMGT".index((unit or " ").upper())
+    value = int(float(number) * (1024 if binary else 1000) ** power)
+    if value <= 0:
+        raise InputError(f"max_shard_size {size!r} must be positive")
+    return value
+
+
+def copy_companions(source: str | Path, stage: Path, directory: str | Path) -> None:
+    """Copies tokenizer, generation, remote-code and licence files, where there are any that `stage` lacks."""
+    source = Path(source)
+    if not source.is_dir() or source.resolve() == Path(directory).resolve():
+        return
+    for pattern in COMPANIONS:
+        for file in source.glob(pattern):
+            if file.is_file() and not (stage / file.name).exists():
+                shutil.copyfile(file, stage / file.name)

@@ -1,0 +1,1 @@
+"""MindSpore's and MindFormers' `.ckpt` files: reading, writing, and the names of their tensors."""

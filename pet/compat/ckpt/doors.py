@@ -1,0 +1,304 @@
+"""MindFormers' ``.ckpt`` files: to a Hugging Face checkpoint directory, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.atomic import read_json, staged, write_json
+from model_zoo.checkpoint.dtypes import STORAGE, float_name
+from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, open_checkpoint, read_config
+from model_zoo.checkpoint.saving import (
+    MAX_SHARD_SIZE,
+    WEIGHTS,
+    config_for_file,
+    copy_companions,
+    parse_size,
+    write_weights,
+)
+from model_zoo.counting import parameter_shapes, tied_head
+from model_zoo.errors import InputError
+from pet.compat.ckpt.file import CkptFile, write_ckpt
+from pet.compat.ckpt.names import Form
+from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint, is_lora, is_weight
+
+MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
+
+
+@dataclasses.dataclass
+class Report:
+    """What a conversion did; prints as one line.
+
+    Attributes:
+        output: the directory or file that was written.
+        tensors: how many.
+        left_out: names of the source that have no place in it.
+    """
+
+    output: Path
+    tensors: int
+    left_out: tuple[str, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.output}: {self.tensors} tensors"
+        if self.left_out:
+            kinds = sorted({name.partition(".")[0] for name in self.left_out})
+            text += f"; {len(self.left_out)} left out that are no weights ({', '.join(kinds[:6])})"
+        return text + (f"; {self.note}" if self.note else "")
+
+
+def is_ckpt(path: str | os.PathLike) -> bool:
+    """Whether a path is a ``.ckpt`` file, or a directory of ranks with such files."""
+    path = Path(path).expanduser()
+    return (path.suffix == ".ckpt" and path.is_file()) or (path.is_dir() and bool(list(path.glob("rank_*/*.ckpt"))))
+
+
+def find_ckpt(path: str | os.PathLike) -> Path:
+    """The one file of whole tensors that a path stands for: itself, or the last one in ``rank_0`` of a directory.
+
+    Raises:
+        InputError: no such file, or several ranks, of which each may hold a part only.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        return path
+    ranks = sorted(path.glob("rank_*")) if path.is_dir() else []
+    files = sorted(ranks[0].glob("*.ckpt"), key=lambda file: file.stat().st_mtime) if len(ranks) == 1 else []
+    if len(ranks) > 1:
+        raise InputError(
+            f"{path}: holds {len(ranks)} ranks, of which each may have a part of the weights; put them together by "
+            "pet transform, or give one rank's file if it is whole"
+        )
+    if not files:
+        raise InputError(f"{path}: there is no .ckpt file")
+    return files[-1]
+
+
+def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The config.json's dictionary of the model in a ``.ckpt`` file.
+
+    Args:
+        path: the file.
+        given: a dictionary; a checkpoint directory, config.json, preset's or bundled base's name; or a MindFormers YAML
+            file. Default: the config.json beside the file, or else the one preset whose tensors are of these shapes.
+
+    Raises:
+        InputError: nothing given, and it cannot be found.
+    """
+    from pet.names import model_config
+
+    if isinstance(given, Mapping):
+        return dict(given)
+    if given is not None:
+        if Path(given).suffix in (".yaml", ".yml"):
+            from pet.compat.mindformers.sizes import config_of_file
+
+            return config_of_file(Path(given))
+        return model_config(given)
+    if (path.parent / "config.json").is_file():
+        return read_json(path.parent / "config.json", "a model's configuration")
+    fitting = _fitting_presets(path)
+    if len(fitting) == 1:
+        return model_config(fitting[0])
+    what = f"{', '.join(fitting)} have tensors of these shapes" if fitting else "no known size has these shapes"
+    raise InputError(
+        f"{path}: of which configuration? {what}; give a preset's name, a directory with config.json, or the "
+        "MindFormers YAML file of this model"
+    )
+
+
+def _fitting_presets(path: Path) -> list[str]:
+    from model_zoo.presets import PRESETS
+
+    fitting: list[str] = []
+    for name, values in PRESETS.items():
+        if any(values is PRESETS[other] for other in fitting):
+            continue
+        try:
+            MindFormersCheckpoint(path, values).close()
+        except InputError:
+            continue
+        fitting.append(name)
+    return fitting
+
+
+def to_directory(
+    source: str | os.PathLike,
+    output: str | os.PathLike,
+    config: str | os.PathLike | Mapping[str, Any] | None = None,
+    form: Form | None = None,
+    dtype: object = None,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> Report:
+    """Writes a ``.ckpt`` file's weights as a Hugging Face checkpoint directory, one tensor at a time.
+
+    Args:
+        source: the file, or a directory with ``rank_0/*.ckpt``.
+        output: the directory. Its files appear together at the end, or not at all. Tokenizer files that lie beside the
+            source, or beside the configuration, are copied along.
+        config: see `config_for`.
+        form: what the names do not tell of the file.
+        dtype: floating-point type of the result; None keeps each tensor's own, bit for bit.
+        max_shard_size: bytes per weight file, as a number or as ``"5GB"``.
+
+    Raises:
+        InputError: names or shapes that do not fit, all of them; see `config_for`.
+    """
+    path = find_ckpt(source)
+    values = config_for(path, config)
+    target = float_name(dtype) if dtype is not None else None
+    with MindFormersCheckpoint(path, values, form) as view:
+        tied = tied_head(values)
+        sources, copies = assignment(view, parameter_shapes(values), dict([tied]) if tied else None)
+        check_tied(view, sources, copies)
+        described = _described(view, target)
+        if tied is not None and tied[0] in described and values.get("model_type") != "chatglm":
+            described.pop(tied[0])  # published files hold a tied head once; ChatGLM-6B's hold it twice
+        types = {word for word, _ in described.values()}
+        with staged(output, replaces=WEIGHTS) as stage:
+            write_weights(stage, described, lambda name: view.raw(name), parse_size(max_shard_size))
+            write_json(stage / "config.json", config_for_file(values, types.pop() if len(types) == 1 else None))
+            copy_companions(path.parent, stage, output)
+            if config is not None and not isinstance(config, Mapping):
+                _copy_from_config(config, stage, output)
+        return Report(Path(output), len(described), tuple(name for name in view.left_out))
+
+
+def _described(view: Checkpoint, target: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
+    described = {}
+    for name in view._where:
+        info = view.info(name)
+        described[name] = (target if target and info.dtype in STORAGE else info.dtype, info.shape)
+    return described
+
+
+def _copy_from_config(config: str | os.PathLike, stage: Path, output: str | os.PathLike) -> None:
+    from pet.names import bundled_models
+
+    place = bundled_models().get(os.fspath(config)) or Path(config).expanduser()
+    copy_companions(place if place.is_dir() else place.parent, stage, output) if place.exists() else None
+
+
+def to_file(
+    source: str | os.PathLike, output: str | os.PathLike, form: Form | None = None, dtype: object = None
+) -> Report:
+    """Writes a Hugging Face checkpoint directory as a ``.ckpt`` file with MindFormers' names, one tensor at a time.
+
+    Args:
+        source: the directory, or a bundled base's name.
+        output: the file; it appears whole or not at all.
+        form: how MindFormers is to divide the matrices.
+        dtype: floating-point type of the result; None keeps each tensor's own.
+
+    Raises:
+        InputError: no such checkpoint, or one that MindFormers has no names for.
+    """
+    from pet.names import find_model
+
+    directory = find_model(source)
+    target = float_name(dtype) if dtype is not None else None
+    config = read_config(directory)
+    with open_checkpoint(directory) as checkpoint:
+        view = HuggingFaceView(checkpoint, config, form)
+        described = {name: (target or word, shape) for name, (word, shape) in view.tensors.items()}
+
+        def data(name: str):
+            from model_zoo.checkpoint.dtypes import convert
+
+            return convert(view.raw(name), view.tensors[name][0], described[name][0])
+
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        write_ckpt(output, described, data)
+    return Report(Path(output), len(described))
+
+
+def kinds_in(path: Path) -> tuple[bool, bool]:
+    """(whether a ``.ckpt`` file holds weights of a base, whether it holds LoRA matrices)."""
+    with CkptFile(path) as file:
+        return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
+
+
+def converted(
+    source: str | os.PathLike, config: str | os.PathLike | Mapping[str, Any] | None = None, form: Form | None = None
+) -> Path:
+    """The Hugging Face directory of a ``.ckpt`` file, made beside it (``x.ckpt`` → ``x.hf``) unless it is there.
+
+    Raises:
+        InputError: see `to_directory`; or something else lies in the way.
+    """
+    path = find_ckpt(source)
+    facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope)}
+    return _beside(path, "hf", facts, lambda output: to_directory(path, output, config, form))
+
+
+def bring(
+    source: str | os.PathLike,
+    config: str | os.PathLike | Mapping[str, Any] | None = None,
+    form: Form | None = None,
+    alpha: float | None = None,
+) -> tuple[str | None, Path | None]:
+    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
+
+    Args:
+        source, config, form: see `to_directory`.
+        alpha: of LoRA matrices.
+
+    Raises:
+        InputError: a file with both kinds, LoRA without an alpha; see `converted`.
+    """
+    path = find_ckpt(source)
+    weights, lora = kinds_in(path)
+    if weights and lora:
+        raise InputError(
+            f"{path}: holds weights and LoRA matrices; make two directories of it by pet convert --part model and "
+            "pet convert --part adapter, and give those"
+        )
+    if weights or not lora:
+        return str(converted(path, config, form)), None
+    if alpha is None:
+        raise InputError(
+            f"{path}: holds LoRA matrices, but not their alpha; convert it by pet convert {path} --alpha N --output DIR"
+        )
+    from pet.compat.ckpt.lora import to_adapter
+
+    facts = {"config": config_for(path, config), "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
+    return None, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
+
+
+def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path], Any]) -> Path:
+    """A directory beside a file that is made of it once, and again when the file or the facts have changed.
+
+    Several processes may call this at once: one makes it, the others wait.
+    """
+    import fcntl
+
+    output = path.with_name(f"{path.stem}.{ending}")
+    state = path.stat()
+    mark = {"source": path.name, "size": state.st_size, "modified": state.st_mtime_ns, **facts}
+    if _marked(output) == mark:
+        return output
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"{path}: is read by way of a directory beside it, where nothing may be written; convert it by "
+            f"pet convert {path} --output DIR, and give that"
+        )
+    with open(path.with_name(f".{output.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if _marked(output) == mark:
+                return output
+            if output.exists() and _marked(output) is None:
+                raise InputError(f"{output}: is in the way; {path.name} was to be converted to this place")
+            make(output)
+            write_json(output / MARK, mark)
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+    return output
+
+
+def _marked(output: Path) -> dict[str, Any] | None:
+    return read_json(output / MARK) if (output / MARK).is_file() else None

@@ -1,0 +1,291 @@
+"""LoRA matrices in MindFormers' and MindPet's ``.ckpt`` files: to a PEFT adapter directory and back.
+
+There a matrix has ``<name>.mindpet_delta_lora_a`` (rank, in) and ``…_b`` (out, rank), in older files
+``tk_delta_lora_…``; rank and alpha stand in the job's pet_config, one for all matrices. Where the base's matrices are
+divided differently, LoRA on a part of one is LoRA on the whole whose B is zero elsewhere; several parts become blocks,
+with a rank that is the sum of theirs and the same scale. It is the same function, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.atomic import staged
+from model_zoo.checkpoint.safetensors_io import write_file
+from model_zoo.counting import layout_of, parameter_shapes, tied_head
+from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt.doors import Report, config_for, find_ckpt
+from pet.compat.ckpt.file import CkptFile, write_ckpt
+from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
+from pet.compat.ckpt.view import is_lora, rearrange
+
+Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
+_LORA = re.compile(LORA)
+
+
+def to_adapter(
+    source: str | os.PathLike,
+    output: str | os.PathLike,
+    alpha: float,
+    config: str | os.PathLike | Mapping[str, Any] | None = None,
+    form: Form | None = None,
+) -> Report:
+    """Writes the LoRA matrices of a ``.ckpt`` file as an adapter directory in PEFT's format.
+
+    Args:
+        source: a file with nothing but them, or with the base's weights as well.
+        output: the directory.
+        alpha: ``lora_alpha`` of the job's pet_config; the file does not hold it.
+        config: of the base, see `pet.compat.ckpt.doors.config_for`.
+        form: what the names do not tell of the file.
+
+    Raises:
+        InputError: no LoRA matrices, one without its other, or names and shapes that do not fit the base.
+    """
+    path = find_ckpt(source)
+    with CkptFile(path) as file:
+        pairs = _pairs(file)
+        values = config_for(path, config)
+        names = [f"{stem}.weight" for stem in pairs]
+        form = form_of([*names, *file.tensors], form)
+        places = _places(values, form, names)
+        problems = [
+            f"{path}: {name.removesuffix('.weight')} is no matrix of this model{nearest(name, places)}"
+            for name in names
+            if name not in places
+        ]
+        if problems:
+            raise InputError.collect(problems)
+        ranks = {a.shape[0] for a, _ in pairs.values()}
+        if len(ranks) > 1:
+            raise InputError(f"{path}: LoRA matrices of ranks {sorted(ranks)}; MindFormers has one for all")
+        rank = ranks.pop()
+        found: dict[str, Pair] = {}
+        for group in {id(places[name]): places[name] for name in names}.values():
+            present = {name: pairs[stem] for name in group.theirs if (stem := name.removesuffix(".weight")) in pairs}
+            found.update(_ours(group, present))
+    shapes = parameter_shapes(values)
+    _check_shapes(path, found, shapes, layout_of(values) == "gpt2")
+    tensors, patterns = {}, {"rank_pattern": {}, "alpha_pattern": {}}
+    for module, (a, b) in found.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b
+        if len(a) != rank:
+            patterns["rank_pattern"][re.escape(module)] = len(a)
+            patterns["alpha_pattern"][re.escape(module)] = alpha * len(a) / rank
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "bias": "none",
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": layout_of(values) == "gpt2",
+        "target_modules": _targets(found, shapes),
+        **_shortened(patterns, found),
+    }
+    with staged(output) as stage:
+        write_file(stage / "adapter_model.safetensors", tensors, {"format": "pt"})
+        (stage / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    return Report(Path(output), len(tensors), note=f"rank {rank}, alpha {alpha:g}, on {len(found)} matrices")
+
+
+def to_lora_file(
+    adapter: str | os.PathLike,
+    output: str | os.PathLike,
+    config: str | os.PathLike | Mapping[str, Any],
+    form: Form | None = None,
+) -> Report:
+    """Writes an adapter directory as a ``.ckpt`` file with MindFormers' names.
+
+    Args:
+        adapter: a LoRA adapter in PEFT's format.
+        output: the file.
+        config: of the base.
+        form: how MindFormers divides the base's matrices.
+
+    Returns:
+        The report says which ``lora_rank`` and ``lora_alpha`` the job's pet_config must have.
+
+    Raises:
+        InputError: another method than plain LoRA, or ranks or scales that differ between matrices: MindFormers has one
+            for all.
+    """
+    from adapters.stored import StoredAdapter
+
+    values = config_for(Path(output), config)
+    shapes, head = parameter_shapes(values), tied_head(values)
+    stored = StoredAdapter(adapter)
+    try:
+        changes = stored.changes(shapes, lambda name: layout_of(values) == "gpt2" and len(shapes[name]) == 2, head)
+        odd = [one.name for one in changes if one.kind != "lora" or "lora_magnitude_vector" in one.tensors]
+        if odd:
+            raise InputError(f"{adapter}: MindFormers has plain LoRA on matrices only; {odd[0]} has something else")
+        ours = {
+            one.name: (stored.file.read(one.tensors["lora_A"]), stored.file.read(one.tensors["lora_B"]), one.scale)
+            for one in changes
+        }
+        types = {one.name: stored.file.info(one.tensors["lora_A"]).dtype for one in changes}
+    finally:
+        stored.close()
+    places = {name: group for group in groups(values, form) for name in group.ours}
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    facts: set[tuple[int, float]] = set()
+    word = "tk" if form and form.old_names else "mindpet"
+    for group in {id(places[name]): places[name] for name in ours}.values():
+        scales = {ours[name][2] for name in group.ours if name in ours}
+        if len(scales) > 1:
+            raise InputError(f"{adapter}: {', '.join(group.ours)} differ in scale, but are one matrix in MindFormers")
+        dtype = types[next(name for name in group.ours if name in ours)]
+        for name, pair in _theirs(group, {name: ours[name][:2] for name in group.ours if name in ours}).items():
+            facts.add((len(pair[0]), scales.copy().pop() * len(pair[0])))
+            for letter, array in zip("ab", pair, strict=True):
+                key = f"{name.removesuffix('.weight')}.{word}_delta_lora_{letter}"
+                tensors[key], arrays[key] = (dtype, array.shape), array
+    if len(facts) > 1:
+        listed = ", ".join(f"rank {rank} alpha {alpha:g}" for rank, alpha in sorted(facts))
+        raise InputError(f"{adapter}: matrices come to {listed}; MindFormers has one rank and alpha for all")
+    rank, alpha = facts.pop()
+    write_ckpt(output, tensors, arrays.__getitem__)
+    return Report(Path(output), len(tensors), note=f"pet_config: lora_rank: {rank}, lora_alpha: {alpha:g}")
+
+
+def _pairs(file: CkptFile) -> dict[str, Pair]:
+    """{name of the matrix: (A, B)} of a file."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in file.tensors:
+        if is_lora(name):
+            match = _LORA.fullmatch(name)
+            found.setdefault(match["stem"], {})[match["part"].lower()] = file.read(name)
+    lonely = [
+        f"{file.path}: {stem} has only one of its two LoRA matrices" for stem, two in found.items() if len(two) < 2
+    ]
+    odd = [
+        f"{file.path}: {stem}: A of shape {two['a'].shape} and B of shape {two['b'].shape} do not belong together"
+        for stem, two in found.items()
+        if len(two) == 2 and (two["a"].ndim != 2 or two["b"].ndim != 2 or two["a"].shape[0] != two["b"].shape[1])
+    ]
+    if not found:
+        lonely = [f"{file.path}: holds no LoRA matrices (names ending in mindpet_delta_lora_a or tk_delta_lora_a)"]
+    if lonely or odd:
+        raise InputError.collect(lonely + odd)
+    return {stem: (two["a"], two["b"]) for stem, two in found.items()}
+
+
+def _places(config: Mapping[str, Any], form: Form, names: list[str]) -> dict[str, Group]:
+    """{their name: group}; a file of LoRA matrices alone may adapt the joined matrices or their parts."""
+    parts = {name.split(".")[-2] for name in names}
+    if layout_of(config) == "chatglm2" and not parts & {"query_key_value"}:
+        form = Form(not parts & {"wq", "wk", "wv"}, form.mlp_concat, form.use_rearrange_rope, form.old_names)
+    return {name: group for group in groups(config, form) for name in group.theirs}
+
+
+def _ours(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
+    """{our module: (A, B)} of what is there of a group."""
+    if len(group.theirs) == 1:
+        a, b = next(iter(present.values()))
+        parts = np.split(b, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [b]
+        if group.rearranged:
+            parts = [rearrange(one, width, back=True) for one, width in zip(parts, group.rearranged, strict=True)]
+        if len(group.ours) == 1:
+            return {group.ours[0].removesuffix(".weight"): (a, np.concatenate(parts))}
+        return {name.removesuffix(".weight"): (a, one) for name, one in zip(group.ours, parts, strict=True)}
+    widths = group.rearranged or (0,) * len(group.theirs)
+    pairs = {
+        place: (present[name][0], rearrange(present[name][1], widths[place], back=True))
+        for place, name in enumerate(group.theirs)
+        if name in present
+    }
+    first = next(iter(pairs.values()))[0]
+    if len(pairs) == len(group.theirs) and all(np.array_equal(a, first) for a, _ in pairs.values()):
+        return {group.ours[0].removesuffix(".weight"): (first, np.concatenate([b for _, b in pairs.values()]))}
+    b = np.zeros((sum(group.rows), sum(len(a) for a, _ in pairs.values())), first.dtype)
+    column = 0
+    for place, (a, part) in pairs.items():
+        row = sum(group.rows[:place])
+        b[row : row + group.rows[place], column : column + len(a)] = part
+        column += len(a)
+    return {group.ours[0].removesuffix(".weight"): (np.concatenate([a for a, _ in pairs.values()]), b)}
+
+
+def _theirs(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
+    """{their name: (A, B)} of what is there of a group."""
+    if len(group.ours) > 1:
+        pairs = {place: present[name] for place, name in enumerate(group.ours) if name in present}
+        first = next(iter(pairs.values()))[0]
+        same = all(np.array_equal(a, first) for a, _ in pairs.values())
+        width = len(first) if same else sum(len(a) for a, _ in pairs.values())
+        b, column = np.zeros((sum(group.rows), width), first.dtype), 0
+        for place, (a, part) in pairs.items():
+            row = sum(group.rows[:place])
+            b[row : row + group.rows[place], column : column + len(a)] = part
+            column += 0 if same else len(a)
+        return {group.theirs[0]: (first if same else np.concatenate([a for a, _ in pairs.values()]), b)}
+    a, b = present[group.ours[0]]
+    parts = np.split(b, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [b]
+    if group.rearranged:
+        parts = [rearrange(one, width) for one, width in zip(parts, group.rearranged, strict=True)]
+    if len(group.theirs) == 1:
+        return {group.theirs[0]: (a, np.concatenate(parts))}
+    blocks = _blocks(parts)
+    if blocks is None:
+        return {name: (a, part) for name, part in zip(group.theirs, parts, strict=True)}
+    return {group.theirs[place]: (a[columns], parts[place][:, columns]) for place, columns in blocks.items()}
+
+
+def _blocks(parts: list[np.ndarray]) -> dict[int, slice] | None:
+    """The columns that each part of B uses, where every part that is not zero has equally many of its own."""
+    used = [place for place, part in enumerate(parts) if part.any()]
+    width = parts[0].shape[1]
+    if not used or width % len(used) or (len(used) == 1 and len(parts) == 1):
+        return None
+    size = width // len(used)
+    blocks = {place: slice(number * size, (number + 1) * size) for number, place in enumerate(used)}
+    for place, columns in blocks.items():
+        outside = np.delete(parts[place], np.arange(columns.start, columns.stop), axis=1)
+        if outside.any():
+            return None
+    return blocks
+
+
+def _check_shapes(path: Path, found: dict[str, Pair], shapes: Mapping[str, tuple[int, ...]], transposed: bool) -> None:
+    problems = []
+    for module, (a, b) in found.items():
+        out, width = shapes[f"{module}.weight"][:: -1 if transposed else 1]
+        if (b.shape[0], a.shape[1]) != (out, width):
+            problems.append(f"{path}: LoRA of {module} is {b.shape[0]}×{a.shape[1]}, the matrix {out}×{width}")
+    if problems:
+        raise InputError.collect(problems)
+
+
+def _targets(found: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """PEFT's target_modules: the last word of the names where all matrices of that word are meant, else whole names."""
+    words = {module.rpartition(".")[2] for module in found}
+    meant = {
+        name.removesuffix(".weight")
+        for name, shape in shapes.items()
+        if len(shape) == 2 and name.removesuffix(".weight").rpartition(".")[2] in words
+    }
+    return sorted(words) if meant == set(found) else sorted(found)
+
+
+def _shortened(patterns: dict[str, dict[str, Any]], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Patterns by the last word of the names, where all matrices of a word have the same."""
+    short = {}
+    for key, entries in patterns.items():
+        values: dict[str, set] = {}
+        for module in found:
+            values.setdefault(module.rpartition(".")[2], set()).add(entries.get(re.escape(module)))
+        same = all(len(each) == 1 for each in values.values())
+        short[key] = {word: each.pop() for word, each in values.items() if each != {None}} if same else entries
+    return short

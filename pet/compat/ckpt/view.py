@@ -1,0 +1,218 @@
+"""A MindFormers ``.ckpt`` file seen as a checkpoint with Hugging Face's names, and the other way round.
+
+Both views give one tensor at a time: memory holds that and its parts, however large the file is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.checkpoint.dtypes import as_storage, convert, float_name
+from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
+from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
+from model_zoo.counting import parameter_shapes, tied_head
+from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt.file import CkptFile, part
+from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
+
+_LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
+_LORA = re.compile(LORA)
+
+
+def is_weight(name: str) -> bool:
+    """Whether a name is that of a weight: no optimizer state, counter, cache or LoRA matrix."""
+    return _LEFT_OUT.fullmatch(name) is None and _LORA.fullmatch(name) is None
+
+
+def is_lora(name: str) -> bool:
+    """Whether a name is that of a LoRA matrix."""
+    return _LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None
+
+
+def rearrange(array: np.ndarray, width: int, back: bool = False) -> np.ndarray:
+    """The outputs (first axis) of every head, even ones first and then the odd ones; `back` undoes it."""
+    if not width:
+        return array
+    order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+    order = np.argsort(order) if back else order
+    return array.reshape(-1, width, *array.shape[1:])[:, order].reshape(array.shape)
+
+
+class MindFormersCheckpoint(Checkpoint):
+    """The tensors of a ``.ckpt`` file by Hugging Face's names.
+
+    Args:
+        path: the file.
+        config: the dictionary of the model's config.json.
+        form: what the file's names do not tell.
+
+    Attributes:
+        left_out: names in the file that are no weights of the base.
+
+    Raises:
+        InputError: lists every name that is missing or not known, with the nearest, and every shape that does not fit.
+    """
+
+    def __init__(self, path: str | Path, config: Mapping[str, Any], form: Form | None = None):
+        self.path = Path(path)
+        self.directory = self.path.parent  # where tokenizer files may be
+        self.config, self.files = config, {}
+        self.file = CkptFile(path)
+        weights = [name for name in self.file.tensors if is_weight(name)]
+        self.left_out = [name for name in self.file.tensors if not is_weight(name)]
+        self.form = form_of(weights, form)
+        found = groups(config, self.form)
+        self._check(found, weights)
+        self._where: dict[str, tuple[Group, int]] = {}
+        for group in found:
+            self._where.update({name: (group, place) for place, name in enumerate(group.ours)})
+        self._shapes = dict(parameter_shapes(config))
+        if (head := tied_head(config)) is not None:
+            self._shapes[head[0]] = self._shapes[head[1]]
+
+    def _check(self, found: list[Group], weights: Iterable[str]) -> None:
+        wanted = {name for group in found for name in group.theirs}
+        if not any(name in wanted for name in weights):
+            kind = "only LoRA matrices" if any(map(is_lora, self.left_out)) else "no weight of this model"
+            example = next(iter(weights), None)
+            raise InputError(
+                f"{self.path}: holds {kind}" + (f", {example} for example" if example else "") + "; "
+                f"names such as {found[0].theirs[0]} were expected"
+            )
+        missing = [name for name in wanted if name not in self.file.tensors]
+        problems = [f"{name} is missing" for name in missing]
+        problems += [
+            f"{name} is no parameter of this model{nearest(name, missing or wanted)}"  # most likely one that is missing
+            for name in weights
+            if name not in wanted
+        ]
+        shapes = dict(parameter_shapes(self.config))
+        if (head := tied_head(self.config)) is not None:
+            shapes[head[0]] = shapes[head[1]]
+        for group in found:
+            for name, shape in zip(group.theirs, their_shapes(group, shapes), strict=True):
+                there = self.file.tensors.get(name, (None, shape))[1]
+                if there != shape and not (name.endswith("feed_forward.w2.weight") and there == shape[::-1]):
+                    problems.append(f"{name} has shape {there}, this model needs {shape}")
+        if problems:
+            raise InputError.collect([f"{self.path}: {problem}" for problem in sorted(problems)])
+
+    def close(self) -> None:
+        self.file.close()
+
+    def info(self, name: str) -> TensorInfo:
+        group, place = self._found(name)
+        theirs = group.theirs[place] if len(group.theirs) == len(group.ours) else group.theirs[0]
+        dtype = self.file.info(theirs)[0]
+        size = int(np.prod(self._shapes[name], dtype=np.int64)) * storage(dtype).itemsize
+        return TensorInfo(dtype, self._shapes[name], 0, size)
+
+    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
+        group, place = self._found(name)
+        stored = self.dtype(name)
+        array = self._joined(group) if len(group.ours) == 1 else self._cut(group, place)
+        if array.shape != self._shapes[name]:  # w2_transb
+            array = np.ascontiguousarray(array.T)
+        return convert(array, stored, dtype or stored)
+
+    def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
+        stored = self.dtype(name)
+        target = float_name(dtype) if dtype is not None else "float32" if stored == "bfloat16" else stored
+        array = np.ascontiguousarray(part(self.raw(name, target), slices))
+        if target == "bfloat16":
+            from mindspore.common.np_dtype import bfloat16
+
+            return array.view(bfloat16)
+        return array
+
+    def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
+        bits, target = as_storage(out)
+        bits[...] = part(self.raw(name, target), slices)
+
+    def blocks(self, name: str) -> Iterable[memoryview]:
+        array = np.ascontiguousarray(self.raw(name)).reshape(-1)
+        yield memoryview(array).cast("B")
+
+    def _found(self, name: str) -> tuple[Group, int]:
+        if name not in self._where:
+            raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self._where)}")
+        return self._where[name]
+
+    def _joined(self, group: Group) -> np.ndarray:
+        """Our tensor of their parts."""
+        parts = [self.file.read(name) for name in group.theirs]
+        if group.rearranged:
+            if len(parts) == 1:
+                parts = np.split(parts[0], np.cumsum(group.rows)[:-1])
+            parts = [rearrange(one, width, back=True) for one, width in zip(parts, group.rearranged, strict=True)]
+        if group.transposed:
+            parts = [one.T for one in parts]
+        if len(parts) == 1:
+            return parts[0]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1 if group.transposed else 0))
+
+    def _cut(self, group: Group, place: int) -> np.ndarray:
+        """Our part of their tensor."""
+        begin = sum(group.rows[:place])
+        return np.ascontiguousarray(self.file.read(group.theirs[0])[begin : begin + group.rows[place]])
+
+
+def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shapes that MindFormers' tensors of a group have."""
+    first = shapes[group.ours[0]]
+    rest = (first[0],) if group.transposed else first[1:]
+    if len(group.theirs) == 1:
+        return [first if len(group.ours) == 1 else (sum(group.rows), *rest)]
+    return [(rows, *rest) for rows in group.rows]
+
+
+class HuggingFaceView:
+    """The tensors of a checkpoint directory by MindFormers' names.
+
+    Args:
+        checkpoint: the open directory.
+        config: its config.json.
+        form: how MindFormers is to divide the matrices.
+
+    Attributes:
+        tensors: {MindFormers' name: (type, shape)}, in the order of the layers.
+
+    Raises:
+        InputError: the directory lacks a tensor, or MindFormers has no place for one.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], form: Form | None = None):
+        self.checkpoint = checkpoint
+        shapes = dict(parameter_shapes(config))
+        head = tied_head(config)
+        self.sources, copies = assignment(checkpoint, shapes, dict([head]) if head else None, ignored=(".",))
+        check_tied(checkpoint, self.sources, copies)
+        if head is not None:
+            shapes[head[0]], self.sources[head[0]] = shapes[head[1]], self.sources[head[1]]
+        self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._where: dict[str, tuple[Group, int]] = {}
+        for group in groups(config, form):
+            dtype = checkpoint.dtype(self.sources[group.ours[0]])
+            for place, (name, shape) in enumerate(zip(group.theirs, their_shapes(group, shapes), strict=True)):
+                self.tensors[name] = dtype, shape
+                self._where[name] = group, place
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor by MindFormers' name, as stored; bfloat16 as its bits."""
+        group, place = self._where[name]
+        dtype = self.tensors[name][0]
+        arrays = [self.checkpoint.raw(self.sources[ours], dtype) for ours in group.ours]
+        if group.transposed:
+            arrays = [array.T for array in arrays]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        parts = np.split(whole, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [whole]
+        if group.rearranged:
+            parts = [rearrange(one, width) for one, width in zip(parts, group.rearranged, strict=True)]
+        if len(group.theirs) == 1:
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.ascontiguousarray(parts[place])

@@ -1,0 +1,100 @@
+"""MindFormers' arguments of model configurations, as keys of a config.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet.compat.mindformers.generation import NAMES as GENERATION
+
+# Arguments that say how MindFormers runs or stores a model; the results are the same without them.
+WITHOUT_MEANING = {
+    *("use_past", "batch_size", "parallel_config", "moe_config", "parallel_optimizer", "type", "name", "model_name"),
+    *("model_type", "checkpoint_name_or_path", "phase", "is_dynamic", "is_first_iteration", "offset"),
+    *("use_flash_attention", "use_prompt_flash_attention", "use_incre_flash_attention", "use_paged_attention"),
+    *("use_ring_attention", "use_attn_mask_compression", "block_size", "num_blocks", "qkv_concat", "mlp_concat"),
+    *("use_rearrange_rope", "fine_grain_interleave", "is_npu_acceleration", "is_sample_acceleration"),
+    *("bias_dropout_fusion", "apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
+    *("fp32_residual_connection", "compute_dtype", "layernorm_compute_type", "layernorm_compute_dtype"),
+    *("softmax_compute_type", "softmax_compute_dtype", "rotary_dtype", "param_init_type", "embedding_init_type"),
+    *("initializer_range", "bos_token", "eos_token", "pad_token", "ignore_token_id", "ignore_index"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "gmask_token_id"),  # a tokenizer's matter
+    # how inputs are prepared, which is done elsewhere here
+    *("input_sliced_sig", "is_enhanced_encoder", "pretrain_seqlen"),
+}
+# Arguments that would make another model; with these values it is the one that there is.
+FIXED = {
+    "extend_method": (None, "None", "none"),
+    "scaling_factor": (1,),
+    "layernorm_order": ("post",),
+    "use_final_layernorm": (True,),
+    "activation_func": ("GELU", "gelu"),
+    "quantization_bit": (0,),
+    "pre_seq_len": (0,),
+    "prefix_projection": (False,),
+}
+# MindFormers' names -> the names in a config.json
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "num_attention_heads": "n_head",
+    "seq_length": "n_positions",
+    "max_position_embeddings": "n_positions",
+    "layernorm_epsilon": "layer_norm_epsilon",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+}
+LLAMA_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "seq_length": "max_position_embeddings",
+    "theta": "rope_theta",
+}
+GLM_NAMES = {
+    "num_heads": "num_attention_heads",
+    "seq_length": "max_sequence_length",
+    "layernorm_epsilon": "layernorm_epsilon",
+    "gmask_token_id": "gmask_token_id",
+}
+GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
+RENAMED_VALUES = {("activation_function", "gelu"): "gelu_new"}
+
+
+def unsupported(given: Mapping[str, Any]) -> list[str]:
+    """Arguments that would make another model than there is."""
+    return [
+        f"{name}: {given[name]!r} is not supported, {allowed[-1]!r} was expected"
+        for name, allowed in FIXED.items()
+        if given.get(name) is not None and given[name] not in allowed
+    ]
+
+
+def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """A config.json's dictionary for MindFormers' arguments.
+
+    Raises:
+        InputError: an argument that neither side knows.
+    """
+    fields = {field.name for field in dataclasses.fields(cls)} - {"extra"}
+    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
+    values, problems = {}, [f"{cls.__name__}: {line}" for line in unsupported(given)]
+    for name, value in given.items():
+        key = names.get(name, name)
+        if value is None:
+            continue
+        if key in fields or key in tokens:
+            values[key] = RENAMED_VALUES.get((key, value), value)
+        elif key.endswith("dropout_rate") or key.endswith("_dropout") or key in ("embedding_dropout_prob",):
+            if value:
+                problems.append(
+                    f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
+                )
+        elif key not in FIXED and key not in WITHOUT_MEANING and key not in GENERATION:
+            problems.append(f"{cls.__name__} has no {name!r}{nearest(name, [*names, *sorted(fields)])}")
+    if problems:
+        raise InputError.collect(problems)
+    return values

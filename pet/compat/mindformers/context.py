@@ -1,0 +1,132 @@
+"""MindFormers' start of a script: ``init_context`` and its configurations."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+
+log = logging.getLogger("pet")
+
+PARALLEL_MODES = {
+    "STAND_ALONE": 0,
+    "DATA_PARALLEL": 0,
+    "SEMI_AUTO_PARALLEL": 1,
+    "AUTO_PARALLEL": 2,
+    "HYBRID_PARALLEL": 3,
+}
+
+
+class ContextConfig:
+    """What MindFormers hands to ``ms.set_context``.
+
+    Args:
+        mode: 0 or 1. Without influence: training and generation are compiled, everything else is not.
+        device_target: ``CPU``, ``Ascend`` or ``GPU``; where this machine has none, its own device is used.
+        device_id: index of the device, for a single process; workers of a job know theirs.
+        settings: further settings of ``ms.set_context``, handed on.
+    """
+
+    def __init__(self, mode: int | str = 0, device_target: str | None = None, device_id: int | None = None, **settings):
+        if str(mode) not in ("0", "1", "GRAPH_MODE", "PYNATIVE_MODE"):
+            raise InputError(f"ContextConfig: mode is {mode!r}; 0 (graph) or 1 (PyNative) was expected")
+        self.mode, self.device_target, self.device_id, self.settings = mode, device_target, device_id, settings
+
+
+class ParallelContextConfig:
+    """What MindFormers hands to ``ms.set_auto_parallel_context``. Only ``parallel_mode`` and the optimizer's division
+    matter: the layers of this library divide themselves (`pet.set_parallel_config`), and its gradients are always those
+    of the mean over the whole batch.
+    """
+
+    def __init__(
+        self,
+        parallel_mode: str | int = "DATA_PARALLEL",
+        gradients_mean: bool = True,
+        enable_parallel_optimizer: bool = False,
+        full_batch: bool = False,
+        **settings,
+    ):
+        word = str(parallel_mode)
+        known = {**PARALLEL_MODES, "0": 0, "1": 1, "2": 2, "3": 3}
+        if word.upper() not in known:
+            raise InputError(
+                f"ParallelContextConfig: parallel_mode {parallel_mode!r}; supported: {', '.join(PARALLEL_MODES)}"
+                f"{nearest(word, PARALLEL_MODES)}"
+            )
+        self.parallel_mode, self.gradients_mean, self.full_batch = word.upper(), gradients_mean, full_batch
+        self.enable_parallel_optimizer, self.settings = enable_parallel_optimizer, settings
+
+
+def init_context(
+    use_parallel: bool = False,
+    context_config: ContextConfig | dict[str, Any] | None = None,
+    parallel_config: ParallelContextConfig | dict[str, Any] | None = None,
+) -> tuple[int, int]:
+    """Joins the job that this process belongs to.
+
+    What the script has set by ``ms.set_context`` itself is respected: a device is chosen only where it asks for one
+    here, and the mode is left alone.
+
+    Args:
+        use_parallel: the script is one of several processes, started by ``pet launch``, msrun or the cluster.
+        context_config: device target and index.
+        parallel_config: how MindFormers would divide the work.
+
+    Returns:
+        ``(rank_id, device_num)``: this process's number, and how many there are.
+
+    Raises:
+        InputError: use_parallel without a job, or settings of unknown form.
+    """
+    import mindspore as ms
+
+    context = ContextConfig(**context_config) if isinstance(context_config, dict) else context_config
+    if isinstance(parallel_config, dict):
+        parallel_config = ParallelContextConfig(**parallel_config)
+    if context is not None and context.device_target is not None:
+        _choose_device(ms, context, use_parallel)
+    if context is not None and context.settings:
+        try:
+            ms.set_context(**context.settings)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"ContextConfig: {str(error).splitlines()[0]}") from None
+    if not use_parallel:
+        return 0, 1
+    from pet.launch.environment import read_job
+
+    job = read_job()
+    if job.launcher == "none":
+        raise InputError(
+            "init_context(use_parallel=True): this is a single process; start the script by "
+            "pet launch -n 4 -- python SCRIPT"
+        )
+    from pet.parallel.join import join
+
+    job = join()
+    if parallel_config is not None and parallel_config.enable_parallel_optimizer:
+        from pet.compat.mindformers.parallel import defaults
+
+        defaults["optimizer_shard"] = True
+    return job.rank, job.size
+
+
+def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:
+    target = str(context.device_target)
+    if target == ms.get_context("device_target"):
+        if target != "CPU" and context.device_id is not None and not use_parallel:
+            ms.set_device(target, context.device_id)
+        return
+    try:
+        ms.set_device(target, context.device_id or 0) if not use_parallel else ms.set_device(target)
+    except (RuntimeError, ValueError) as error:
+        log.warning("device_target %s is not here (%s); going on with %s", target, _first(error), _present(ms))
+
+
+def _first(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _present(ms) -> str:
+    return ms.get_context("device_target")

@@ -1,0 +1,295 @@
+"""What a script asks of ``pet.Trainer`` by MindFormers' names, and the recipe that it comes to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.compat.ckpt.doors import converted, is_ckpt
+from pet.compat.mindformers.callbacks import is_named, translate_callbacks
+from pet.compat.mindformers.parallel import translate_parallel
+from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
+from pet.compat.translation import Translation, method_of
+
+log = logging.getLogger("pet")
+
+TASKS = ("text_generation", "general")
+
+
+def is_path(value: Any) -> bool:
+    """Whether data or a model is given by its place in the file system, or by name."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(one, (str, os.PathLike)) for one in value)
+    return isinstance(value, (str, os.PathLike))
+
+
+class Request:
+    """Names, paths, objects and settings; the arguments are those of `pet.Trainer`, and described there.
+
+    Attributes:
+        arguments: settings of the run by MindFormers' names.
+        layout: of processes, by MindFormers' names.
+        recompute: whether activations are computed again; None leaves it to the recipe.
+    """
+
+    def __init__(
+        self,
+        model=None,
+        task: str = "text_generation",
+        pet_method: str = "",
+        args: TrainingArguments | Mapping[str, Any] | str | os.PathLike | None = None,
+        recipe: str | os.PathLike | None = None,
+        train_dataset=None,
+        eval_dataset=None,
+        tokenizer=None,
+        callbacks: Iterable = (),
+        data_collator=None,
+        do_eval: bool | None = None,
+        load_checkpoint: str | os.PathLike | None = None,
+        forward_step=None,
+    ):
+        if str(task).replace("-", "_") not in TASKS:
+            raise InputError(f"Trainer: task {task!r} is not known; supported: text_generation")
+        if args is not None and not isinstance(args, (TrainingArguments, Mapping)):
+            args, recipe = None, args
+        self.arguments: dict[str, Any] = dict(args.given if isinstance(args, TrainingArguments) else args or {})
+        self.base_recipe = recipe
+        self.model, self.method_settings = split_name(model)
+        self.pet_method = method_of(pet_method) if pet_method else ""
+        self.train_dataset, self.eval_dataset, self.tokenizer = train_dataset, eval_dataset, tokenizer
+        given = list(callbacks or ())
+        self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
+        self.callbacks = [one for one in given if not is_named(one)]
+        self.data_collator, self.forward_step = data_collator, forward_step
+        self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
+        self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
+        self.layout: dict[str, Any] = {}
+        self.recompute: bool | None = None
+        if model is None and recipe is None:
+            raise InputError("Trainer: model is missing; give a bundled base's name, a checkpoint directory or a cell")
+
+    # What MindFormers' scripts set before they start ------------------------------------------------------------------
+
+    def set_parallel_config(
+        self, data_parallel: int = 1, model_parallel: int = 1, pipeline_stage: int = 1, micro_batch_num: int = 1, **more
+    ) -> None:
+        """Divides the work: ``data_parallel × model_parallel × pipeline_stage`` processes.
+
+        Args:
+            data_parallel: copies of the model; ``batch_size`` is that of each.
+            model_parallel: processes that share every layer's matrices.
+            pipeline_stage: stages of consecutive layers.
+            micro_batch_num: pieces of ``batch_size`` rows in a pipeline's step.
+            more: ``optimizer_shard`` (ZeRO stage 1), and MindFormers' other names.
+        """
+        self.layout = {
+            "data_parallel": data_parallel,
+            "model_parallel": model_parallel,
+            "pipeline_stage": pipeline_stage,
+            "micro_batch_num": micro_batch_num,
+            **more,
+        }
+        translate_parallel(self.layout).finish()
+
+    def set_recompute_config(self, recompute: bool = True, **more) -> None:
+        """Computes activations again in the backward pass instead of keeping them; finer choices are not made here."""
+        self.recompute = bool(recompute)
+        if any(more.values()):
+            log.warning("recompute_config: %s: layers are recomputed as a whole or not at all", ", ".join(more))
+
+    # The recipe -------------------------------------------------------------------------------------------------------
+
+    def recipe(self, mode: str = "finetune", model: str | None = None):
+        """The recipe that a call comes to.
+
+        Args:
+            mode: ``train``, ``finetune`` or ``evaluate``.
+            model: a checkpoint in place of the trainer's model.
+        """
+        from pet.compat.yaml_files import held_out_of, load_any
+        from pet.names import preset_names
+        from pet.recipe.loading import from_dict
+        from pet.recipe.training import Callback
+
+        given = self._layout()
+        layout = translate_parallel(given or {}, "set_parallel_config")
+        translation = translate_arguments(self.arguments, copies=_rows_of(layout))
+        translation.settings.update(layout.settings)
+        if self.layout:  # what a file says, its own translation reports
+            translation.ignored.update(layout.ignored)
+        translation.problems += layout.problems
+        if self.recompute is not None:
+            translation.put("train.recompute", self.recompute)
+        if "output.dir" not in translation.settings and self.base_recipe is None:
+            translation.put("output.dir", "output")
+        self._put_model(translation, mode, model)
+        for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
+            if is_path(data):
+                paths = data if isinstance(data, (list, tuple)) else [data]
+                translation.put(f"data.{name}", [os.fspath(path) for path in paths])
+        if mode != "evaluate" and self.do_eval is False:
+            translation.settings["data.eval"] = None
+            for key in ("eval.every_steps", "eval.every_epochs"):
+                translation.settings.pop(key, None)
+        if self.in_memory() and not is_path(self.eval_dataset):
+            # the rules look for files; the rhythm is given to the trainer beside the recipe
+            for key in ("eval.every_steps", "eval.every_epochs"):
+                translation.settings.pop(key, None)
+        translate_callbacks(translation, self.named_callbacks, {})
+        translation.finish()
+        has_files = not self.in_memory()
+        if self.base_recipe is not None:
+            more = translation.settings.pop("callbacks", [])  # they are added to those of the file
+            if mode == "evaluate" and self.eval_dataset is None:
+                translation.put("data.eval", held_out_of(self.base_recipe))
+            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files, layout=given)
+            recipe.callbacks += [Callback(**entry) for entry in more]
+            return recipe
+        self._put_length(translation)
+        name = str(self.arguments.get("run_name") or "trainer")
+        if translation.get("model.path") in preset_names() and mode == "finetune":
+            raise InputError(
+                f"Trainer.finetune: {self.model!r} names a size, there are no base weights: give the directory of a "
+                "downloaded checkpoint (model=DIR or finetune_checkpoint=DIR); train() starts from random weights"
+            )
+        return from_dict({}, translation.settings, name=name, check_files=has_files)
+
+    def _put_model(self, translation: Translation, mode: str, model: str | None) -> None:
+        from pet.names import preset_names
+
+        if is_path(self.model) or model is not None:
+            path = os.fspath(model or self.model)
+            path = str(converted(path)) if is_ckpt(path) else path
+            translation.put("model.path", path)
+            if path in preset_names() and mode == "train":
+                translation.put("model.from_scratch", True)
+        elif self.model is not None:
+            translation.put("model.path", ".")  # a cell: its weights are in memory
+        if is_path(self.tokenizer):
+            translation.put("model.tokenizer", os.fspath(self.tokenizer))
+        if self.pet_method or self.base_recipe is None:
+            method = self.pet_method or "none"
+            if self.method_settings and method in ("none", self.method_settings["method"]):
+                translation.put("adapter", dict(self.method_settings))
+            else:
+                translation.put("adapter", {"method": method})
+
+    def _put_length(self, translation: Translation) -> None:
+        """Rows as long as a small model's context; a larger one has the recipe's default length."""
+        from pet.names import model_config
+        from pet.recipe.data import Data
+        from pet.recipe.rules import context_length
+
+        path = translation.get("model.path")
+        if "data.max_length" in translation.settings or path is None or not is_path(self.model):
+            return
+        try:
+            context = context_length(model_config(path))
+        except InputError:
+            return  # loading the recipe says it better
+        default = Data.model_fields["max_length"].default
+        virtual = 20 if translation.get("adapter", {}).get("method") in ("prefix", "prompt", "p_tuning") else 0
+        if context is not None and context < default + virtual:
+            translation.put("data.max_length", max(2, context - virtual))
+
+    def _layout(self) -> dict[str, Any] | None:
+        """The layout by MindFormers' names: what the script says, or else the file, or else copies of the model; None
+        where nothing was said and this is one process.
+        """
+        from pet.launch.environment import read_job
+
+        job, use = read_job(), self.arguments.get("use_parallel")
+        if use is False:
+            return {}
+        if self.layout or not (use or job.distributed):
+            return self.layout or None
+        return self._layout_of_file(bool(use)) or {"data_parallel": job.size}
+
+    def _layout_of_file(self, use: bool) -> dict[str, Any]:
+        """The recipe's layout, or the MindFormers file's where that or the script (`use`) turns it on."""
+        from pet.compat.yaml_files import values_of
+
+        kind, _, values = values_of(self.base_recipe) if self.base_recipe is not None else ("recipe", None, None)
+        if kind == "mindformers":
+            section = dict(values.get("parallel_config") or {}) if use or values.get("use_parallel") else {}
+        else:
+            section = values.get("parallel") if isinstance(values, Mapping) else None
+            names = {"data": "data_parallel", "tensor": "model_parallel", "pipeline": "pipeline_stage"}
+            names |= {"micro_batches": "micro_batch_num", "shard_optimizer": "optimizer_shard"}
+            section = {names.get(name, name): value for name, value in (section or {}).items()}
+        sizes = [section.get(name) or 1 for name in ("data_parallel", "model_parallel", "pipeline_stage")]
+        return section if any(size != 1 for size in sizes) else {}
+
+    def put_written_metrics(self, recipe) -> None:
+        """BLEU and ROUGE for GLM, as MindFormers measures it, where nothing else is asked for."""
+        from pet.names import model_config
+        from pet.train.metrics import check_available
+
+        if "metrics" in recipe.eval.model_fields_set or not is_path(self.model) or self.in_memory():
+            return
+        if "glm" not in str(model_config(recipe.model.path).get("model_type", "")):
+            return
+        wanted = ["loss", "perplexity", "rouge_1", "rouge_2", "rouge_l", "bleu"]
+        try:
+            check_available(wanted)
+        except InputError as error:
+            log.warning("%s", error)
+            return
+        recipe.eval.metrics = wanted
+
+    def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
+        """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
+        from pet.compat.ckpt.doors import bring
+        from pet.compat.mindformers.sizes import alpha_of, form_of
+        from pet.compat.yaml_files import load_any, values_of
+
+        if self.base_recipe is not None:
+            kind, file, values = values_of(self.base_recipe)
+            if kind == "mindformers":
+                return bring(checkpoint, file, form_of(values), alpha_of(values))
+            recipe = load_any(self.base_recipe, check_files=False)
+            return bring(checkpoint, recipe.model.path, None, getattr(recipe.adapter, "alpha", None))
+        model = self.model if is_path(self.model) else self.model.config.to_dict()
+        return bring(checkpoint, model, None, (self.method_settings or {}).get("alpha"))
+
+    def generation_settings(self) -> dict[str, Any]:
+        """The model_config of a MindFormers file, which has settings of generation in it; empty without one."""
+        from pet.compat.mindformers.sizes import model_section
+        from pet.compat.yaml_files import values_of
+
+        kind, _, values = values_of(self.base_recipe) if self.base_recipe is not None else ("recipe", None, None)
+        return model_section(values) if kind == "mindformers" else {}
+
+    # Objects ----------------------------------------------------------------------------------------------------------
+
+    def rhythm(self) -> dict[str, Any]:
+        """When to evaluate on data that is no file."""
+        settings = translate_arguments(self.arguments).settings
+        return {key: settings[f"eval.{key}"] for key in ("every_steps", "every_epochs") if f"eval.{key}" in settings}
+
+    def in_memory(self) -> bool:
+        """Whether anything is given as an object."""
+        given = (self.model, self.train_dataset, self.eval_dataset, self.tokenizer)
+        return any(value is not None and not is_path(value) for value in given)
+
+    def objects(self):
+        from pet.compat.objects import Objects
+
+        return Objects(
+            None if is_path(self.model) else self.model,
+            None if is_path(self.tokenizer) else self.tokenizer,
+            self.train_dataset,
+            self.eval_dataset,
+            self.data_collator,
+            self.forward_step,
+        )
+
+
+def _rows_of(layout: Translation) -> int:
+    """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch."""
+    return layout.get("parallel.data", 1) * layout.get("parallel.micro_batches", 1)

@@ -1,0 +1,160 @@
+"""What a MindFormers YAML file says of the model itself: its sizes, how its matrices are divided, LoRA's alpha."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.counting import layout_of
+from model_zoo.counting import sizes as sizes_of
+from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt.names import Form
+from pet.compat.mindformers.config import unsupported
+from pet.compat.mindformers.presets import split_name
+from pet.recipe.source import read
+
+# the configurations' names, each with the layouts that it stands for and the preset of its default sizes
+CLASSES = {
+    "GPT2Config": (("gpt2",), "gpt2"),
+    "LlamaConfig": (("llama",), "llama_7b"),
+    "GLMConfig": (("chatglm",), "glm_6b"),
+    "ChatGLM2Config": (("chatglm2", "glm4"), "glm2_6b"),
+}
+SIZES = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "num_heads": "heads",
+    "num_attention_heads": "heads",
+    "n_kv_heads": "kv_heads",
+    "intermediate_size": "ffn",
+    "ffn_hidden_size": "ffn",
+    "inner_hidden_size": "ffn",
+    "padded_vocab_size": "vocab",
+    "vocab_size": "vocab",
+    "hidden_size_per_attention_head": "head_dim",
+}
+"""Sizes by MindFormers' names, and by ours."""
+NUMBERS = {"rms_norm_eps": "rms_norm_eps", "layernorm_epsilon": "layernorm_epsilon", "theta": "rope_theta"}
+"""Further numbers of model_config, and what a config.json calls them."""
+# of model_config, but nothing of the architecture
+BESIDE = (
+    "type",
+    "pet_config",
+    "checkpoint_name_or_path",
+    "qkv_concat",
+    "mlp_concat",
+    "use_rearrange_rope",
+    "hidden_size_per_attention_head",
+)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The dictionary in a YAML file.
+
+    Raises:
+        InputError: no such file, or no YAML with a model section.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; a MindFormers YAML file was expected")
+    source = read(path, str(path))
+    if source.problems:
+        raise InputError.collect(source.problems)
+    if not isinstance(source.value, Mapping) or not isinstance(source.value.get("model"), Mapping):
+        raise InputError(f"{path}: has no section model, so it is no MindFormers file")
+    return dict(source.value)
+
+
+def model_section(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``model.model_config``."""
+    return dict((values.get("model") or {}).get("model_config") or {})
+
+
+def name_of(values: Mapping[str, Any]) -> str | None:
+    """The model that a file names, but for ``.ckpt`` files; None where it names none."""
+    named = [model_section(values).get("checkpoint_name_or_path"), (values.get("trainer") or {}).get("model_name")]
+    bare = (split_name(each)[0] for each in named)
+    return next((one for one in bare if isinstance(one, str) and one and not one.endswith(".ckpt")), None)
+
+
+def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json's dictionary of the model that a file describes: by its sizes, or else by its name.
+
+    Raises:
+        InputError: it says neither, or sizes that the family does not know.
+    """
+    from pet.names import bundled_models, model_config, preset_names
+
+    section, name = model_section(values), name_of(values)
+    kind, sizes = section.get("type"), {key: value for key, value in section.items() if key not in BESIDE}
+    if kind is not None and kind not in CLASSES:
+        raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
+    if kind is not None and says_sizes(values):
+        sizes = {key: value for key, value in sizes.items() if key not in dropouts(values)}
+        from pet.compat.mindformers import models as mindformers_models
+
+        return getattr(mindformers_models, kind)(**sizes).to_dict()
+    if name in preset_names() or name in bundled_models():
+        return model_config(name)
+    raise InputError("model.model_config: says neither the sizes of the model (hidden_size, num_layers …) nor its name")
+
+
+def says_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether the file says how large its model is."""
+    section = model_section(values)
+    return "hidden_size" in section or "num_layers" in section
+
+
+def dropouts(values: Mapping[str, Any]) -> list[str]:
+    """The keys of model_config that turn on dropout of the base."""
+    section = model_section(values)
+    return [key for key in section if key.endswith(("dropout_rate", "_dropout", "dropout_prob")) and section[key]]
+
+
+def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """What a file says otherwise than the config.json of the checkpoint that it names."""
+    section, layout = model_section(values), layout_of(config)
+    kind = section.get("type")
+    if kind in CLASSES and layout not in CLASSES[kind][0]:
+        return [f"type: {kind}, but the checkpoint's model_type is {config.get('model_type')!r}"]
+    there = sizes_of(config)
+    pairs = {name: getattr(there, size) for name, size in SIZES.items()}
+    if layout == "chatglm2":
+        del pairs["vocab_size"]  # of the tokenizer; the matrices have padded_vocab_size
+    if section.get("multi_query_attention"):
+        pairs["multi_query_group_num"] = there.kv_heads
+    known = {**(config.get("rope_parameters") or {}), **config}
+    pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
+    return unsupported(section) + [
+        f"{name}: {section[name]}, but the model has {value}"
+        for name, value in pairs.items()
+        if section.get(name) is not None and not _equal(section[name], value)
+    ]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As numbers."""
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return False
+
+
+def config_of_file(path: Path) -> dict[str, Any]:
+    """`config_of` a file."""
+    try:
+        return config_of(read_file(path))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def form_of(values: Mapping[str, Any]) -> Form:
+    """How the file's model divides its matrices."""
+    section = model_section(values)
+    return Form(section.get("qkv_concat"), section.get("mlp_concat"), bool(section.get("use_rearrange_rope")))
+
+
+def alpha_of(values: Mapping[str, Any]) -> float | None:
+    """``lora_alpha`` of the file's pet_config; None where it has none."""
+    alpha = (model_section(values).get("pet_config") or {}).get("lora_alpha")
+    return None if alpha is None else float(alpha)

@@ -1,0 +1,261 @@
+"""``pet.Trainer``: the trainer that a script makes, from names and paths or from objects.
+
+    Trainer(model_cell, batches, steps=20)                      the core's own trainer, as it is
+    Trainer(model="glm_tiny", pet_method="lora", args=…, …)     names and paths become a recipe, for `pet.train.run`
+    Trainer(model=model_cell, train_dataset=dataset, …)         objects go to the core, with a recipe's settings
+
+The second and third form take MindFormers' arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.mindformers.generation import give_defaults
+from pet.compat.mindformers.request import Request, is_path
+from pet.compat.results import bring_checkpoint, find_weights
+
+REQUEST = list(inspect.signature(Request).parameters)
+"""Arguments of a trainer in MindFormers' form; any other is a setting of the core's."""
+
+
+class Trainer(Request):
+    """Trains, tunes, measures and asks a model.
+
+    Args:
+        model: a bundled base, checkpoint directory or preset name, also ``X_lora`` (with its LoRA settings); or a cell.
+        train_data, eval_data: data for `pet.train.trainer.Trainer`: a loader or a list of batches. Given these, or any
+            setting of that class in ``settings``, this object is that trainer.
+        task: ``text_generation``.
+        pet_method: ``lora``, ``prefix``, ``ptuning2``, ``adapter``, …; empty trains every weight, unless the recipe or
+            the model's name says otherwise.
+        args: `TrainingArguments`, a dictionary of the same names, or the path of a recipe (or MindFormers YAML file).
+        recipe: the path of a recipe, whose settings `args` then overrides.
+        train_dataset, eval_dataset: files or directories, a MindSpore Dataset of ``input_ids``, a list of batches, or
+            an indexable dataset of dictionaries.
+        tokenizer: an object, or the place it is read from. Default: the model's own.
+        callbacks: callbacks of `pet.train.callbacks`, or their names.
+        data_collator: from a list of an indexable dataset's samples to a batch.
+        do_eval: False measures nothing while training; True wants an eval_dataset. Default: where there is one.
+        load_checkpoint: a checkpoint, adapter or run directory to start from; or a MindFormers ``.ckpt`` file.
+        forward_step: see `pet.train.trainer.Trainer`.
+
+    Raises:
+        InputError: an unknown task or method, settings that do not exist or contradict each other.
+    """
+
+    def __init__(self, model=None, train_data=None, eval_data=None, **arguments):
+        self.core = None
+        settings = [name for name in arguments if name not in REQUEST]
+        if train_data is not None or settings:
+            self.core = _core(model, train_data, eval_data, arguments, settings)
+            return
+        super().__init__(model, **arguments)
+        self.result: Path | None = None
+        self._loaded: tuple | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        core = self.__dict__.get("core")
+        if core is None:
+            raise AttributeError(f"Trainer has no {name!r}")
+        return getattr(core, name)
+
+    # What they do -----------------------------------------------------------------------------------------------------
+
+    def train(self, train_checkpoint=None, resume=None, **changes) -> dict[str, Any]:
+        """Trains. A preset's name starts from random weights; a base with a ``pet_method`` is tuned.
+
+        Args:
+            train_checkpoint: start from this directory, or with True from this trainer's last result.
+            resume: go on with the run in ``output_dir``, or with that in the given run or checkpoint directory.
+            changes: ``train_dataset``, ``eval_dataset``, ``do_eval``, ``resume_training`` … for this call.
+
+        Returns:
+            What summary.json holds.
+        """
+        if self.core is not None:
+            return self.core.train(bool(train_checkpoint) if resume is None else resume)
+        return self._run("train", train_checkpoint, resume, changes)
+
+    def finetune(self, finetune_checkpoint=None, resume=None, **changes) -> dict[str, Any]:
+        """Tunes a base that has weights; the arguments are those of `train`.
+
+        Raises:
+            InputError: there are no base weights; the message says where they can come from.
+        """
+        if self.core is not None:
+            return self.core.train(bool(finetune_checkpoint) if resume is None else resume)
+        return self._run("finetune", finetune_checkpoint, resume, changes)
+
+    def evaluate(self, eval_dataset=None, eval_checkpoint=None, **changes) -> dict[str, float] | None:
+        """Measures the model as it is: loss and perplexity, for GLM also ROUGE and BLEU of its answers to files.
+
+        Args:
+            eval_dataset: instead of the trainer's.
+            eval_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
+        """
+        if self.core is not None:
+            return self.core.evaluate()
+        self._change({"eval_dataset": eval_dataset, **changes})
+        if self.eval_dataset is None and self.base_recipe is None:
+            raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
+        model, adapter = self._weights(eval_checkpoint)
+        recipe = self.recipe("evaluate", model)
+        self.put_written_metrics(recipe)
+        if self.in_memory():
+            from pet.compat.objects import measure
+
+            return measure(recipe, self.objects(), adapter)
+        from pet.train.run import evaluate
+
+        return evaluate(recipe, model=model, adapter=adapter)
+
+    def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
+        """The answers to one text or several, by `pet.pipeline`.
+
+        Args:
+            input_data: a text, a list of texts, or a file with one on each line.
+            predict_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
+            generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …
+        """
+        from pet.text_generation import TextGeneration
+
+        if self.core is not None:
+            raise InputError("Trainer.predict: a trainer over batches has no tokenizer; use model.generate or pipeline")
+        if input_data is None:
+            raise InputError("Trainer.predict: input_data is missing")
+        if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
+            lines = Path(input_data).read_text("utf-8-sig").splitlines()
+            input_data = [line for line in lines if line.strip()]
+        model, tokenizer = self._speaker(predict_checkpoint)
+        return TextGeneration(model, tokenizer)(input_data, **generation)
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        """Arguments that MindFormers takes at each call."""
+        for name, value in changes.items():
+            if name not in ("train_dataset", "eval_dataset", "do_eval", "resume_training", "resume_from_checkpoint"):
+                raise InputError(f"Trainer: {name!r} is no argument of this call")
+            if value is None:
+                continue
+            if name.startswith("resume"):
+                self.arguments["resume_from_checkpoint"] = value
+            else:
+                setattr(self, name, value)
+
+    def _run(self, mode: str, checkpoint, resume, changes: dict[str, Any]) -> dict[str, Any]:
+        self._change(changes)
+        if self.do_eval and self.eval_dataset is None and self.base_recipe is None:
+            raise InputError("Trainer: do_eval needs an eval_dataset")
+        if self.train_dataset is None and self.base_recipe is None:
+            raise InputError(f"Trainer.{mode}: train_dataset is missing")
+        resume = resume if resume is not None else self.arguments.get("resume_from_checkpoint")
+        resume = self.load_checkpoint if resume is True and self.load_checkpoint else resume
+        model, adapter = self._weights(checkpoint, resumed=bool(resume))
+        recipe = self.recipe(mode, model)
+        resume = recipe.train.resume if resume is None else resume
+        recipe.train.resume = bool(resume)
+        if resume and resume is not True:
+            bring_checkpoint(resume, recipe.output.dir)
+        if adapter is not None:
+            if recipe.adapter.method == "none":
+                raise InputError(f"Trainer.{mode}: {adapter} is an adapter; say by pet_method= which method goes on")
+            recipe.adapter.load = str(adapter)
+        source = Path(model or adapter).resolve() if model or adapter else self.result
+        output = Path(recipe.output.dir)
+        if source is not None and not resume and (output == source or output in source.parents):
+            recipe.output.dir = f"{output}_{mode}"  # what a run starts from must outlast it
+        # scripts of the other systems write over their last run; so do they here, unless they say otherwise
+        if not recipe.train.resume and self.arguments.get("overwrite_output_dir") is not False:
+            recipe.output.force = True
+        self._loaded = None
+        if recipe.output.only_save_strategy and self.in_memory() and hasattr(self.model, "config"):
+            from pet.train.run import save_strategies
+
+            return save_strategies(recipe, config=self.model.config.to_dict())
+        if self.in_memory():
+            if mode == "finetune" and getattr(self.model, "random_weights", False):
+                raise InputError(
+                    "Trainer.finetune: the model has random weights, there is no base to tune: make it by "
+                    "from_pretrained(DIR), or call train()"
+                )
+            from pet.compat.objects import run
+
+            summary = run(recipe, self.objects(), callbacks=self.callbacks, eval_rhythm=self.rhythm())
+        else:
+            from pet.train.run import start
+
+            summary = start(
+                recipe, recipe.train.resume, recipe.output.force, print, self.callbacks, self.forward_step, None
+            )
+        self.result = Path(recipe.output.dir)
+        return summary
+
+    def _weights(self, checkpoint=None, resumed: bool = False) -> tuple[str | None, Path | None]:
+        """(checkpoint directory, adapter directory) that a call starts from; None where it is the trainer's own.
+
+        A model that is an object is given the weights at once.
+        """
+        if checkpoint is True:
+            if self.result is None:
+                raise InputError("Trainer: there is no result of this trainer yet; give a directory")
+            checkpoint = self.result
+        if not checkpoint:
+            checkpoint = self.result or (None if resumed else self.load_checkpoint)
+        is_object = self.model is not None and not is_path(self.model)
+        if checkpoint is None or (is_object and checkpoint == self.result):
+            return None, None
+        found = self.from_ckpt(checkpoint) if is_ckpt(checkpoint) else find_weights(checkpoint)
+        if not is_object:
+            return found
+        from pet.compat.objects import put_weights
+
+        put_weights(self.model, *found)
+        return None, None
+
+    def _speaker(self, checkpoint=None) -> tuple:
+        from pet.auto import AutoModel, AutoTokenizer
+
+        if not is_path(self.model) and self.model is not None:
+            if self.tokenizer is None:
+                raise InputError("Trainer.predict: a model that is an object needs tokenizer=")
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer) if is_path(self.tokenizer) else self.tokenizer
+            self._weights(checkpoint)
+            return self.model, tokenizer
+        model, adapter = self._weights(checkpoint)
+        recipe = self.recipe("evaluate")
+        key = (model or recipe.model.path, adapter)
+        if self._loaded is None or self._loaded[0] != key:
+            loaded = AutoModel.from_pretrained(key[0])
+            if adapter is not None:
+                from adapters.saving import load_adapter
+
+                load_adapter(loaded, adapter)
+            tokenizer = self.tokenizer
+            if tokenizer is None or is_path(tokenizer):
+                tokenizer = AutoTokenizer.from_pretrained(tokenizer or recipe.model.tokenizer or key[0])
+            give_defaults(loaded, self.generation_settings())
+            self._loaded = key, loaded, tokenizer
+        return self._loaded[1:]
+
+
+def _core(model, train_data, eval_data, arguments: dict[str, Any], settings: list[str]):
+    from pet.train.trainer import Trainer as CoreTrainer
+
+    if train_data is None:
+        raise InputError(
+            f"Trainer: {', '.join(settings)}: settings of a trainer over batches, which needs train_data; or put them "
+            f"in args={nearest(settings[0], REQUEST)}"
+        )
+    others = [name for name in arguments if name in REQUEST and name not in ("callbacks", "forward_step")]
+    if others:
+        raise InputError(
+            f"Trainer: {', '.join(others)}: for trainers with train_dataset, not over batches (train_data)"
+        )
+    return CoreTrainer(model, train_data, eval_data, **arguments)

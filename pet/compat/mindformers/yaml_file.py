@@ -1,0 +1,303 @@
+"""MindFormers' YAML files as settings of a recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.compat.mindformers.callbacks import translate_callbacks
+from pet.compat.mindformers.parallel import translate_parallel
+from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice, clip, method_of
+
+# Matrices of MindFormers' models -> ours.
+MATRICES = {
+    "wq": "q_proj",
+    "wk": "k_proj",
+    "wv": "v_proj",
+    "wo": "o_proj",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "query_key_value": "query_key_value",
+    "dense_h_to_4h": "dense_h_to_4h",
+    "dense_4h_to_h": "dense_4h_to_h",
+    "qkv_proj": "query_key_value",
+}
+LOADERS = Ignored("rows are read and packed by this library")
+ACCELERATOR = Ignored("nothing of it changes the results")
+TOP = {
+    "output_dir": "output.dir",
+    "seed": "train.seed",
+    "do_eval": lambda t, n, v: None,
+    "eval_step_interval": lambda t, n, v: t.put("eval.every_steps", v if v > 0 else None),
+    "eval_epoch_interval": lambda t, n, v: t.put("eval.every_epochs", float(v) if v > 0 else None),
+    "resume_training": lambda t, n, v: t.put("train.resume", True if v else None),
+    "only_save_strategy": lambda t, n, v: t.put("output.only_save_strategy", True if v else None),
+    "src_strategy_path_or_dir": Ignored("checkpoints are whole and open on any layout"),
+    "auto_trans_ckpt": Ignored("checkpoints are whole and open on any layout"),
+    "transform_process_num": Ignored("checkpoints are whole and open on any layout"),
+    "load_ckpt_format": Ignored("the file itself says it"),
+    "context": ACCELERATOR,
+    "parallel": ACCELERATOR,
+    "metric": Ignored("eval.metrics says what is measured"),
+    "processor": lambda t, n, v: _tokenizer(t, n, v),
+    "auto_tune": ACCELERATOR,
+    "filepath_prefix": ACCELERATOR,
+    "autotune_per_step": ACCELERATOR,
+    "profile": lambda t, n, v: t.put("callbacks", [*t.get("callbacks", []), {"name": "profiler"}]) if v else None,
+    **{
+        name: Ignored("the profiler callback has steps of its own")
+        for name in (
+            *("profile_start_step", "profile_stop_step", "init_start_profile", "profile_communication"),
+            *("profile_memory", "profile_rank_ids", "profile_pipeline", "profile_level"),
+        )
+    },
+    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
+    "infer": ACCELERATOR,
+    "local_rank": ACCELERATOR,
+    "device_num": ACCELERATOR,
+    "moe_config": lambda t, n, v: _experts(t, n, v),
+    "trust_remote_code": ACCELERATOR,
+    "lr_scale": Refused("give the learning rate itself"),
+    "lr_scale_factor": Ignored("lr_scale is off"),
+    "layer_scale": Refused("layers share one learning rate; see train.groups"),
+    "layer_decay": Ignored("layer_scale is off"),
+}
+RUNNER = {
+    "epochs": lambda t, n, v: t.put("train.epochs", float(v)),
+    "batch_size": "train.batch_size",
+    "gradient_accumulation_steps": "train.accumulation",
+    "sink_mode": Ignored("a step is one compiled graph in any case"),
+    "sink_size": Ignored("a step is one compiled graph in any case"),
+    "sink_per_epoch": Ignored("a step is one compiled graph in any case"),
+    "num_classes": ACCELERATOR,
+    "image_size": ACCELERATOR,
+}
+
+
+def _betas(index: int):
+    def rule(t: Translation, name: str, value: Any) -> None:
+        betas = t.get("train.betas", [0.9, 0.999])
+        t.put("train.betas", [float(value) if place == index else old for place, old in enumerate(betas)])
+
+    return rule
+
+
+OPTIMIZER_NAMES = {**OPTIMIZERS, "fp32stateadamweightdecay": "adamw", "adamw": "adamw", "pmaadamw": "adamw"}
+OPTIMIZER = {
+    "type": choice("train.optimizer", OPTIMIZER_NAMES),
+    "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
+    "beta1": _betas(0),
+    "beta2": _betas(1),
+    "eps": lambda t, n, v: t.put("train.eps", float(v)),
+    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
+    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
+}
+
+
+def _final(t: Translation, name: str, value: Any) -> None:
+    peak = t.get("train.learning_rate")
+    if peak and t.get("train.schedule") != "constant":
+        t.put("train.final_ratio", min(1.0, float(value) / peak))
+
+
+SCHEDULE = {
+    "type": choice("train.schedule", SCHEDULES),
+    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
+    "warmup_steps": lambda t, n, v: t.put("train.warmup", v),
+    "warmup_ratio": lambda t, n, v: t.put("train.warmup", float(v)),
+    "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
+    "lr_end": _final,
+    "total_steps": Refused("the schedule ends with the run; leave it -1"),
+    "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
+    "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
+}
+PET = {
+    "pet_type": lambda t, n, v: None,
+    "lora_rank": "adapter.rank",
+    "lora_alpha": lambda t, n, v: t.put("adapter.alpha", float(v)),
+    "lora_dropout": lambda t, n, v: t.put("adapter.dropout", float(v)),
+    "target_modules": lambda t, n, v: t.put("adapter.targets", targets_of(t, v)),
+    "prefix_seq_len": "adapter.length",
+    "pre_seq_len": "adapter.length",
+    "projection": "adapter.projection",
+    "prefix_projection": "adapter.projection",
+    "num_virtual_tokens": "adapter.length",
+    "exclude_layers": "adapter.exclude",
+    "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
+    "lora_b_init": Ignored("B starts at zero"),
+    "freeze_include": Refused("the base is frozen; see pet.freeze_modules for more"),
+    "freeze_exclude": Refused("the base is frozen; see pet.freeze_modules for more"),
+}
+
+
+def targets_of(translation: Translation, expression: Any) -> list[str] | None:
+    """Our names for MindFormers' expression over its own: ``.*wq|.*wv`` → ``["q_proj", "v_proj"]``."""
+    parts = [expression] if isinstance(expression, str) else list(expression)
+    words = [word for part in parts for word in str(part).split("|")]
+    found = []
+    for word in words:
+        name = re.sub(r"^\^?(\.\*)?(\\?\.)?|(\.?\*)?\$?$", "", word).rpartition(".")[2]
+        if re.fullmatch(r"dense[123]", name):
+            translation.ignore(
+                "pet_config.target_modules",
+                f"{name} is a part of one matrix here: the family's default is adapted whole",
+            )
+            return None
+        found.append(MATRICES.get(name, name if re.fullmatch(r"\w+", name) else f"re:{word}"))
+    return found
+
+
+def translate(values: dict[str, Any], file: Path) -> Translation:
+    """A MindFormers file's settings."""
+    t = Translation(file.name)
+    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+    sections = {
+        name: values[name] for name in values if isinstance(values[name], Mapping) or name in ("callbacks", "run_mode")
+    }
+    handled = {
+        *("model", "trainer", "runner_config", "runner_wrapper", "optimizer", "lr_schedule", "parallel_config"),
+        *("recompute_config", "callbacks", "eval_callbacks", "train_dataset", "train_dataset_task", "eval_dataset"),
+        *("eval_dataset_task", "run_mode", "use_parallel", "load_checkpoint", "remote_save_url", "arch"),
+    }
+    t.apply({name: value for name, value in values.items() if name not in handled}, TOP)
+    _model(t, values)
+    t.apply(_section(sections, "runner_config"), RUNNER, "runner_config.")
+    _wrapper(t, _section(sections, "runner_wrapper"))
+    schedule, optimizer = _section(sections, "lr_schedule"), _section(sections, "optimizer")
+    t.apply(optimizer, OPTIMIZER, "optimizer.")
+    order = sorted(schedule, key=lambda name: name == "lr_end")  # it is a share of the peak
+    t.apply({name: schedule[name] for name in order if schedule[name] != -1}, SCHEDULE, "lr_schedule.")
+    if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
+        t.settings.pop("train.betas", None)
+        t.settings.pop("train.eps", None)
+    _layout(t, values)
+    if _section(sections, "recompute_config").get("recompute"):
+        t.put("train.recompute", True)
+    for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
+        _data(t, _section(sections, name), key, values)
+    if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
+        for key in ("data.eval", "eval.every_steps", "eval.every_epochs"):
+            t.settings.pop(key, None)
+    translate_callbacks(t, [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])], values)
+    return t
+
+
+def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return dict(values.get(name) or {})
+
+
+def _model(t: Translation, values: dict[str, Any]) -> None:
+    """Which weights, which sizes, which adapter."""
+    section = _section(values, "model")
+    config = _section(section, "model_config")
+    trainer = _section(values, "trainer")
+    named = trainer.get("model_name")
+    path = values.get("load_checkpoint") or config.get("checkpoint_name_or_path") or named
+    path, lora = split_name(path)
+    mode = str(values.get("run_mode") or "finetune")
+    from pet.names import model_config, preset_names
+
+    scratch = mode == "train" and (path is None or path in preset_names())
+    if scratch and says_sizes(values):
+        path = path or CLASSES.get(config.get("type"), (None, None))[1]
+        try:
+            t.put("model.config", config_of(values))
+        except InputError as error:
+            t.refuse("model.model_config", str(error))
+        else:
+            _compare(t, values, t.get("model.config"))
+    if path is None:
+        t.refuse("load_checkpoint", "is missing; give a Hugging Face checkpoint directory")
+        return
+    t.put("model.path", str(path))
+    pet = _section(config, "pet_config")
+    if scratch:
+        t.put("model.from_scratch", True)
+    elif config:
+        with contextlib.suppress(InputError):  # not there; or a .ckpt file, which is read by the file's own sizes
+            _compare(t, values, model_config(path))
+    if off := dropouts(values):
+        t.ignore("model.model_config", f"{', '.join(off)}: the base's own dropout is off")
+    if config.get("seq_length"):
+        t.put("data.max_length", config["seq_length"])
+    if pet:
+        t.put("adapter.method", method_of(pet.get("pet_type")))
+        t.apply(pet, PET, "pet_config.")
+    elif lora:
+        for key, value in lora.items():
+            t.put(f"adapter.{key}", value)
+    else:
+        t.put("adapter.method", "none")
+
+
+def _experts(t: Translation, name: str, value: Any) -> None:
+    if ((value or {}).get("expert_num") or 1) > 1:
+        t.refuse(f"{name}.expert_num", f"{value['expert_num']}: there are no expert layers")
+    else:
+        t.ignore(name, "there are no expert layers")
+
+
+def _tokenizer(t: Translation, name: str, value: Any) -> None:
+    """The directory of the vocabulary that the file names, where there is one; else the checkpoint's own."""
+    file = (value.get("tokenizer") or {}).get("vocab_file")
+    if file and Path(file).is_file():
+        t.put("model.tokenizer", str(Path(file).parent))
+    else:
+        t.ignore(name, "the tokenizer lies beside the checkpoint")
+
+
+def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """The sizes are the checkpoint's; a file that says others describes another model."""
+    for problem in contradictions(values, config):
+        name, _, why = problem.partition(": ")
+        t.refuse(f"model.model_config.{name}", why)
+
+
+def _wrapper(t: Translation, wrapper: dict[str, Any]) -> None:
+    if wrapper and not wrapper.get("use_clip_grad"):  # off unless it is turned on
+        t.settings["train.clip_norm"] = None
+    elif wrapper.get("max_grad_norm") is not None:
+        clip(t, "max_grad_norm", wrapper["max_grad_norm"])
+    if wrapper.get("scale_sense"):
+        t.ignore(
+            "runner_wrapper.scale_sense", "losses are scaled with train.precision: fp16 only; see train.loss_scale"
+        )
+
+
+def _layout(t: Translation, values: dict[str, Any]) -> None:
+    section = _section(values, "parallel_config")
+    if not values.get("use_parallel"):
+        if any(isinstance(size, int) and size > 1 for size in section.values()):
+            t.ignore("parallel_config", "use_parallel is off")
+        return
+    layout = translate_parallel(section)
+    t.settings.update(layout.settings)
+    t.ignored.update({f"parallel_config.{name}": why for name, why in layout.ignored.items()})
+    t.problems += layout.problems
+    rows = t.get("parallel.data", 1) * t.get("parallel.micro_batches", 1)
+    if "train.batch_size" in t.settings:  # MindFormers counts the rows of one micro-batch of one copy
+        t.put("train.batch_size", t.get("train.batch_size") * rows)
+
+
+def _data(t: Translation, section: dict[str, Any], key: str, values: dict[str, Any]) -> None:
+    loader = _section(section, "data_loader")
+    paths = loader.get("dataset_dir") or loader.get("dataset_files")
+    if paths:
+        t.put(key, paths)
+    others = sorted({*section, *loader} - {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed"})
+    if others:
+        t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(others)}: {LOADERS.why}")
+    if key == "data.train" and loader.get("shuffle") is False:
+        t.put("data.shuffle", False)
+    if key == "data.train" and section.get("seed") is not None:
+        t.put("data.seed", section["seed"])
+    longest = (section.get("max_source_length") or 0) + (section.get("max_target_length") or 0)
+    if longest and "data.max_length" not in t.settings:
+        t.put("data.max_length", longest)

@@ -1,0 +1,255 @@
+"""Runs whose model or data are objects of a script: the core's trainer, with a recipe's settings beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+from pet.files import atomic_directory, write_json
+
+
+@dataclasses.dataclass
+class Objects:
+    """What a script gives.
+
+    Attributes:
+        model, tokenizer: None where the recipe says which.
+        train, evaluation: files, a loader, a MindSpore Dataset, a list of batches, or an indexable dataset of
+            dictionaries; None for the recipe's files.
+        collate_fn: from samples of an indexable dataset to a batch.
+        forward_step: the script's own forward.
+    """
+
+    model: Any = None
+    tokenizer: Any = None
+    train: Any = None
+    evaluation: Any = None
+    collate_fn: Callable | None = None
+    forward_step: Callable | None = None
+
+
+def make_feed(data, recipe, model, tokenizer, world, objects: Objects, train: bool = True):
+    """A feed of whatever form the data has.
+
+    Raises:
+        InputError: a form that is not known, or files without a tokenizer.
+    """
+    from pet.data.load import load_dataset
+    from pet.data.loader import Loader
+    from pet.data.wrap import CollateLoader, from_mindspore, is_mindspore_dataset
+    from pet.train.feed import as_feed, layout_of
+    from pet.train.prepare import data_settings, held_out_settings
+
+    if data is None or hasattr(data, "batches"):
+        return data
+    accumulation = recipe.train.accumulation if train else 1
+    if isinstance(data, (list, tuple)) and data and _is_batch(data[0]):
+        return as_feed(list(data), accumulation, model)
+    settings = data_settings(recipe) if train else held_out_settings(recipe)
+    rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
+    share = {
+        "layout": layout_of(model),
+        "pad_token_id": getattr(tokenizer, "pad_token_id", None) or 0,
+        "accumulation": accumulation,
+        "rank": world.data_rank,
+        "world": world.data_size,
+    }
+    if is_mindspore_dataset(data):
+        limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
+        dataset = from_mindspore(data, limit)
+        longest = max(len(dataset[index][0]) for index in range(len(dataset)))
+        settings = dataclasses.replace(settings, max_length=max(2, longest))
+        if "batch_size" not in recipe.train.model_fields_set and train:
+            rows = max(data.get_batch_size(), 1) * world.data_size
+    elif isinstance(data, (str, Path)) or (isinstance(data, (list, tuple)) and isinstance(data[0], (str, Path))):
+        if tokenizer is None:
+            raise InputError("Trainer: files are tokenised; give tokenizer=")
+        dataset = load_dataset(data, tokenizer, settings=settings)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return CollateLoader(data, max(1, rows // world.data_size), settings, collate_fn=objects.collate_fn, **share)
+    else:
+        raise InputError(
+            f"Trainer: data is a {type(data).__name__}; files, a MindSpore Dataset, a list of batches or an indexable "
+            "dataset was expected"
+        )
+    return Loader(dataset, max(1, rows // world.data_size), settings, **share)
+
+
+def _is_batch(entry: Any) -> bool:
+    ids = entry.get("input_ids") if isinstance(entry, dict) else None
+    return ids is not None and np.ndim(ids.asnumpy() if hasattr(ids, "asnumpy") else ids) == 2
+
+
+def _room(model) -> int | None:
+    """Tokens that a row may have; None for cells of the script's own."""
+    dims = getattr(getattr(model, "config", None), "dims", None)
+    return dims.context if dims is not None else None
+
+
+def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
+    """Gives a script's model what a run has trained: its adapter, in the place of the model's own, or all weights.
+
+    Args:
+        weights, adapter: a checkpoint directory or an adapter directory; the other is None.
+
+    Raises:
+        InputError: they are of another model.
+    """
+    from adapters.apply import delete_adapter, list_adapters
+    from adapters.saving import load_adapter
+    from model_zoo.checkpoint.reading import load_into
+    from pet.names import find_model
+
+    if weights is not None:
+        load_into(model, find_model(weights))
+        model.random_weights = False
+    if adapter is not None:
+        name = next(iter(list_adapters(model)), None)
+        if name is not None:
+            delete_adapter(model, name)
+        load_adapter(model, adapter, name or "default")
+
+
+def assemble(recipe, objects: Objects, world, adapter: Path | None = None) -> tuple[Any, Any]:
+    """The model with the recipe's adapter, or a trained one, and its tokenizer, which may be None."""
+    from adapters.apply import list_adapters
+    from adapters.saving import load_adapter
+    from pet.train.prepare import attach_adapter, load_model, load_tokenizer
+
+    tokenizer = objects.tokenizer
+    if tokenizer is None and (objects.model is None or recipe.model.tokenizer not in (None, recipe.model.path)):
+        tokenizer = load_tokenizer(recipe)
+    if objects.model is None:
+        model = load_model(recipe)
+        if adapter is not None:
+            load_adapter(model, adapter)
+        else:
+            attach_adapter(model, recipe, tokenizer)
+    else:
+        model = objects.model
+        # an adapter, or a choice of parameters, that the script has made itself is left as it is
+        if recipe.adapter.method != "none" and not list_adapters(model):
+            attach_adapter(model, recipe, tokenizer)
+    return world.prepare(model), tokenizer
+
+
+def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | None = None) -> dict[str, Any]:
+    """Trains, writes the run directory as `pet.train.run.finetune` does (but for recipe.yaml: objects cannot be read
+    again from a file), and returns its summary.
+
+    Args:
+        recipe: its ``model``, ``adapter`` and ``data`` count as far as `objects` leaves them open.
+        objects: what the script gives.
+        callbacks: more of them.
+        eval_rhythm: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
+    """
+    from pet.run_directory import open_for
+    from pet.train.prepare import make_world
+    from pet.train.run import count, save_model, summarise
+    from pet.train.state import whole_weights
+    from pet.train.trainer import Trainer
+
+    world, begin = make_world(recipe), time.perf_counter()
+    model, tokenizer = assemble(recipe, objects, world)
+    data = objects.train if objects.train is not None else recipe.data.train
+    feed = make_feed(data, recipe, model, tokenizer, world, objects)
+    held_out = objects.evaluation if objects.evaluation is not None else recipe.data.eval
+    eval_feed = make_feed(held_out, recipe, model, tokenizer, world, objects, train=False)
+    directory = Path(recipe.output.dir)
+    evaluation = recipe.eval.model_copy(update=eval_rhythm or {})
+    counted = count(model, world)
+
+    def finish(outcome: dict[str, Any]) -> dict[str, Any]:
+        after = trainer.evaluate()
+        summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
+        weights = whole_weights(trainer)
+        if world.is_main:
+            save(world.whole(model, weights), directory, recipe, tokenizer, save_model)
+            write_json(directory / "summary.json", summary)
+        world.barrier()
+        return summary
+
+    trainer = Trainer(
+        model,
+        feed,
+        eval_feed,
+        train=recipe.train,
+        eval=evaluation,
+        directory=directory,
+        callbacks=[*(["progress", "metrics", "plot"] if world.is_main else []), *recipe.callbacks, *callbacks],
+        forward_step=objects.forward_step,
+        world=world,
+        save_extra=lambda stage: save(world.whole(model, trainer.whole_weights), stage, recipe, tokenizer, save_model),
+        finish=finish,
+        title=recipe.name or directory.name,
+    )
+    if world.is_main:
+        open_for(recipe)
+        (directory / "recipe.yaml").unlink()
+    world.barrier()
+    return trainer.train(resume=recipe.train.resume)
+
+
+def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> str | None:
+    """``adapter/`` where the model has one; else ``model/``, or ``trained.safetensors`` of a cell of no family.
+
+    Returns:
+        The directory that holds the trained weights under their own names, where there is one.
+    """
+    from adapters.apply import list_adapters, trainable_parameters
+    from adapters.saving import save_adapter
+    from model_zoo.checkpoint.safetensors_io import write_file
+    from model_zoo.checkpoint.saving import save_pretrained
+
+    names = list_adapters(model)
+    if names and getattr(model, "config", None) is not None:
+        with atomic_directory(directory / "adapter") as stage:
+            save_adapter(model, stage, name=recipe.adapter.name if recipe.adapter.method != "none" else names[0])
+    elif getattr(model, "family", None) is not None:
+        if tokenizer is not None:
+            save_model(model, tokenizer, directory / "model")
+        else:
+            with atomic_directory(directory / "model") as stage:
+                save_pretrained(model, stage)
+        return "model"
+    else:
+        parameters = {parameter.name: parameter.asnumpy() for parameter in trainable_parameters(model)}
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / "trained.safetensors", parameters, {"format": "ms"})
+        return "."
+    return None
+
+
+def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, float]:
+    """Loss, perplexity and what else the recipe's ``eval`` asks of the logits, on the evaluation data.
+
+    Args:
+        recipe: says the model where `objects` have none.
+        objects: what the script gives.
+        adapter: a trained adapter to put on the recipe's model, in the place of a new one.
+    """
+    from pet.train.evaluate import Evaluation, LossEvaluation
+    from pet.train.prepare import make_world
+    from pet.train.run import fast
+
+    world = make_world(recipe)
+    if objects.model is None:
+        model, tokenizer = assemble(recipe, objects, world, adapter)
+    else:
+        model, tokenizer = objects.model, objects.tokenizer
+    data = objects.evaluation if objects.evaluation is not None else recipe.data.eval
+    if data is None:
+        raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
+    feed = make_feed(data, recipe, model, tokenizer, world, objects, train=False)
+    losses = LossEvaluation(model, feed, forward_step=objects.forward_step, world=world)
+    evaluation = Evaluation(losses, None, recipe.eval)
+    if not hasattr(model, "set_fast"):
+        return evaluation()
+    with fast(model):
+        return evaluation()

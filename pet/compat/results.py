@@ -1,0 +1,82 @@
+"""What a run, or somebody else, left in a directory: a model, an adapter, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from model_zoo.errors import InputError
+
+
+def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]:
+    """(checkpoint directory or bundled name, adapter directory) that a directory stands for; one of them is None.
+
+    Args:
+        directory: an adapter, a Hugging Face checkpoint, a run directory (its ``adapter/`` or ``model/``), or a run's
+            checkpoint (its ``adapter/``).
+
+    Raises:
+        InputError: none of these.
+    """
+    from pet.names import bundled_models
+
+    text = os.fspath(directory)
+    path = Path(text).expanduser()
+    if text in bundled_models():
+        return text, None
+    for adapter in (path, path / "adapter"):
+        if (adapter / "adapter_config.json").is_file():
+            return None, adapter
+    for model in (path, path / "model"):
+        if (model / "config.json").is_file():
+            return str(model), None
+    raise InputError(
+        f"{path}: neither an adapter, nor a Hugging Face checkpoint directory, nor a run with one of them"
+        + ("" if path.exists() else " (there is no such directory)")
+    )
+
+
+def base_of(directory: str | os.PathLike) -> str | None:
+    """The base that a run or adapter was made on, as far as it says so; None otherwise."""
+    from model_zoo.atomic import read_json
+    from pet.recipe.source import read
+
+    path = Path(directory).expanduser()
+    for run in (path, *path.parents[:2]):  # a run, its adapter/, or one of its checkpoints/
+        if (run / "recipe.yaml").is_file():
+            values = read(run / "recipe.yaml", str(run / "recipe.yaml")).value
+            return ((values or {}).get("model") or {}).get("path")
+    if (path / "adapter_config.json").is_file():
+        return read_json(path / "adapter_config.json").get("base_model_name_or_path")
+    return None
+
+
+def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> None:
+    """Copies a run's last checkpoint, or the given one, to where a run in ``output`` goes on from.
+
+    Raises:
+        InputError: there is no whole checkpoint in ``source``.
+    """
+    from pet.train.checkpoint import checkpoints
+
+    source, target = Path(source).expanduser().resolve(), Path(output).resolve()
+    if source == target:
+        return
+    if source.parent.name == "checkpoints":
+        chosen = source
+    else:
+        found = checkpoints(source / "checkpoints") or checkpoints(source)
+        if not found:
+            raise InputError(f"resume: {source} holds no whole checkpoint")
+        chosen = Path(found[-1])
+    place = target / "checkpoints" / chosen.name
+    if place == chosen or place.exists():
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    stage = place.with_name(f".{chosen.name}.{os.getpid()}")
+    shutil.copytree(chosen, stage)
+    try:
+        stage.rename(place)
+    except OSError:  # another process of the job was quicker
+        shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Starting a job's processes, and watching them. What they do together is in `pet.parallel`."""

@@ -1,0 +1,366 @@
+"""Starts N workers, watches them, and ends them all as soon as one of them fails.
+
+``pet launch -n 4 -- python train.py`` starts four processes on this machine, each with RANK_ID, RANK_SIZE, LOCAL_RANK,
+DEVICE_ID, MASTER_ADDR and MASTER_PORT in its environment. With ``--nnodes 2`` it is run once per machine, and the
+launchers agree over ``--master`` (control.py). What rank k writes goes to ``output/log/rank_k/worker.log``; rank 0's
+output is shown on the terminal too.
+
+A worker that raises, is killed, or hangs (heartbeat.py) ends the job: its traceback is shown, every process group is
+killed, and its exit code becomes the launcher's. If the launcher itself is killed, a guard process kills the groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from model_zoo.cores import available_cores
+from model_zoo.errors import InputError
+from pet.launch.control import Alone, Control
+from pet.launch.environment import read_job, split_address
+from pet.launch.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
+
+LOG_DIRECTORY = "output/log"
+IDLE_LIMIT = 12.0
+"""Seconds without any sign of life after which a worker counts as hanging: the whole job must end within 20 s."""
+GRACE = 3.0
+"""Seconds that the others have between SIGTERM and SIGKILL when one worker has failed: they wait for it in vain."""
+NOTICE = 60.0
+"""Seconds that all have when the launcher is told to end: time to finish a step and save. A second Ctrl-C cuts it."""
+
+# Reads one group id per line; when the launcher is gone, however it went, the pipe ends and the groups are killed.
+GUARD = """
+import os, signal, sys
+groups = []
+for line in sys.stdin:
+    if line.strip() == "done":
+        sys.exit(0)
+    groups.append(int(line))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``pet launch``."""
+    parser.add_argument("-n", "--workers", type=int, metavar="N", help="workers on this machine (default: --devices)")
+    parser.add_argument("--nnodes", type=int, default=1, help="machines; run this command on each (default 1)")
+    parser.add_argument("--node-rank", type=int, default=0, help="this machine's number, from 0")
+    parser.add_argument("--master", metavar="HOST:PORT", help="where machine 0 listens; needed with --nnodes")
+    parser.add_argument("--devices", metavar="0,1,…", help="device index of each worker (default 0 … N-1)")
+    parser.add_argument("--log-dir", default=LOG_DIRECTORY, help=f"default {LOG_DIRECTORY}")
+    parser.add_argument(
+        "--hang-timeout",
+        type=float,
+        default=IDLE_LIMIT,
+        metavar="SECONDS",
+        help=f"a worker that does nothing for so long ends the job; 0 never (default {IDLE_LIMIT:.0f})",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what each worker runs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """``pet launch``: the exit code of the first worker that fails, or 0."""
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    devices = parse_devices(arguments.devices)
+    workers = arguments.workers if arguments.workers is not None else len(devices)
+    return launch(
+        command,
+        workers,
+        nodes=arguments.nnodes,
+        node=arguments.node_rank,
+        master=arguments.master,
+        devices=devices or None,
+        log_directory=arguments.log_dir,
+        idle_limit=arguments.hang_timeout,
+    )
+
+
+def parse_devices(text: str | None) -> list[int]:
+    """``"0,1"`` → [0, 1]; ``"[0,4]"``, a range without its end as MindFormers writes it, → [0, 1, 2, 3]."""
+    if not text:
+        return []
+    is_range = text.startswith("[") and text.endswith("]")
+    try:
+        numbers = [int(part) for part in text.strip("[]").split(",")]
+    except ValueError:
+        raise InputError(f"--devices must read 0,1,… or [first,end), not {text!r}") from None
+    if is_range and len(numbers) == 2:
+        numbers = list(range(numbers[0], numbers[1]))
+    if not numbers or len(set(numbers)) != len(numbers) or min(numbers) < 0:
+        raise InputError(f"--devices: {text!r} must name different devices, from 0")
+    return numbers
+
+
+def launch(
+    command: list[str],
+    workers: int,
+    nodes: int = 1,
+    node: int = 0,
+    master: str | None = None,
+    devices: list[int] | None = None,
+    log_directory: str | os.PathLike = LOG_DIRECTORY,
+    idle_limit: float = IDLE_LIMIT,
+) -> int:
+    """Runs ``command`` in that many processes and waits for all of them.
+
+    In a job that somebody started already (msrun, ModelArts, another launcher) the command replaces this process
+    instead: nothing is started twice.
+
+    Returns:
+        0, or the exit code of the first worker that failed (128 + signal for a killed one, 124 for a hang).
+
+    Raises:
+        InputError: no command, no workers, more workers than devices, a machine number outside the job.
+    """
+    if not command:
+        raise InputError("pet launch: no command; write it after --, for example: pet launch -n 2 -- python train.py")
+    if workers < 1:
+        raise InputError(f"pet launch: -n must be 1 or more, not {workers}")
+    if devices and len(devices) < workers:
+        raise InputError(f"pet launch: {workers} workers, but --devices names {len(devices)}")
+    if not 0 <= node < nodes:
+        raise InputError(f"pet launch: --node-rank must be 0 … {nodes - 1}, not {node}")
+    if nodes > 1 and not master:
+        raise InputError("pet launch: --nnodes needs --master host:port, the address of machine 0")
+    if read_job().launcher != "none":
+        os.execvp(command[0], command)
+    control = Control(nodes, node, split_address(master), workers) if nodes > 1 else Alone(workers)
+    with control:
+        return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
+
+
+def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike = LOG_DIRECTORY) -> int | None:
+    """Runs ``pet ARGUMENTS`` in ``size`` workers, unless this process is a worker already.
+
+    Returns:
+        The exit code, or None where this process is itself to do the work: in a job of ``size`` workers, or size 1.
+
+    Raises:
+        InputError: the surrounding job has another number of workers than the layout asks for.
+    """
+    job = read_job()
+    if job.launcher != "none":
+        if job.size != size:
+            raise InputError(
+                f"parallel: data x tensor x pipeline = {size}, but the job has {job.size} workers; "
+                "the product must be the number of workers"
+            )
+        return None
+    if size == 1:
+        return None
+    return launch([sys.executable, "-m", "pet", *arguments], size, log_directory=log_directory)
+
+
+class _Workers:
+    """The processes of this machine."""
+
+    def __init__(self, command, count, control, devices, log_directory: Path, idle_limit: float):
+        self.control, self.count, self.log_directory = control, count, log_directory
+        self.failure: tuple[int, str, int] | None = None  # exit code, message, rank
+        self.grace = GRACE
+        self.processes: list[subprocess.Popen] = []
+        self.watches: list[Watch] = []
+        self.copier = None
+        self.handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self.handlers[number] = signal.signal(number, self._interrupted)
+        # a hung worker is ended with SIGABRT, for which Python prints every thread's stack; nobody wants the core file
+        self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))
+        self.guard = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+        use_idle = not accelerators_present()
+        try:
+            for local in range(count):
+                self._start(command, local, devices[local] if devices else local)
+            self.clock = Clock(process.pid for process in self.processes)
+            for local, process in enumerate(self.processes):
+                beat_file = self._log(local).with_name("beat")
+                self.watches.append(Watch(process.pid, beat_file, idle_limit, use_idle, self.clock))
+        except BaseException:
+            self._end(0.0)
+            raise
+
+    def _log(self, local: int) -> Path:
+        return self.log_directory / f"rank_{self.control.first_rank + local}" / "worker.log"
+
+    def _start(self, command: list[str], local: int, device: int) -> None:
+        rank, log = self.control.first_rank + local, self._log(local)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        beat_file = log.with_name("beat")
+        beat_file.write_bytes(b"")
+        host, port = self.control.store
+        environment = {
+            **os.environ,
+            "PET_LAUNCH": "1",
+            "RANK_ID": str(rank),
+            "RANK_SIZE": str(self.control.size),
+            "LOCAL_RANK": str(local),
+            "DEVICE_ID": str(device),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            BEAT_FILE: str(beat_file.resolve()),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // self.count)))
+        environment.setdefault("GLOG_v", "3")  # MindSpore's cluster warns about every step of a normal start
+        show = rank == 0
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if show else file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        self.guard.stdin.write(f"{process.pid}\n")
+        self.guard.stdin.flush()
+        if show:
+            self.copier = threading.Thread(target=self._copy, args=(process.stdout, log), daemon=True)
+            self.copier.start()
+
+    @staticmethod
+    def _copy(source, log: Path) -> None:
+        """Rank 0's output: to its log and to the terminal."""
+        with log.open("wb", buffering=0) as file, contextlib.suppress(OSError, ValueError):
+            while chunk := os.read(source.fileno(), 65536):
+                file.write(chunk)
+                sys.stdout.write(chunk.decode(errors="replace"))
+                sys.stdout.flush()
+
+    def wait(self) -> int:
+        """Until all workers of all machines are through, or one has failed."""
+        try:
+            self._poll()
+            if self.failure is not None:
+                self.control.fail(*self.failure[:2])
+        finally:
+            self._end(0.0 if self.failure is None else self.grace)
+        if self.failure is None:
+            return 0
+        code, message, rank = self.failure
+        if message:
+            print(f"pet launch: {message}", file=sys.stderr)
+            if rank >= 0:
+                self._show_log(rank)
+        return code
+
+    def _interrupted(self, number, frame) -> None:
+        if self.failure is None:
+            self.failure, self.grace = (128 + number, f"ended by {signal.Signals(number).name}", -1), NOTICE
+        else:
+            self.grace = 0.0
+
+    def _poll(self) -> None:
+        ended: set[int] = set()
+        while self.failure is None:
+            self.clock.tick()
+            for local, process in enumerate(self.processes):
+                rank = self.control.first_rank + local
+                if local in ended:
+                    continue
+                code = _exit_code(process)
+                if code is not None:
+                    ended.add(local)
+                    self.watches[local].running = False
+                    if code:
+                        self.failure = (*_describe(rank, code), rank)
+                        break
+                elif reason := self.watches[local].hanging([each for each in self.watches if each.running]):
+                    self.failure = (124, f"rank {rank} hangs: it {reason}", rank)
+                    self._dump_stacks()
+                    break
+            if self.failure is not None:
+                return
+            elsewhere = self.control.exchange(done=len(ended) == self.count)
+            if elsewhere is not None:
+                code, message = elsewhere
+                if code or message:
+                    self.failure = (code, message, -1)
+                return
+            time.sleep(0.1)
+
+    def _dump_stacks(self) -> None:
+        """Has every worker print where it is: SIGABRT, to which Python's fault handler answers."""
+        for process in self.processes:
+            for number in (signal.SIGABRT, signal.SIGCONT):  # a stopped one answers as soon as it goes on
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, number)
+        time.sleep(0.5)
+
+    def _end(self, grace: float) -> None:
+        """Ends every process group, first kindly, and the guard."""
+        if grace:
+            self._signal_all(signal.SIGTERM)
+            begin, running = time.monotonic(), True
+            while running and time.monotonic() - begin < min(grace, self.grace):
+                time.sleep(0.05)
+                running = any(_exit_code(each) is None for each in self.processes)
+        # also where all went well: a worker may have left children behind
+        self._signal_all(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+        if self.copier is not None:
+            self.copier.join(2.0)
+        with contextlib.suppress(OSError):
+            self.guard.stdin.write("done\n")
+            self.guard.stdin.close()
+        self.guard.wait()
+        resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _signal_all(self, number: int) -> None:
+        for process in self.processes:
+            if process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, number)
+
+    def _show_log(self, rank: int) -> None:
+        """What the failed worker said last: its traceback where there is one. Rank 0's is on the terminal already."""
+        log = self._log(rank - self.control.first_rank)
+        print(f"pet launch: the log of rank {rank} is {log}", file=sys.stderr)
+        if rank == 0 and self.failure[0] != 124:
+            return
+        text = log.read_bytes()[-65536:].decode(errors="replace")
+        starts = [text.rfind(mark) for mark in ("Traceback (most recent call last)", "Fatal Python error")]
+        lines = text[max([0, *starts]) :].rstrip().splitlines()
+        if max(starts) < 0:
+            lines = lines[-20:]
+        print("\n".join(f"[rank {rank}] {line}" for line in lines[:60]), file=sys.stderr)
+
+
+def _exit_code(process: subprocess.Popen) -> int | None:
+    """None while it runs, else its exit code, or minus the signal that killed it.
+
+    The process is left unreaped: until then its group's number belongs to it, and the group can be killed safely.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if state is None:
+        return None
+    return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+
+def _describe(rank: int, code: int) -> tuple[int, str]:
+    if code < 0:
+        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"
+    return code, f"rank {rank} ended with exit code {code}"

@@ -1,0 +1,130 @@
+"""Joining the job that this process belongs to, and leaving it without stalling the others.
+
+Whoever started the workers (environment.py) decides how they find each other: msrun and a rank table are served by
+MindSpore's own ``init()``; ``pet launch`` and bare RANK_ID/RANK_SIZE by a key-value store on MASTER_ADDR:MASTER_PORT,
+which is several times faster and needs no scheduler process. HCCL moves the data on Ascend, MCCL on a CPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import threading
+import traceback
+from datetime import timedelta
+
+from pet.launch.environment import Job, read_job, split_address
+from pet.launch.heartbeat import beat, rest
+
+JOIN_LIMIT = 120
+"""Seconds that all workers have to start Python, import MindSpore and join."""
+WAIT_LIMIT = "86400"
+"""Seconds that a collective may wait for its peers. MindSpore's 30 are less than one rank's compilation may take longer
+than another's; a worker that hangs or dies is the launcher's business."""
+LEAVE_LIMIT = 20.0
+
+_job: Job | None = None
+_failed = False
+
+
+def join() -> Job:
+    """Joins the job, once per process; a job of one needs nothing. Returns this process's place in it.
+
+    To be called before any tensor is made, since it chooses the device of an accelerator.
+    """
+    global _job
+    if _job is not None:
+        return _job
+    job = read_job()
+    if job.distributed:
+        os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", WAIT_LIMIT)
+        beat(within=JOIN_LIMIT + 10, idle=True)
+        job = _connect(job)
+        rest()
+        _print_failures()
+        atexit.register(leave)
+    _job = job
+    return job
+
+
+def world_group() -> str:
+    """MindSpore's name for the group of all workers."""
+    from mindspore.communication import GlobalComm
+
+    return GlobalComm.WORLD_COMM_GROUP
+
+
+def _connect(job: Job) -> Job:
+    import dataclasses
+
+    import mindspore as ms
+    from mindspore import communication
+
+    target = ms.get_context("device_target")
+    if target != "CPU":
+        ms.set_device(target, job.device)
+    if communication.GlobalComm.INITED:  # the user's script has done it
+        pass
+    elif job.launcher in ("msrun", "rank_table"):
+        communication.init()
+    else:
+        from mindspore.communication.management import _init_with_store
+        from mindspore.mint.distributed import TCPStore
+
+        host, port = split_address(job.master)
+        limit = timedelta(seconds=JOIN_LIMIT)
+        store = TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
+        backend = {"CPU": "mccl", "Ascend": "hccl"}.get(target, "nccl")
+        _init_with_store(backend=backend, timeout=limit, world_size=job.size, rank=job.rank, store=store)
+    if target == "CPU":
+        # mint's send and recv ask for this group whatever group they are given
+        communication.create_group("hccl_world_group", list(range(job.size)))
+    # a scheduler may have numbered the workers anew
+    return dataclasses.replace(job, rank=communication.get_rank(), size=communication.get_group_size())
+
+
+def _print_failures() -> None:
+    """Lets an uncaught exception end the process at once: the interpreter's normal end would wait for the peers."""
+    previous = sys.excepthook
+
+    def hook(kind, error, trace):
+        global _failed
+        _failed = True
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def leave(code: int = 0) -> bool:
+    """Waits for the others, so that nobody's message is lost, and ends the process at once if it failed.
+
+    Registered to run at exit; the command line calls it with its exit code.
+
+    Returns:
+        Whether there were others.
+    """
+    global _job
+    if _job is None or not _job.distributed:
+        return False
+    _job = None
+    if code or _failed:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code or 1)
+    waiting = threading.Thread(target=_goodbye, daemon=True)
+    waiting.start()
+    waiting.join(LEAVE_LIMIT)
+    return True
+
+
+def _goodbye() -> None:
+    from pet.parallel.collectives import barrier
+
+    try:
+        barrier()
+    except Exception:
+        traceback.print_exc()

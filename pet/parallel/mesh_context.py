@@ -1,0 +1,306 @@
+"""What the trainer sees of the other processes: the names of `pet.train.distributed.World`, with sums behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.checkpoint.reading import load_into
+from model_zoo.errors import InputError
+from pet.launch.heartbeat import Pace
+from pet.parallel import collectives
+from pet.parallel.fits import check_optimizer
+from pet.parallel.join import join
+from pet.parallel.loading import load_parts
+from pet.parallel.mesh import Mesh
+from pet.parallel.meter import Meter
+from pet.parallel.pipeline import Pipeline, PipelineMeasure
+from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
+from pet.parallel.stages import TIED, cut_stage
+from pet.parallel.tensor import shard
+from pet.parallel.whole import base_fingerprint, whole_model
+from pet.parallel.zero import ShardedOptimizer
+from pet.train.distributed import World
+
+_concat = ops.Concat(0)
+
+
+class ParallelWorld(World):
+    """All processes of a job, laid out as data × tensor × pipeline.
+
+    Args:
+        data, tensor, pipeline: the layout; their product must be the number of workers.
+        micro_batches: pieces that a pipeline cuts each batch into.
+        shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
+        profile: count what a step sends (`traffic_report`).
+
+    Raises:
+        InputError: the layout does not fit the job.
+    """
+
+    def __init__(
+        self,
+        data: int = 1,
+        tensor: int = 1,
+        pipeline: int = 1,
+        micro_batches: int = 1,
+        shard_optimizer: bool = False,
+        profile: bool = False,
+    ):
+        if pipeline > 1 and micro_batches < pipeline:
+            raise InputError(
+                f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
+            )
+        job = join()
+        Mesh(data, tensor, pipeline).check_world(job.size)
+        self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
+        self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
+        self.data_rank, self.data_size = mesh.replica, data
+        self.shard_optimizer, self.micro_batches = shard_optimizer and data > 1, micro_batches
+        self.everybody = collectives.world()
+        self.data_group, self.tensor_group, self.pipeline_group = (
+            collectives.make_group(axis, mesh.ranks(axis)) for axis in ("data", "tensor", "pipeline")
+        )
+        # the first and the last stage share a tied embedding
+        self.ends_group = None
+        if pipeline > 1 and (mesh.is_first or mesh.is_last):
+            ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
+            self.ends_group = collectives.make_group("tied", ends)
+        self.pace = Pace()
+        self.profile, self.meter = profile, None
+        self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
+        self.stages: list[range] = []
+        self.parameters: dict[str, object] = {}
+        self.known_names: set[str] = set()
+
+    def prepare(self, model: nn.Cell, directory: str | Path | None = None) -> nn.Cell:
+        """Leaves in a model what is this process's share, with its adapters, and returns it.
+
+        Args:
+            model: whole, adapters applied. Built but not loaded, it takes no memory yet.
+            directory: a checkpoint, of which this process then reads its slices; None where the weights are there.
+
+        Raises:
+            InputError: heads, widths or layers that cannot be divided; tensors that do not fit.
+        """
+        if not self.divides_model:
+            if directory is not None:
+                load_into(model, directory)
+            self.adopt(model)
+            return model
+        if directory is None and self.is_main and not hasattr(model, "base_fingerprint"):
+            model.base_fingerprint = base_fingerprint(model)
+        shard(model, self.tensor_group, loaded=directory is None)
+        self.stages = cut_stage(model, self.mesh)
+        if directory is not None:
+            load_parts(model, directory, self.tensor_group)
+        self.adopt(model)
+        return model
+
+    def adopt(self, model: nn.Cell) -> None:
+        """Learns the names and divisions of a model's parameters, after it was divided."""
+        self.parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+        everywhere = collectives.all_gather_object(sorted(self.parameters), self.everybody)
+        self.known_names = {name for names in everywhere for name in names}
+
+    # Sums ------------------------------------------------------------------------------------------------------------
+
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
+        return collectives.sum_numbers(numbers, self.data_group)
+
+    def all_reduce_sum(self, vectors: Sequence[Tensor], segments: Sequence) -> list[Tensor]:
+        """One sum over the tensor-parallel group for what has a term on each member, one over the replicas."""
+        vectors = list(vectors)
+        partial = [index for index, segment in enumerate(segments) if role_of_segment(segment) == PARTIAL]
+        self._sum_together(vectors, partial, self.tensor_group)
+        if self.ends_group is not None:
+            tied = [index for index, segment in enumerate(segments) if role_of_segment(segment) == TIED]
+            self._sum_together(vectors, tied, self.ends_group)
+        self._sum_together(vectors, list(range(len(vectors))), self.data_group)
+        return vectors
+
+    @staticmethod
+    def _sum_together(vectors: list[Tensor], which: list[int], group: collectives.Group) -> None:
+        """Sums some of the vectors over a group, all in one message."""
+        if not which or group.size == 1:
+            return
+        if len(which) == 1:
+            vectors[which[0]] = collectives.all_reduce(vectors[which[0]], group)
+            return
+        total = collectives.all_reduce(_concat([vectors[index] for index in which]), group)
+        sizes = [vectors[index].size for index in which]
+        for index, part in zip(which, ops.split(total, sizes), strict=True):
+            vectors[index] = part
+
+    def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
+        """Divided parameters are summed over the shards, whole ones counted once, and all over the stages."""
+        own = whole = 0.0
+        for square, segment in zip(squares, segments, strict=True):
+            role = role_of_segment(segment)
+            if role == SPLIT:
+                own += square
+            elif role != TIED or self.mesh.is_first:
+                whole += square
+        total = collectives.sum_numbers([own], self.tensor_group)[0] + whole
+        return collectives.sum_numbers([total], self.pipeline_group)[0]
+
+    def any(self, flag: bool) -> bool:
+        return collectives.sum_numbers([float(flag)], self.everybody)[0] > 0
+
+    def barrier(self) -> None:
+        collectives.barrier()
+
+    # A sign of life --------------------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        self.pace.begin()
+        if self.meter is not None:
+            self.meter.begin()
+
+    def step_ends(self) -> None:
+        if self.meter is not None:
+            self.meter.end()
+        self.pace.end()
+
+    def traffic_report(self) -> str:
+        return "" if self.meter is None else self.meter.table()
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Divided tensors put together, those of all stages united; every process gets all of them."""
+        held = collectives.all_gather_object([self.mesh.stage, self.mesh.shard, sorted(arrays)], self.everybody)
+        mine = {}
+        for name, array in arrays.items():
+            divided = division_of(self._parameter(name)) is not None
+            holders = [
+                rank
+                for rank, (stage, shard, names) in enumerate(held)
+                if stage == self.mesh.stage and (not divided or shard == self.mesh.shard) and name in names
+            ]
+            if holders[0] == self.rank:
+                mine[name] = array
+        divisions = {name: self._division_values(name) for name in mine}
+        found: dict[str, list[tuple[int, np.ndarray]]] = {}
+        described: dict[str, list] = {}
+        for rank, (part, notes) in enumerate(_exchange(mine, divisions, self.everybody)):
+            described.update(notes)
+            for name, array in part.items():
+                found.setdefault(name, []).append((held[rank][1], array))
+        return {name: _join(described[name], parts) for name, parts in sorted(found.items())}
+
+    def whole(self, model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
+        if not self.divides_model:
+            return model
+        if not hasattr(model, "base_fingerprint"):
+            model.base_fingerprint = base_fingerprint(model, model.loaded_from)
+        return whole_model(model, weights)
+
+    def count(self, parameters: Sequence) -> int:
+        """Divided ones count in full; a tied embedding that two stages hold counts once."""
+        held = {p.name: int(p.size) * (division_of(p).members if division_of(p) else 1) for p in parameters}
+        sizes: dict[str, int] = {}
+        for place, found in collectives.all_gather_object([[self.mesh.shard, self.mesh.replica], held], self.everybody):
+            if place == [0, 0]:
+                sizes.update(found)
+        return sum(sizes.values())
+
+    def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """This process's parts. Names that no process knows are passed on, to be complained about."""
+        mine = {}
+        for name, array in arrays.items():
+            parameter = self._parameter(name)
+            if parameter is None:
+                if self._plain_name(name) is None:
+                    mine[name] = array
+                continue
+            division = division_of(parameter)
+            mine[name] = array if division is None else division.take(array, self.mesh.shard)
+        return mine
+
+    def _plain_name(self, name: str) -> str | None:
+        """The parameter that an array belongs to: its own name, or ``<slot>.<parameter name>``."""
+        if name in self.known_names:
+            return name
+        rest = name.partition(".")[2]
+        return rest if rest in self.known_names else None
+
+    def _parameter(self, name: str):
+        return self.parameters.get(self._plain_name(name))
+
+    def _division_values(self, name: str) -> list | None:
+        division = division_of(self._parameter(name))
+        return None if division is None else [division.axis, list(division.blocks), division.members]
+
+    # What else depends on the layout ---------------------------------------------------------------------------------
+
+    def make_optimizer(self, make: Callable, segments: Sequence, name: str = ""):
+        """The optimizer, divided over the replicas if asked for.
+
+        Raises:
+            InputError: an optimizer that needs the norm of whole tensors, where tensors are divided.
+        """
+        check_optimizer(name, self.mesh.tensor)
+        return ShardedOptimizer(make, segments, self.data_group) if self.shard_optimizer else make(segments)
+
+    def wrap_step(self, step, model):
+        """With several stages the gradients come from the pipeline.
+
+        Raises:
+            InputError: a forward of the user's own, which nobody can cut into stages.
+        """
+        if self.mesh.pipeline > 1:
+            if step.custom_forward:
+                raise InputError("parallel.pipeline: a forward_step of your own cannot be cut into stages")
+            pipeline = Pipeline(step, model, self.mesh, self.pipeline_group, self.micro_batches, self.stages)
+            step.accumulate, step.gradient = pipeline.accumulate, pipeline
+        if self.profile:
+            self.meter = Meter(step, sums_in_graphs=self.mesh.tensor > 1)
+        return step
+
+    def wrap_measure(self, measure, model):
+        if self.mesh.pipeline == 1:
+            return measure
+        return PipelineMeasure(measure, model, self.mesh, self.pipeline_group)
+
+
+def role_of_segment(segment) -> str:
+    """All parameters of a segment have one role."""
+    return role_of(segment.parameters[0])
+
+
+def _join(values: list | None, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
+    from pet.parallel.split import Division
+
+    if values is None:
+        return parts[0][1]
+    axis, blocks, members = values
+    return Division(axis, tuple(blocks), members).join([array for _, array in sorted(parts, key=lambda part: part[0])])
+
+
+def _exchange(arrays: dict[str, np.ndarray], notes: dict, group: collectives.Group) -> list[tuple[dict, dict]]:
+    """Everybody's arrays and notes, in the order of the ranks."""
+    if group.size == 1:
+        return [(arrays, notes)]
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    header = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    body = b"".join(array.tobytes() for array in arrays.values())
+    heads = collectives.all_gather_object(json.dumps([len(body), header, notes]), group)
+    longest = max(1, *(json.loads(head)[0] for head in heads))
+    padded = np.zeros(longest, np.int8)
+    padded[: len(body)] = np.frombuffer(body, np.int8)
+    found = []
+    for head, blob in zip(heads, collectives.all_gather(Tensor(padded, ms.int8), group), strict=True):
+        _, header, notes = json.loads(head)
+        data, offset, part = blob.asnumpy().tobytes(), 0, {}
+        for name, dtype, shape in header:
+            count = int(np.prod(shape))
+            part[name] = np.frombuffer(data, dtype, count, offset).reshape(shape).copy()
+            offset += part[name].nbytes
+        found.append((part, notes))
+    return found
