@@ -29,7 +29,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -67,7 +67,7 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
         yield stage
         os.chmod(stage, 0o777 & ~_umask())
         for file in stage.iterdir():
-            _sync(file)
+            sync(file)
         if not directory.exists() or not any(directory.iterdir()):
             os.replace(stage, directory)
         else:
@@ -82,7 +82,7 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
-    _sync(directory.parent)
+    sync(directory.parent)
 
 
 def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
@@ -103,7 +103,7 @@ def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
     return value
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Makes what was written outlast a power cut; a file system that cannot do so is left alone."""
     with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
@@ -111,6 +111,21 @@ def _sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """One process at a time; the others wait. Where the file system has no locks all go on, and are told False."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
 
 
 def _umask() -> int:

@@ -13,8 +13,11 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from model_zoo.atomic import locked, sync
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
@@ -22,6 +25,9 @@ SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-w")
 PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Flags for the processor at hand, the best first; a compiler takes the first ones that it knows."""
+
+STAGE = ".native-"
+"""How the directories begin that compilations work in."""
 
 SWITCH = "PET_NATIVE"
 """Set to 0, the environment variable turns the kernels off."""
@@ -44,26 +50,30 @@ def directories() -> list[Path]:
     return [*found, Path(tempfile.gettempdir()) / f"mindspore-pet-{user}"]
 
 
-def is_mine(directory: Path) -> bool:
-    """Whether a directory is there and nobody else may put kernels into it."""
+def is_private(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether `path` is of this kind (``stat.S_ISDIR``, ``stat.S_ISREG``; no link), owned by this user or root, and
+    writable for its owner alone: what is loaded from there runs with this user's rights."""
     try:
-        found = directory.stat()
+        found = path.lstat()
     except OSError:
         return False
     ours = not hasattr(os, "getuid") or found.st_uid in (os.getuid(), 0)
-    return ours and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
+    return ours and kind(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def writable_directory() -> Path:
     """The first of `directories` that can be written, or one that is gone when the process ends."""
     for directory in directories():
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            missing = [path for path in (directory, *directory.parents) if not path.exists()]
+            for path in reversed(missing):
+                path.mkdir(exist_ok=True)
+                path.chmod(0o700)  # whatever the umask says
             with tempfile.TemporaryFile(dir=directory):
                 pass
         except OSError:
             continue
-        if is_mine(directory):
+        if is_private(directory, stat.S_ISDIR):
             return directory
     try:
         directory = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
@@ -132,16 +142,43 @@ def library() -> Path:
     digest = hashlib.sha256(" ".join([*command, *COMMON, processor()]).encode())
     for path in sources:
         digest.update(path.name.encode() + path.read_bytes())
-    name = f"native-{digest.hexdigest()[:16]}.so"
+    key = digest.hexdigest()[:16]
     for directory in directories():
-        if is_mine(directory) and (directory / name).is_file():
-            try:
-                return loaded(directory / name, count)
-            except NoCompiler:  # cut off, when a machine went down: made anew
-                continue
-    target = writable_directory() / name
-    build(command, [str(path) for path in sources if path.suffix == ".c"], target)
-    return loaded(target, count)
+        path = kept(directory, key)
+        if path is not None:
+            with suppress(NoCompiler):  # made where another C library is in use, or may not be loaded from there
+                return loaded(path, count)
+            path.unlink(missing_ok=True)
+    directory = writable_directory()
+    with locked(directory / "lock") as alone:
+        path = kept(directory, key)  # another process may have made it meanwhile
+        if path is None:
+            if alone:  # whoever made these is dead
+                for left in directory.glob(f"{STAGE}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            path = build(command, [str(path) for path in sources if path.suffix == ".c"], directory, key)
+    return loaded(path, count)
+
+
+def kept(directory: Path, key: str) -> Path | None:
+    """The library of this key in a directory, if nobody else can have put it there and its content is whole.
+
+    A damaged file must be found before it is loaded: loading one that was cut off ends the process. What is damaged is
+    removed.
+    """
+    if not is_private(directory, stat.S_ISDIR):
+        return None
+    for path in sorted(directory.glob(f"native-{key}-*.so")):
+        with suppress(OSError):
+            if is_private(path, stat.S_ISREG) and path.name == file_name(key, path.read_bytes()):
+                return path
+            path.unlink()
+    return None
+
+
+def file_name(key: str, content: bytes) -> str:
+    """A library's name has its key and its content's digest, so that both appear in one rename."""
+    return f"native-{key}-{hashlib.sha256(content).hexdigest()}.so"
 
 
 def loaded(path: Path, count: int) -> Path:
@@ -158,30 +195,37 @@ def threads_in_use() -> int:
     return ctypes.CDLL(str(library())).pet_threads()
 
 
-def build(command: list[str], sources: list[str], target: Path) -> None:
-    """Compiles into ``target``, which is whole or absent."""
+def build(command: list[str], sources: list[str], directory: Path, key: str) -> Path:
+    """Compiles into a file of a directory, which is whole or absent."""
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".native-", suffix=".so")
+        with tempfile.TemporaryDirectory(dir=directory, prefix=STAGE) as stage:
+            target = Path(stage) / "native.so"
+            compile_to(target, command, sources)
+            target.chmod(0o700)
+            sync(target)
+            path = directory / file_name(key, target.read_bytes())
+            os.replace(target, path)
+            sync(directory)
+            return path
     except OSError as error:
-        raise NoCompiler(f"{target.parent} cannot be written: {error}") from error
-    os.close(handle)
-    try:
-        for flags in PROCESSOR:
-            try:
-                result = subprocess.run(
-                    [*command, *COMMON, *flags, *sources, "-o", name, "-lm", "-lpthread"],
-                    capture_output=True,
-                    text=True,
-                    stdin=subprocess.DEVNULL,
-                    timeout=300,
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NoCompiler(f"{command[0]} does not run: {error}") from error
-            if result.returncode == 0:
-                os.replace(name, target)
-                return
-        first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
-        raise NoCompiler(f"{command[0]} cannot compile them: {first.strip()}")
-    finally:
-        if os.path.exists(name):
-            os.unlink(name)
+        raise NoCompiler(f"{directory} cannot be written: {error}") from error
+
+
+def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
+    """Runs the compiler, with its temporary files beside the target. Raises NoCompiler with its first error."""
+    for flags in PROCESSOR:
+        try:
+            result = subprocess.run(
+                [*command, *COMMON, *flags, *sources, "-o", str(target), "-lm", "-lpthread"],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=300,
+                env={**os.environ, "TMPDIR": str(target.parent)},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoCompiler(f"{command[0]} does not run: {error}") from error
+        if result.returncode == 0:
+            return
+    first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
+    raise NoCompiler(f"{command[0]} cannot compile them: {first.strip()}")

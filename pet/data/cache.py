@@ -15,12 +15,13 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from model_zoo.atomic import locked
 from pet.files import UNFINISHED, atomic_directory, write_json
 
 from .dataset import Counts, TokenDataset, starts_of
@@ -80,18 +81,6 @@ def content_digest(files: Iterable[Path]) -> str:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the others wait. Where the file system has no locks, all go on."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as stream:
-        with contextlib.suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _check_sum(path: Path) -> int:
