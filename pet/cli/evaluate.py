@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     if is_run and not (run / "recipe.yaml").is_file():
         raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
     from pet.compat.yaml_files import load_any
-    from pet.launch.environment import read_job
+    from pet.launching.environment import read_job
 
     job = read_job()
     # a model is measured whole, however it was divided for training, unless this call says otherwise
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
         model = find_model(model)
     if recipe.parallel.processes > 1:
-        from pet.launch.launcher import relaunch
+        from pet.launching.launcher import relaunch
 
         code = relaunch(recipe.parallel.processes, ["evaluate", *arguments])
         if code is not None:

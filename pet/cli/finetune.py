@@ -45,7 +45,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     overrides += ["train.profile=true"] if options.profile else []
     overrides += ["output.force=true"] if options.force else []
     recipe = load_any(options.recipe, overrides, needs=["data.train"])
-    from pet.launch.environment import read_job
+    from pet.launching.environment import read_job
     from pet.parallel.fits import check_fits
     from pet.run_directory import check
 
@@ -60,7 +60,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
             save_strategies(recipe)
         return 0
     if recipe.parallel.processes > 1 or job.distributed:
-        from pet.launch.launcher import relaunch
+        from pet.launching.launcher import relaunch
 
         code = relaunch(recipe.parallel.processes, [command, *arguments])
         if code is not None:

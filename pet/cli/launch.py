@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pet.cli.parser import Parser
-from pet.launch.launcher import add_arguments, run
+from pet.launching.launcher import add_arguments, run
 
 EXAMPLES = [
     ("pet launch -n 2 -- pet finetune glm_lora parallel.data=2", "two processes here, each with half of every batch"),

@@ -113,7 +113,7 @@ def answer(arguments: Sequence[str] | None) -> int:
             return FAILED
         return error.code or 0
     except Exception as error:
-        from pet.launch.environment import read_job
+        from pet.launching.environment import read_job
 
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()

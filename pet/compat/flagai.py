@@ -160,7 +160,7 @@ class Trainer:
         return summary
 
     def _translation(self) -> Translation:
-        from pet.launch.environment import read_job
+        from pet.launching.environment import read_job
 
         t = Translation("flagai.Trainer")
         t.apply({**DEFAULTS, **self.settings}, TABLE)

@@ -274,7 +274,7 @@ def make_recipe(args: argparse.Namespace, task: Task):
     """The recipe of a task's arguments."""
     from pet.compat.results import bring_checkpoint
     from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice
-    from pet.launch.environment import read_job
+    from pet.launching.environment import read_job
     from pet.recipe.loading import from_dict
 
     t = Translation("launch")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.launch.launcher import parse_devices
+from pet.launching.launcher import parse_devices
 
 
 def read_table(path: str) -> list[dict[str, Any]]:

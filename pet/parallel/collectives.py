@@ -25,7 +25,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group
 from mindspore.mint import distributed
 
-from pet.launch.heartbeat import waiting
+from pet.launching.heartbeat import waiting
 from pet.parallel.join import join, world_group
 
 

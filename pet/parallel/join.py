@@ -16,8 +16,8 @@ import threading
 import traceback
 from datetime import timedelta
 
-from pet.launch.environment import Job, read_job, split_address
-from pet.launch.heartbeat import beat, rest
+from pet.launching.environment import Job, read_job, split_address
+from pet.launching.heartbeat import beat, rest
 
 JOIN_LIMIT = 120
 """Seconds that all workers have to start Python, import MindSpore and join."""

@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
-from pet.launch.heartbeat import Pace
+from pet.launching.heartbeat import Pace
 from pet.parallel import collectives
 from pet.parallel.fits import check_optimizer
 from pet.parallel.join import join

@@ -22,7 +22,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor
 
 from model_zoo.errors import InputError
-from pet.launch.heartbeat import waiting
+from pet.launching.heartbeat import waiting
 from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
 from pet.train.compiled import Compiled

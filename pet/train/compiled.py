@@ -15,7 +15,7 @@ from mindspore import Tensor
 
 from model_zoo.engine import uncompiled
 from model_zoo.graph import Graph, Places
-from pet.launch.heartbeat import rest
+from pet.launching.heartbeat import rest
 
 log = logging.getLogger("pet")
 

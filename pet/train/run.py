@@ -103,7 +103,7 @@ def save_strategies(
     Every process of a job that was started already may call this: rank 0 writes. ``config`` is the config.json of a
     model that is in memory, in place of the recipe's.
     """
-    from pet.launch.environment import read_job
+    from pet.launching.environment import read_job
     from pet.parallel.strategy import recipe_strategies
 
     directory = Path(recipe.output.dir) / "strategy"

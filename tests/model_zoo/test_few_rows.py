@@ -80,7 +80,7 @@ def test_attention_of_one_token(heads, key_heads, width, front):
 
 
 def test_the_kernels_of_steps_are_in_the_order_of_the_source():
-    text = (library.__wrapped__.__code__.co_filename).replace("build.py", "steps.c")
+    text = (library.__wrapped__.__code__.co_filename).replace("build.py", "csrc/steps.c")
     with open(text) as file:
         listed = file.read().split("*/\n    rms_norm,")[1].split("}")[0]
     assert ["rms_norm", *listed.replace("\n", " ").replace(" ", "").strip(",").split(",")] == list(KERNELS)

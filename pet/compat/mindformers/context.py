@@ -94,7 +94,7 @@ def init_context(
             raise InputError(f"ContextConfig: {str(error).splitlines()[0]}") from None
     if not use_parallel:
         return 0, 1
-    from pet.launch.environment import read_job
+    from pet.launching.environment import read_job
 
     job = read_job()
     if job.launcher == "none":

@@ -201,7 +201,7 @@ class Request:
         """The layout by MindFormers' names: what the script says, or else the file, or else copies of the model; None
         where nothing was said and this is one process.
         """
-        from pet.launch.environment import read_job
+        from pet.launching.environment import read_job
 
         job, use = read_job(), self.arguments.get("use_parallel")
         if use is False:

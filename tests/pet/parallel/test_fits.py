@@ -25,7 +25,7 @@ from pet.cli.main import main
     ],
 )
 def test_said_before_any_process_starts(tmp_path, monkeypatch, capsys, settings, message):
-    monkeypatch.setattr("pet.launch.launcher.launch", lambda *_, **__: pytest.fail("processes were started"))
+    monkeypatch.setattr("pet.launching.launcher.launch", lambda *_, **__: pytest.fail("processes were started"))
     words, _, rest = settings.partition("adapter=")
     overrides = [*words.split(), *([f"adapter={rest}"] if rest else [])]
     line = ["finetune", "glm_lora", "eval.metrics=[loss]", f"output.dir={tmp_path / 'run'}", *overrides]

@@ -12,17 +12,17 @@ import psutil
 import pytest
 
 from model_zoo.errors import InputError
-from pet.launch.control import Alone
-from pet.launch.environment import Job, read_job, split_address
-from pet.launch.heartbeat import Clock, Pace, Watch, beat
-from pet.launch.launcher import launch, parse_devices
+from pet.launching.control import Alone
+from pet.launching.environment import Job, read_job, split_address
+from pet.launching.heartbeat import Clock, Pace, Watch, beat
+from pet.launching.launcher import launch, parse_devices
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
 STARTER = """
 import argparse, sys
 from model_zoo.errors import InputError
-from pet.launch import launcher as launch
+from pet.launching import launcher as launch
 parser = argparse.ArgumentParser()
 launch.add_arguments(parser)
 try:
@@ -118,7 +118,7 @@ def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
         "sleep": "time.sleep(100)",
         "stopped": "os.kill(os.getpid(), 19)",
         # endless work is only seen by a promise that was not kept
-        "loop": "from pet.launch.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
+        "loop": "from pet.launching.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
     }[how]
     code = NOTE_PID + f"\ndef busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
     result, _, err, seconds = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "3"], code))
@@ -129,7 +129,7 @@ def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
 
 
 def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
-    code = "import os, time\nfrom pet.launch.heartbeat import waiting\n"
+    code = "import os, time\nfrom pet.launching.heartbeat import waiting\n"
     code += "end = time.time() + 6\nif os.environ['RANK_ID'] == '0':\n    while time.time() < end: pass\n"
     code += "else:\n    with waiting(): time.sleep(6)"
     assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))[0] == 0
@@ -252,7 +252,7 @@ def test_a_promise_is_kept_in_time_that_the_worker_had(tmp_path, monkeypatch):
     beat_file = tmp_path / "beat"
     monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
     now, demand = [1000.0], [0, 0]
-    monkeypatch.setattr("pet.launch.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pet.launching.heartbeat.time.monotonic", lambda: now[0])
     monkeypatch.setattr(Clock, "_demand", lambda self: tuple(demand))
     clock = Clock([])
     watch, peer = (Watch(os.getpid(), path, 60.0, clock=clock) for path in (beat_file, tmp_path / "peer"))

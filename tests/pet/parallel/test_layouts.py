@@ -21,7 +21,7 @@ from layout_cases import ACCUMULATION, CARRIED, FOUR, LENGTH, ROWS, STEPS, TWO, 
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
-from pet.launch.control import Alone
+from pet.launching.control import Alone
 from pet.outline import Outline
 from pet.parallel.fits import check_divisible
 from pet.parallel.mesh import Mesh

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
-from pet.launch.control import Alone, Control
-from pet.launch.environment import read_job, split_address
-from pet.launch.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
+from pet.launching.control import Alone, Control
+from pet.launching.environment import read_job, split_address
+from pet.launching.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
 
 LOG_DIRECTORY = "output/log"
 IDLE_LIMIT = 12.0
