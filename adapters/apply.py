@@ -16,7 +16,6 @@ from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
-from model_zoo.errors import InputError
 
 
 def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cell:
@@ -47,8 +46,7 @@ def apply_lora(
     **settings,
 ) -> nn.Cell:
     """Adds a LoRA adapter: `apply` with a `LoRAConfig`, whose docstring says what each setting means."""
-    config = make(
-        LoRAConfig,
+    config = LoRAConfig(
         rank=rank,
         alpha=alpha,
         dropout=dropout,
@@ -75,7 +73,7 @@ def apply_prefix(
         tokenizer: reads `init_text`.
     """
     given = {"length": length, "projection": projection, **text_settings(init_text, tokenizer), **settings}
-    return apply(model, make(PrefixConfig, **given), name)
+    return apply(model, PrefixConfig(**given), name)
 
 
 def apply_ptuning(
@@ -89,7 +87,7 @@ def apply_ptuning(
 ) -> nn.Cell:
     """Adds P-Tuning v2 in ChatGLM's form; the arguments are those of `apply_prefix`."""
     given = {"length": length, "projection": projection, **text_settings(init_text, tokenizer), **settings}
-    return apply(model, make(PTuningV2Config, **given), name)
+    return apply(model, PTuningV2Config(**given), name)
 
 
 def apply_prompt(
@@ -97,39 +95,39 @@ def apply_prompt(
 ) -> nn.Cell:
     """Adds prompt tuning (`adapters.prompt.PromptConfig`)."""
     given = {"length": length, **text_settings(init_text, tokenizer), **settings}
-    return apply(model, make(PromptConfig, **given), name)
+    return apply(model, PromptConfig(**given), name)
 
 
 def apply_p_tuning(
     model: nn.Cell, length: int = 20, projection_hidden: int | None = None, name: str = "default", **settings
 ) -> nn.Cell:
     """Adds p-tuning, prompt tuning through a network (`adapters.prompt.PTuningConfig`)."""
-    return apply(model, make(PTuningConfig, length=length, projection_hidden=projection_hidden, **settings), name)
+    return apply(model, PTuningConfig(length=length, projection_hidden=projection_hidden, **settings), name)
 
 
 def apply_adapter(
     model: nn.Cell, size: int = 64, placement: str = "houlsby", name: str = "default", **settings
 ) -> nn.Cell:
     """Adds bottleneck adapters (`adapters.bottleneck.BottleneckConfig`)."""
-    return apply(model, make(BottleneckConfig, size=size, placement=placement, **settings), name)
+    return apply(model, BottleneckConfig(size=size, placement=placement, **settings), name)
 
 
 def apply_low_rank_adapter(
     model: nn.Cell, reduction_factor: int = 4, rank: int = 1, name: str = "default", **settings
 ) -> nn.Cell:
     """Adds MindPet's low-rank adapters (`adapters.low_rank_adapter.LowRankAdapterConfig`)."""
-    config = make(LowRankAdapterConfig, reduction_factor=reduction_factor, rank=rank, **settings)
+    config = LowRankAdapterConfig(reduction_factor=reduction_factor, rank=rank, **settings)
     return apply(model, config, name)
 
 
 def apply_ia3(model: nn.Cell, targets=None, feedforward=None, name: str = "default", **settings) -> nn.Cell:
     """Adds IA3 (`adapters.ia3.IA3Config`)."""
-    return apply(model, make(IA3Config, targets=targets, feedforward=feedforward, **settings), name)
+    return apply(model, IA3Config(targets=targets, feedforward=feedforward, **settings), name)
 
 
 def apply_bitfit(model: nn.Cell, targets=None, add_missing: bool = True, name: str = "default", **settings) -> nn.Cell:
     """Trains the biases alone (`adapters.bitfit.BitFitConfig`)."""
-    return apply(model, make(BitFitConfig, targets=targets, add_missing=add_missing, **settings), name)
+    return apply(model, BitFitConfig(targets=targets, add_missing=add_missing, **settings), name)
 
 
 def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
@@ -137,19 +135,6 @@ def text_settings(init_text: str | None, tokenizer) -> dict[str, Any]:
     if init_text is None or tokenizer is None:
         return {} if init_text is None else {"init_text": init_text}
     return {"init_text": init_text, "init_ids": list(tokenizer.encode(init_text, add_special_tokens=False))}
-
-
-def make(cls: type[MethodConfig], **settings) -> MethodConfig:
-    """A configuration; an unknown setting is an InputError that names the nearest."""
-    import dataclasses
-
-    from model_zoo.errors import nearest
-
-    known = [field.name for field in dataclasses.fields(cls)]
-    for key in settings:
-        if key not in known:
-            raise InputError(f"{cls.method}: there is no setting {key!r}{nearest(key, known)}")
-    return cls(**settings)
 
 
 def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:

@@ -21,7 +21,7 @@ from mindspore.train.callback import Callback
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
 from model_zoo.checkpoint.safetensors_io import write_file
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 
 log = logging.getLogger("pet")
 
@@ -91,7 +91,7 @@ def freeze_delta(
     key = str(mode).lower()
     if key not in MODES:
         raise InputError(
-            f"freeze_delta: mode {mode!r} is not known; supported: {', '.join(MODES)}{nearest(key, MODES)}"
+            f"freeze_delta: mode {mode!r} is not known; supported: {', '.join(MODES)}{similar(key, MODES)}"
         )
     state = registry(model)
     parameters = list(model.get_parameters())

@@ -95,6 +95,14 @@ def matches(entry: str, site: Site, family) -> bool:
     return fnmatch.fnmatchcase(site.path, entry) if is_glob(entry) else named(site.path, entry)
 
 
+def is_expression(entry: str, candidates: list[Site]) -> bool:
+    """Whether an entry, read as the regular expression that it does not say it is, would match a cell."""
+    try:
+        return any(re.fullmatch(entry, site.path) for site in candidates)
+    except re.error:
+        return False
+
+
 def select(entries: Iterable[str], candidates: list[Site], family, what: str) -> list[Site]:
     """The sites that any of the entries means, in the model's order.
 
@@ -117,7 +125,8 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str) ->
         if not found:
             names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
             short = {site.path.rsplit(".", 1)[-1] for site in candidates} - {""}
-            hint = nearest(entry, names if "." in entry else short)
+            expression = is_expression(entry, candidates)
+            hint = f" (did you mean 're:{entry}'?)" if expression else nearest(entry, names if "." in entry else short)
             problems.append(f"{what}: {entry!r} matches no cell{hint}")
         chosen |= found
     if problems:

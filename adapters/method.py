@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from model_zoo.checkpoint.reading import write_parameter
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 
 
 class AdapterModule(nn.Cell):
@@ -101,6 +101,16 @@ class MethodConfig:
     """Whether tensor names in a file begin with PEFT's ``base_model.model.``."""
     stackable: ClassVar[bool] = True
     """Whether two adapters of this method can take part in one row at once."""
+
+    def __new__(cls, **settings):
+        """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [key for key in settings if key not in known]
+        if unknown:
+            raise InputError.collect(
+                f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in unknown
+            )
+        return super().__new__(cls)
 
     @property
     def virtual_tokens(self) -> int:
@@ -212,7 +222,7 @@ def own_keys(cls) -> tuple[str, ...]:
 def one_of(owner: str, name: str, value, choices: tuple[str, ...]) -> None:
     """Raises InputError, naming the nearest, unless value is one of the choices."""
     if value not in choices:
-        hint = nearest(value, choices) if isinstance(value, str) else ""
+        hint = similar(value, choices) if isinstance(value, str) else ""
         raise InputError(f"{owner}: {name} is {value!r}; supported: {', '.join(choices)}{hint}")
 
 

@@ -23,7 +23,7 @@ from model_zoo.atomic import atomic_write, read_json
 from model_zoo.checkpoint.fingerprint import fingerprint, glance
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -44,7 +44,7 @@ def read_adapter_config(directory: str | Path) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in BY_PEFT_TYPE:
         raise InputError(
             f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(BY_PEFT_TYPE))}"
-            + (nearest(kind, BY_PEFT_TYPE) if isinstance(kind, str) else "")
+            + (similar(kind, BY_PEFT_TYPE) if isinstance(kind, str) else "")
         )
     return values
 

@@ -9,7 +9,7 @@ import mindspore as ms
 from model_zoo.causal_lm import CausalLM, Config
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import load_into, read_config
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 from model_zoo.glm import GLMConfig, GLMForConditionalGeneration
 from model_zoo.glm4 import ChatGLM2Config, ChatGLM2ForConditionalGeneration, GlmConfig, GlmForCausalLM
 from model_zoo.gpt import GPT2Config, GPT2LMHeadModel
@@ -52,7 +52,7 @@ def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
         )
     if kind not in BY_MODEL_TYPE:
         known = [*BY_MODEL_TYPE, "chatglm"]
-        raise InputError(f"config.json: model_type is {kind!r}; supported: {', '.join(known)}{nearest(kind, known)}")
+        raise InputError(f"config.json: model_type is {kind!r}; supported: {', '.join(known)}{similar(kind, known)}")
     return BY_MODEL_TYPE[kind]
 
 

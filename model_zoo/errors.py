@@ -22,13 +22,51 @@ class InputError(ValueError):
         return cls(f"{len(problems)} problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
+# What PEFT and others call a setting of ours.
+SYNONYMS = {
+    "encoder_hidden_size": "projection_hidden",
+    "exclude_modules": "exclude",
+    "feedforward_modules": "feedforward",
+    "init_lora_weights": "init",
+    "layers_to_transform": "layers",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "lora_r": "rank",
+    "lora_rank": "rank",
+    "loraplus_lr_ratio": "learning_rate_ratio",
+    "lr": "learning_rate",
+    "num_virtual_tokens": "length",
+    "prefix_projection": "projection",
+    "r": "rank",
+    "target_modules": "targets",
+    "trainable_token_indices": "trainable_tokens",
+}
+
+
+def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
+    """``" (did you mean 'q_proj'?)"`` for a misspelt name or another library's word for one, otherwise nothing.
+
+    A misspelling has at most a third of its letters wrong, missing or added: ``LOAR`` is one of ``LORA``, ``ADALORA``
+    is another name. Upper and lower case count as the same.
+    """
+    names, text = sorted({str(candidate) for candidate in candidates}), str(name).lower()
+    if (synonym := SYNONYMS.get(text)) in names:
+        return f" (did you mean {synonym!r}?)"
+    ranked = []
+    for candidate in names:
+        matcher = difflib.SequenceMatcher(None, candidate.lower(), text)
+        longer = max(len(candidate), len(text))
+        wrong = longer - sum(block.size for block in matcher.get_matching_blocks())
+        if wrong <= max(1, longer // 3) and wrong < longer:
+            ranked.append((-matcher.ratio(), candidate))
+    close = [repr(candidate) for _, candidate in sorted(ranked)[:limit]]
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
 def nearest(name: object, candidates: Iterable[object], limit: int = 3) -> str:
-    """A suffix for an error message: ``" (did you mean 'q_proj'?)"``, or what exists when nothing comes close."""
+    """A suffix for an error message: what `similar` finds, or what exists when nothing comes close."""
     names = sorted({str(candidate) for candidate in candidates})
-    if not names:
-        return ""
-    close = difflib.get_close_matches(str(name), names, n=limit, cutoff=0.6)
-    if close:
-        return f" (did you mean {' or '.join(repr(match) for match in close)}?)"
+    if not names or (close := similar(name, names, limit)):
+        return close if names else ""
     shown = ", ".join(names[:12]) + (f", … {len(names) - 12} more" if len(names) > 12 else "")
     return f" (there is: {shown})"

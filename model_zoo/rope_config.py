@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 
 SUPPORTED = ("default", "linear", "llama3")
 NEEDED = {
@@ -25,7 +25,7 @@ def rope_settings(config) -> dict:
     kind = merged.setdefault("rope_type", merged.pop("type", "default"))
     if kind not in SUPPORTED:
         raise InputError(
-            f"config.json: rotary rope_type is {kind!r}; supported: {', '.join(SUPPORTED)}{nearest(kind, SUPPORTED)}"
+            f"config.json: rotary rope_type is {kind!r}; supported: {', '.join(SUPPORTED)}{similar(kind, SUPPORTED)}"
         )
     missing = [key for key in NEEDED[kind] if merged.get(key) is None]
     if missing:

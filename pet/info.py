@@ -185,10 +185,6 @@ def method_config(adapter: object):
         kind = settings.pop("method", None)
         if kind not in METHODS:
             raise InputError(f"adapter: method {kind!r} is unknown{nearest(kind, METHODS)}")
-        fields = {field.name for field in dataclasses.fields(METHODS[kind])}
-        unknown = [f"adapter: {kind} has no setting {key!r}{nearest(key, fields)}" for key in settings.keys() - fields]
-        if unknown:
-            raise InputError.collect(sorted(unknown))
         adapter = METHODS[kind](**settings)
     if not isinstance(adapter, MethodConfig):
         raise InputError(f"adapter is {adapter!r}; a method's configuration or a dictionary was expected")

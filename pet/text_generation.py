@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 
 TASKS = ("text_generation",)
 
@@ -114,7 +114,7 @@ def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=
     """
     name = str(task).replace("-", "_")
     if name not in TASKS:
-        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{nearest(name, TASKS)}")
+        raise InputError(f"pipeline: task {task!r} is not known; supported: {', '.join(TASKS)}{similar(name, TASKS)}")
     if model is None:
         raise InputError("pipeline: model is missing; give a checkpoint directory, a bundled base's name, or a model")
     return TextGeneration(model, tokenizer, adapter, **settings)

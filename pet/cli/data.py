@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     if options.split not in SPLITS:
         raise InputError(
-            f"--split {options.split!r}: expected one of {', '.join(SPLITS)}{nearest(options.split, SPLITS)}"
+            f"--split {options.split!r}: expected one of {', '.join(SPLITS)}{similar(options.split, SPLITS)}"
         )
     if options.samples < 0:
         raise InputError(f"--samples {options.samples}: expected 0 or more")

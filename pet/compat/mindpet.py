@@ -26,7 +26,7 @@ from adapters.lora import LoRAConfig, LoRALinear
 from adapters.low_rank_adapter import LowRankAdapter, LowRankAdapterConfig
 from adapters.prefix import PrefixTrunk
 from adapters.sites import Site
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 from pet.train.rdrop import RDropLoss, rdrop_repeat
 
 __all__ = [
@@ -302,7 +302,7 @@ def freeze_delta(network: nn.Cell, mode: str, include=None, exclude=None) -> Non
     key = str(mode).lower()
     if key not in MODES:
         raise InputError(
-            f"freeze_delta: mode {mode!r} is not known; supported: {', '.join(MODES)}{nearest(key, MODES)}"
+            f"freeze_delta: mode {mode!r} is not known; supported: {', '.join(MODES)}{similar(key, MODES)}"
         )
     kinds = LAYERS.get(MODES[key], ())
     own = {

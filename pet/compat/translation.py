@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 
 log = logging.getLogger("pet")
 
@@ -134,7 +134,7 @@ def method_of(name: str | None) -> str:
     """
     key = str(name or "").lower()
     if key not in METHODS:
-        raise InputError(f"pet_method {name!r} is not known; supported: {', '.join(METHODS)}{nearest(key, METHODS)}")
+        raise InputError(f"pet_method {name!r} is not known; supported: {', '.join(METHODS)}{similar(key, METHODS)}")
     return METHODS[key]
 
 
@@ -180,7 +180,7 @@ def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, An
     def rule(translation: Translation, name: str, value: Any) -> None:
         word = str(getattr(value, "value", value)).lower()
         if word not in known:
-            translation.refuse(name, f"{value!r} is not supported; known: {', '.join(known)}{nearest(word, known)}")
+            translation.refuse(name, f"{value!r} is not supported; known: {', '.join(known)}{similar(word, known)}")
             return
         translation.put(key, known[word])
 

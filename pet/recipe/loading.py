@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 from pet import names
 from pet.recipe import rules
 from pet.recipe.keys import path_keys, text_keys
@@ -188,7 +188,7 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report) -> 
     def variable(match: re.Match) -> str:
         name = match[1] if match[1] is not None else match[2]
         if name not in os.environ:
-            report.add(path, f"the environment variable {name!r} is not set{_close_variable(name)}")
+            report.add(path, f"the environment variable {name!r} is not set{similar(name, os.environ)}")
             return match[0]
         return os.environ[name]
 
@@ -203,11 +203,6 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report) -> 
     except RuntimeError:  # ~name of a user who does not exist
         report.add(path, f"{expanded!r}: no such home directory")
         return expanded
-
-
-def _close_variable(name: str) -> str:
-    guess = nearest(name, os.environ)
-    return guess if "did you mean" in guess else ""
 
 
 def _check_files(recipe: Recipe, report: Report) -> None:

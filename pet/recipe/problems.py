@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from model_zoo.errors import nearest
+from model_zoo.errors import nearest, similar
 from pet.recipe.keys import known_keys, sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
@@ -115,10 +115,7 @@ def _unknown(path: KeyPath, tree: Any) -> str:
     place = f"the section {dotted(parent)}" if parent else "a recipe"
     if parent == ("adapter",) and isinstance(tree, dict):
         place = f"the method {tree['adapter'].get('method')!r}"
-    guess = nearest(key, names)
-    if "did you mean" not in guess:
-        guess = _elsewhere(key, parent) or guess
-    return f"{place} has no such key{guess}"
+    return f"{place} has no such key{similar(key, names) or _elsewhere(key, parent) or nearest(key, names)}"
 
 
 def _method_names() -> list[str]:
@@ -136,7 +133,7 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
     if kind == "literal_error":
         # pydantic lists them as 'a', 'b' or 'c'
         names = [part.strip().strip("'") for part in context["expected"].replace(" or ", ", ").split(",")]
-        return f"expected one of {', '.join(names)}; got {show_value(value)}" + _close(value, names)
+        return f"expected one of {', '.join(names)}; got {show_value(value)}" + similar(value, names)
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
         return f"expected {words} {context[name]:g}; got {show_value(value)}"
@@ -145,7 +142,7 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
     if kind == "union_tag_invalid":
         names = _method_names()
         tag = context["tag"]
-        return f"there is no method {tag!r}; expected one of {', '.join(names)}" + _close(tag, names)
+        return f"there is no method {tag!r}; expected one of {', '.join(names)}" + similar(tag, names)
     if kind == "union_tag_not_found":
         return f"method is missing; expected one of {', '.join(_method_names())}"
     if kind == "value_error":
@@ -159,11 +156,6 @@ def _message(error: dict[str, Any], path: KeyPath, tree: Any) -> str:
     if kind in ("string_too_short", "string_too_long"):
         return f"expected a text that is not {'empty' if kind == 'string_too_short' else 'so long'}"
     return f"{error['msg'].lower()}; got {show_value(value)}"
-
-
-def _close(value: Any, names: list[str]) -> str:
-    guess = nearest(value, names)
-    return guess if "did you mean" in guess else ""
 
 
 def _clean_path(location: tuple[str | int, ...], kind: str) -> KeyPath:

@@ -314,12 +314,17 @@ def test_biases_and_whole_cells_are_copies(fixtures):
         ({"trainable_tokens": ["a"]}, "token ids"),
         ({"trainable_tokens": [3, 3]}, "twice"),
         ({"rnak": 3}, "did you mean 'rank'"),
+        ({"r": 3}, "'r' .did you mean 'rank'"),
+        ({"lora_alpha": 3}, "'lora_alpha' .did you mean 'alpha'"),
+        ({"target_modules": ["cell"], "lora_dropout": 0.1}, "(?s)did you mean 'targets'.*did you mean 'dropout'"),
     ],
 )
 def test_settings_that_make_no_sense(settings, message):
     net = Net("linear")
     with pytest.raises(pet.InputError, match=message):
         pet.apply_lora(net, targets=["cell"], **settings)
+    with pytest.raises(pet.InputError, match=message):
+        pet.apply(net, pet.LoRAConfig(targets=["cell"], **settings))
     assert type(net.cell) is Linear and pet.list_adapters(net) == []
 
 

@@ -266,6 +266,8 @@ def test_all_problems_in_one_report(write):
         (["model.path=llama_7b"], "model.path", "weights are not bundled"),
         (["model.path=home"], "model.path", "no config.json"),
         (["adapter={method: loar}"], "adapter.method", "did you mean 'lora'"),
+        (["adapter.r=4"], "adapter.r", "did you mean 'rank'"),
+        (["adapter.target_modules=[q_proj]"], "adapter.target_modules", "did you mean 'targets'"),
         (["adapter={length: 8}"], "adapter.length", "the method 'lora' has no such key"),
         (["adapter={method: prefix, rank: 8}"], "adapter.rank", "the method 'prefix' has no such key"),
         (["train.betas=[0.9]"], "train.betas", "at least 2 entries"),
