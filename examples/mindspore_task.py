@@ -46,7 +46,7 @@ class Questions(pet.Task):
 
 def main() -> None:
     """Does what the command line says."""
-    pet.launching()
+    pet.launch()
 
 
 if __name__ == "__main__":
