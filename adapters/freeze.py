@@ -20,6 +20,7 @@ from mindspore.train.callback import Callback
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
+from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest, similar
 
@@ -136,9 +137,7 @@ def _freeze_section(config) -> dict[str, Any]:
     if not isinstance(config, dict):
         where = str(config)
         try:
-            config = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{where}: cannot be read: {error.strerror}") from None
+            config = yaml.safe_load(read_bytes(where, "a YAML file").decode("utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError(f"{where}: is no YAML: {' '.join(str(error).split())}") from None
     section = config.get("freeze") if isinstance(config, dict) else None

@@ -1,15 +1,20 @@
-"""Files that are whole or absent: whatever is interrupted leaves the old content, never half of the new."""
+"""Files in and out.
+
+What is written is whole or absent: whatever is interrupted leaves the old content, never half of the new. What is read
+is a regular file, and what is wrong with it is an `InputError` that names it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from model_zoo.errors import InputError
 
@@ -85,22 +90,67 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
     sync(directory.parent)
 
 
-def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
-    """The object in a JSON file; InputError names the file and the place of a mistake."""
-    path = Path(path)
+SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+"""What is no file, though it lies in a directory: reading it may wait for ever or never end."""
+
+
+def special_kind(path: str | Path) -> str | None:
+    """What is there, if it is no regular file, no directory and not absent: ``"a pipe"``, say."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
+    except (OSError, ValueError):
+        return None
+
+
+def open_file(path: str | Path, mode: str = "rb", **options) -> IO:
+    """``open`` for reading, for regular files only.
+
+    Raises:
+        InputError: a pipe, a socket or a device.
+        OSError: as ``open`` does.
+    """
+    kind = special_kind(path)
+    if kind is not None:
+        raise InputError(f"{path}: is {kind}, a regular file was expected")
+    return open(path, mode, **options)
+
+
+def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
+    """The content of a file. Raises InputError where it is missing, cannot be read or is only a Git LFS pointer."""
+    try:
+        with open_file(path) as file:
+            data = file.read()
     except FileNotFoundError:
         raise InputError(f"{path}: not found, {expected} was expected") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory, {expected} was expected") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if data.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path}: only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
+    return data
+
+
+def parse_json(data: bytes, path: str | Path, expected: str = "a JSON object") -> dict:
+    """The object in a JSON text; InputError names the file and the place of a mistake."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+        if b"\\ud" in data.lower():  # half of a surrogate pair, which can neither be written nor printed
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"{path}: not valid JSON (nested too deeply)") from None
+    except ValueError as error:
         raise InputError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: {expected} was expected, it holds a {type(value).__name__}")
     return value
+
+
+def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
+    """The object in a JSON file; InputError names the file and the place of a mistake."""
+    return parse_json(read_bytes(path, expected), path, expected)
 
 
 def sync(path: Path) -> None:

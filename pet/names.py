@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import special_kind
 from model_zoo.errors import InputError, nearest
 
 # Directories below the bundled one that hold no recipes.
@@ -68,7 +69,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
     text = os.fspath(name)
     path = Path(text).expanduser()
     try:
-        if path.is_file():
+        if path.is_file() or special_kind(path):  # what reads it says why it cannot
             return path
     except (OSError, ValueError) as error:  # too long, or with a NUL character
         raise InputError(f"recipe {text[:60]!r}: no file can have this name ({error.args[-1]})") from None

@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from model_zoo.atomic import open_file
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
 from model_zoo.errors import InputError, nearest
 
@@ -83,7 +84,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 size = file.seek(0, 2)
                 self.tensors, self.metadata = _read_header(file, size, self.path)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

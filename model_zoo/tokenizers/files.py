@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from model_zoo import atomic
 from model_zoo.errors import InputError
 
 # Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
@@ -34,7 +35,8 @@ class TokenizerFiles:
         self.settings = self.json("tokenizer_config.json")
 
     def has(self, *names: str) -> bool:
-        return all((self.directory / name).is_file() for name in names)
+        paths = [self.directory / name for name in names]
+        return all(path.is_file() or atomic.special_kind(path) for path in paths)  # the latter fails when it is read
 
     def path(self, name: str) -> Path:
         return self.directory / name
@@ -59,30 +61,18 @@ class TokenizerFiles:
 
 
 def read_bytes(path) -> bytes:
-    """The bytes of a tokenizer file, with one clear error for what is missing, empty or only a pointer."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: the tokenizer file is missing") from None
-    except OSError as error:
-        raise InputError(f"{path}: the tokenizer file cannot be read ({error.strerror})") from None
+    """The bytes of a tokenizer file, with one clear error for what is missing or empty."""
+    data = atomic.read_bytes(path, "a tokenizer's file")
     if not data:
         raise InputError(f"{path}: the tokenizer file is empty")
-    if data.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path}: only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
     return data
 
 
 def parse_json(data: bytes, source) -> dict:
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        found = describe(data)
-        what = "truncated or damaged JSON" if found == "JSON" else f"found {found}, expected JSON"
-        raise InputError(f"{source}: {what} ({error})") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{source}: expected a JSON object, found {type(value).__name__}")
-    return value
+    found = describe(data)
+    if found not in ("JSON", "unknown data"):
+        raise InputError(f"{source}: found {found}, expected JSON")
+    return atomic.parse_json(data, source)
 
 
 def read_json(path) -> dict:

@@ -11,6 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.train.callbacks.base import Callback
 
@@ -135,14 +136,12 @@ class Upload(Callback):
 
 def dump_directories() -> list[Path]:
     """Where MindSpore dumps tensors to, by the file that MINDSPORE_DUMP_CONFIG names; empty without it."""
-    import json
 
     name = os.environ.get("MINDSPORE_DUMP_CONFIG")
     if not name:
         return []
     try:
-        values = json.loads(Path(name).read_text(encoding="utf-8"))
-        path = values["common_dump_settings"]["path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        path = read_json(name, "a dump configuration")["common_dump_settings"]["path"]
+    except (InputError, KeyError, TypeError) as error:
         raise InputError(f"MINDSPORE_DUMP_CONFIG {name}: no dump configuration: {error}") from None
     return [Path(path)]

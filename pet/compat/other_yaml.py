@@ -5,12 +5,13 @@ A key that a file leaves out has that system's default, not ours: what it says i
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
+from model_zoo.errors import InputError
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice
 
@@ -128,9 +129,9 @@ def _dataset(t: Translation, home: Path, name: str) -> str:
     """A data set's file, by LLaMA-Factory's list of them or as a path."""
     index = home / "dataset_info.json"
     try:
-        entry = json.loads(index.read_text(encoding="utf-8")).get(name) if index.is_file() else None
-    except (OSError, ValueError) as error:
-        t.refuse("dataset_dir", f"{index}: cannot be read: {error}")
+        entry = read_json(index).get(name) if index.is_file() else None
+    except InputError as error:
+        t.refuse("dataset_dir", str(error))
         return name
     if not isinstance(entry, Mapping):
         return name if Path(name).exists() else str(home / name)

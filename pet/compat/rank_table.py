@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.launching.launcher import parse_devices
 
@@ -18,10 +17,10 @@ def read_table(path: str) -> list[dict[str, Any]]:
         InputError: no such file, or no rank table.
     """
     try:
-        servers = json.loads(Path(path).read_text(encoding="utf-8"))["server_list"]
+        servers = read_json(path, "a rank table")["server_list"]
         for server in servers:
             str(server["server_id"]), [(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"rank table {path}: cannot be read: {error!r}") from None
     return servers
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import special_kind
 from model_zoo.errors import InputError, nearest
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord")
@@ -93,6 +94,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
             if not inside:
                 problems.add(path, None, f"no data file in this directory; expected {', '.join(SUFFIXES)}")
             files += inside
+        elif (special := special_kind(path)) is not None:
+            problems.add(path, None, f"is {special}, a regular file was expected")
         elif not path.exists():
             there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             problems.add(path, None, f"no such file or directory{nearest(path.name, there)}")

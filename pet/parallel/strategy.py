@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import read_json
+from model_zoo.atomic import read_bytes, read_json
 from model_zoo.errors import InputError
 from pet.parallel.split import Division
 
@@ -176,7 +176,7 @@ def protobuf_items(file: Path) -> tuple[int, Mapping[str, Any]]:
     from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
     content = ParallelStrategyMap()
-    content.ParseFromString(file.read_bytes())
+    content.ParseFromString(read_bytes(file))
     nodes = content.parallel_strategy_item
     stage = nodes[0].parallel_strategys.stage if nodes else 0
     items = {}

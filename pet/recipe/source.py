@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from model_zoo.atomic import open_file
 from model_zoo.errors import InputError
 
 KeyPath = tuple[str | int, ...]
@@ -207,15 +208,18 @@ def read(path: Path, name: str | None = None) -> Source:
     """Read the YAML file ``path``; an unreadable file is a problem like any other."""
     name = name or str(path)
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         return Source(name, problems=[f"{name}: is a directory, expected a recipe file (.yaml)"])
     except FileNotFoundError:
         return Source(name, problems=[f"{name}: no such file"])
     except OSError as error:
         return Source(name, problems=[f"{name}: cannot be read ({error.strerror})"])
+    except InputError as error:
+        return Source(name, problems=[str(error)])
     if len(content) > MAX_BYTES:
-        return Source(name, problems=[f"{name}: {len(content)} bytes are too many for a recipe"])
+        return Source(name, problems=[f"{name}: more than {MAX_BYTES} bytes are too many for a recipe"])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.atomic import open_file, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
@@ -125,10 +126,10 @@ def load(path: str | os.PathLike) -> Checkpoint:
     """
     path = Path(path)
     try:
-        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        content = read_json(path / STATE)
         digest = content.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise Damaged(f"{STATE} cannot be read ({type(error).__name__})") from error
+    except (InputError, KeyError) as error:
+        raise Damaged(f"{STATE} cannot be read ({error})") from error
     if digest != _digest_of(content):
         raise Damaged(f"{STATE} has changed since it was written")
     if content["format"] > FORMAT:
@@ -136,7 +137,7 @@ def load(path: str | os.PathLike) -> Checkpoint:
     for name, expected in content["files"].items():
         try:
             found = _digest(path / name)
-        except OSError as error:
+        except (OSError, InputError) as error:
             raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
         if found != expected:
             raise Damaged(f"{name} has changed since it was written")
@@ -204,7 +205,7 @@ def _remove(path: Path) -> None:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 
 log = logging.getLogger("pet")
@@ -81,9 +81,9 @@ def load_model(recipe):
 
         values = PRESETS[section.path]
     elif path.is_file():
-        values = _json(path)
+        values = read_json(path)
     else:
-        values = _json(find_model(section.path) / "config.json")
+        values = read_json(find_model(section.path) / "config.json")
     return AutoModel.from_config({**values, **section.config}, dtype=section.dtype, seed=recipe.train.seed)
 
 
@@ -95,20 +95,10 @@ def _with_config(directory: Path, section):
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.checkpoint.reading import load_into
 
-    config = classes_for(values := {**_json(directory / "config.json"), **section.config})[0].from_dict(values)
+    config = classes_for(values := {**read_json(directory / "config.json"), **section.config})[0].from_dict(values)
     model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(section.dtype)))
     load_into(model, directory)
     return model
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a config.json: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: a JSON object was expected, found {type(values).__name__}")
-    return values
 
 
 def load_tokenizer(recipe):

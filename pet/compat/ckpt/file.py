@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_zoo.atomic import atomic_write
+from model_zoo.atomic import atomic_write, open_file
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.safetensors_io import CHUNK, Slices, storage
 from model_zoo.errors import InputError, nearest
@@ -53,7 +53,7 @@ class CkptFile:
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._pieces: dict[str, list[Piece]] = {}
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 self._size = file.seek(0, 2)
                 if not self._size:
                     raise InputError(f"{self.path}: is empty; a MindSpore checkpoint was expected")
