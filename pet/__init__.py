@@ -83,6 +83,11 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pet.installation import foreign_adapters
+
+    wrong = foreign_adapters()
+    if wrong:
+        raise ImportError(wrong)
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -219,6 +219,7 @@ def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
                 [*command, *COMMON, *flags, *sources, "-o", str(target), "-lm", "-lpthread"],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=300,
                 env={**os.environ, "TMPDIR": str(target.parent)},

@@ -47,7 +47,9 @@ class TextStreamer:
 
     def on_text(self, text: str) -> None:
         """A piece of finished text."""
-        print(text, end="", flush=True, file=self.file or sys.stdout)
+        stream = self.file or sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # a character that it lacks must not end the answer
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True, file=stream)
 
     def on_end(self) -> None:
         """The answer is complete."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError, nearest
 from pet.cli.parser import Parser
-from pet.cli.speaker import Speaker, add_speaker, make_speaker
+from pet.cli.speaker import Speaker, add_speaker, make_speaker, not_text
 
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
@@ -169,6 +169,8 @@ def main(arguments: Sequence[str]) -> int:
             line = input("> " if terminal else "").strip()
         except EOFError:
             return 0
+        except UnicodeDecodeError as error:
+            raise not_text(error) from None
         if not line:
             continue
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
+from pet.installation import foreign_adapters
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
@@ -40,6 +41,9 @@ def packages() -> Iterator[Finding]:
     for package in PACKAGES:
         found = _installed(package)
         yield ("ok", package, found) if found else ("bad", package, f"is not installed: pip install {package}")
+    wrong = foreign_adapters()
+    if wrong:
+        yield "bad", "adapters", wrong
     missing = [package for package in EXTRAS if not _installed(package)]
     if missing:
         yield "note", "report extra", f"{', '.join(missing)} not installed: pip install 'mindspore-pet[report]'"

@@ -6,6 +6,7 @@ Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, inte
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -14,6 +15,7 @@ from importlib import import_module
 
 from model_zoo.errors import InputError, nearest
 from pet.cli.commands import COMMANDS
+from pet.installation import foreign_adapters
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -53,6 +55,14 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def tolerate_encodings() -> None:
+    """A character that the output's encoding lacks is written as ``\\u4f60``: it must not end a run. What is read is
+    data, and has to be right."""
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; errors pass through."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,6 +79,9 @@ def run(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         raise InputError(f"there is no {kind} {name!r}{nearest(name, COMMANDS)}; see pet --help")
+    wrong = foreign_adapters() if name != "doctor" else None  # which lists it among its findings
+    if wrong:
+        raise InputError(wrong)
     return import_module(COMMANDS[name][0]).main(rest) or 0
 
 
@@ -87,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(arguments: Sequence[str] | None) -> int:
     """Runs a command line and turns errors into messages; returns the exit code."""
+    tolerate_encodings()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own

@@ -10,7 +10,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
-from pet.cli.speaker import Speaker, add_speaker, make_speaker
+from pet.cli.speaker import Speaker, add_speaker, make_speaker, not_text
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
@@ -34,7 +34,10 @@ def _questions(options: Any, speaker: Speaker) -> list[Any]:
     found = [question(text, "--input") for text in options.input or []]
     for name in options.file or []:
         if name == "-":
-            lines = sys.stdin.read().splitlines()
+            try:
+                lines = sys.stdin.read().splitlines()
+            except UnicodeDecodeError as error:
+                raise not_text(error) from None
             found += [question(line, f"stdin:{number}") for number, line in enumerate(lines, 1) if line.strip()]
         elif name.endswith(".txt") and Path(name).is_file():
             try:

@@ -35,6 +35,11 @@ def add_speaker(parser: Parser) -> None:
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text; may be repeated")
 
 
+def not_text(error: UnicodeDecodeError) -> InputError:
+    """What to say of a standard input that is in another encoding than the terminal's."""
+    return InputError(f"stdin: is not {error.encoding} text; name its encoding: PYTHONIOENCODING=utf-8")
+
+
 @dataclasses.dataclass
 class Speaker:
     """A model ready to write.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from model_zoo.errors import InputError, nearest
+from pet.cli.main import tolerate_encodings
 
 log = logging.getLogger("pet")
 
@@ -79,6 +80,7 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
 
 def script(main: Callable[[], int | None]) -> None:
     """Runs a script's ``main``: what is wrong with the input is one message and exit code 2."""
+    tolerate_encodings()
     try:
         code = main() or 0
     except InputError as error:

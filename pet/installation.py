@@ -1,0 +1,25 @@
+"""Whether the packages that Python imports are this library's own."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+OURS = "part of mindspore-pet"
+
+
+def foreign_adapters() -> str | None:
+    """What is wrong where ``import adapters`` finds another library, in one line; None where it is this one's.
+
+    AdapterHub's distribution ``adapters`` installs a package of the same name. Whichever of the two comes first on the
+    path, or was installed last, is imported. Nothing is imported here to find out: theirs would import torch.
+    """
+    spec = find_spec("adapters")
+    origin = Path(spec.origin) if spec and spec.origin else None
+    if origin is not None and OURS in origin.read_text(encoding="utf-8", errors="replace"):
+        return None
+    found = f"is that of {origin}, of another library" if origin else "is missing"
+    return (
+        f"the package 'adapters' {found} (AdapterHub's has this name): install mindspore-pet into an environment of "
+        "its own, or pip uninstall adapters and then pip install --force-reinstall --no-deps mindspore-pet"
+    )

@@ -1,0 +1,113 @@
+"""What lies around the program: encodings that lack characters, and packages of the same name."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adapters
+from model_zoo.generation.streamers import TextStreamer
+from pet.cli.main import main
+from pet.installation import foreign_adapters
+
+QUESTION = "类型#裤\U0001f600"
+ENCODINGS = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1:strict"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+]
+
+
+def strict(encoding: str) -> io.TextIOWrapper:
+    """An output as PYTHONIOENCODING makes one."""
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+
+
+def test_a_character_that_the_output_lacks(monkeypatch, tmp_path):
+    """Commands that print Chinese text: data, and what is wrong with it."""
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "{QUESTION}", "completion": "好"}}\n')
+    (tmp_path / "job.yaml").write_text(
+        f"model: {{path: glm_tiny}}\nadapter: {{method: lora}}\n"
+        f"data: {{train: {tmp_path}/rows.jsonl, max_length: 64, packing: none, cache_dir: {tmp_path}/cache}}\n"
+    )
+    for encoding in ("ascii", "latin-1"):
+        out, errors = strict(encoding), strict(encoding)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", errors)
+        assert main(["data", str(tmp_path / "job.yaml")]) == 0
+        assert main(["data", "类型.yaml"]) == 2
+        for stream, text in ((out, "\\u7c7b"), (errors, "\\u7c7b\\u578b.yaml")):
+            stream.flush()
+            assert text.encode() in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize("settings", ENCODINGS, ids=lambda settings: next(iter(settings)))
+def test_in_a_process_of_its_own(settings):
+    done = subprocess.run(
+        [sys.executable, "-m", "pet", "validate", QUESTION], env={**os.environ, **settings}, capture_output=True
+    )
+    assert done.returncode == 2 and b"Traceback" not in done.stderr, done.stderr
+    assert b"no such file" in done.stderr
+
+
+def test_an_answer_is_printed_whatever_the_output(monkeypatch):
+    """Also for a program that calls the library."""
+    out = strict("ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+
+    class Tokenizer:
+        def stream_decoder(self):
+            return None
+
+    TextStreamer(Tokenizer()).on_text("a好")
+    assert out.buffer.getvalue() == b"a\\u597d"
+
+
+def test_what_is_read_in_another_encoding_is_refused(monkeypatch, capsys, base):
+    """It would be another question."""
+    source = io.TextIOWrapper(io.BytesIO(QUESTION.encode()), encoding="ascii", errors="surrogateescape")
+    for command in (["predict", "--model", str(base), "--file", "-"], ["chat", "--model", str(base)]):
+        source.seek(0)
+        monkeypatch.setattr(sys, "stdin", source)
+        assert main(command) == 2
+        assert "stdin: is not ascii text; name its encoding: PYTHONIOENCODING=utf-8" in capsys.readouterr().err
+
+
+@pytest.fixture
+def another_library(tmp_path, monkeypatch):
+    """An ``adapters`` in front of this library's on the path, as an installation into the same environment puts it."""
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "adapters"]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path / "adapters" / "__init__.py"
+
+
+def test_our_own_adapters():
+    assert foreign_adapters() is None
+    assert Path(adapters.__file__).is_file()
+
+
+def test_a_package_of_the_same_name_is_reported(another_library, capsys):
+    for command in (["info", "gpt_tiny"], ["validate", "glm_lora"], ["finetune", "glm_lora"]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"the package 'adapters' is that of {another_library}, of another library" in error
+        assert "an environment of its own" in error
+    assert main(["doctor", "--quick"]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["adapters"])
+    assert line.startswith("BAD") and str(another_library) in line
+    assert main(["--version"]) == 0
+
+
+def test_a_program_that_imports_pet_hears_of_it(another_library):
+    import pet
+
+    pet.__dict__.pop("apply_lora", None)
+    with pytest.raises(ImportError, match="an environment of its own"):
+        pet.apply_lora  # noqa: B018
