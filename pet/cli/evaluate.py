@@ -67,9 +67,10 @@ def main(arguments: Sequence[str]) -> int:
 
         model = find_model(model)
     if recipe.parallel.processes > 1:
-        from pet.launching.launcher import relaunch
+        from pet.launching.relaunch import relaunch
 
-        code = relaunch(recipe.parallel.processes, ["evaluate", *arguments])
+        logs = Path(recipe.output.dir) / "log" / "evaluate"
+        code = relaunch(recipe.parallel.processes, ["evaluate", *arguments], logs)
         if code is not None:
             return code
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
@@ -60,9 +61,9 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
             save_strategies(recipe)
         return 0
     if recipe.parallel.processes > 1 or job.distributed:
-        from pet.launching.launcher import relaunch
+        from pet.launching.relaunch import relaunch
 
-        code = relaunch(recipe.parallel.processes, [command, *arguments])
+        code = relaunch(recipe.parallel.processes, [command, *arguments], Path(recipe.output.dir) / "log")
         if code is not None:
             return code
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only

@@ -16,6 +16,7 @@ from importlib import import_module
 from model_zoo.errors import InputError, nearest
 from pet.cli.commands import COMMANDS
 from pet.installation import foreign_adapters
+from pet.launching.environment import read_job, report_success
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -88,6 +89,8 @@ def run(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
     code = answer(arguments)
+    if code == 0:
+        report_success()
     job = sys.modules.get("pet.parallel.join")
     # waits for the other processes, or does not come back where this one has failed
     if job is not None and job.leave(code):
@@ -127,8 +130,6 @@ def answer(arguments: Sequence[str] | None) -> int:
             return FAILED
         return error.code or 0
     except Exception as error:
-        from pet.launching.environment import read_job
-
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED

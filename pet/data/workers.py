@@ -20,6 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
+# -c puts the current directory first on the path, where any file of the user's would shadow a module
+START = "import sys; sys.path = [*filter(None, sys.path)]; from pet.data.workers import main; main()"
+
 
 class Workers:
     """Processes that hold a function and apply it to whatever they are sent.
@@ -35,7 +38,8 @@ class Workers:
     def __init__(self, function: Callable[[Any], Any], count: int) -> None:
         first = pickle.dumps(function)
         environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        path = sorted(sys.path, key=lambda entry: entry == "")  # the current directory, where it takes part, is last
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
         self._free: SimpleQueue[subprocess.Popen] = SimpleQueue()
         self._processes: list[subprocess.Popen] = []
         self._threads = ThreadPoolExecutor(count)
@@ -43,7 +47,7 @@ class Workers:
         self.count = count
         for _ in range(count):
             process = subprocess.Popen(
-                [sys.executable, "-c", "from pet.data.workers import main; main()"],
+                [sys.executable, "-c", START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

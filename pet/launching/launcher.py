@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     devices = parse_devices(arguments.devices)
     workers = arguments.workers if arguments.workers is not None else len(devices)
+    if arguments.workers is None and not devices:
+        raise InputError("pet launch: how many workers? Give -n N or --devices 0,1,…")
     return launch(
         command,
         workers,
@@ -122,7 +125,8 @@ def launch(
         0, or the exit code of the first worker that failed (128 + signal for a killed one, 124 for a hang).
 
     Raises:
-        InputError: no command, no workers, more workers than devices, a machine number outside the job.
+        InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
+            job, or a log directory that cannot be written.
     """
     if not command:
         raise InputError("pet launch: no command; write it after --, for example: pet launch -n 2 -- python train.py")
@@ -134,33 +138,16 @@ def launch(
         raise InputError(f"pet launch: --node-rank must be 0 … {nodes - 1}, not {node}")
     if nodes > 1 and not master:
         raise InputError("pet launch: --nnodes needs --master host:port, the address of machine 0")
+    if not idle_limit >= 0:
+        raise InputError(f"pet launch: --hang-timeout must be 0 or more seconds, not {idle_limit}")
+    if shutil.which(command[0]) is None:
+        hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
+        raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
     if read_job().launcher != "none":
         os.execvp(command[0], command)
     control = Control(nodes, node, split_address(master), workers) if nodes > 1 else Alone(workers)
     with control:
         return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
-
-
-def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike = LOG_DIRECTORY) -> int | None:
-    """Runs ``pet ARGUMENTS`` in ``size`` workers, unless this process is a worker already.
-
-    Returns:
-        The exit code, or None where this process is itself to do the work: in a job of ``size`` workers, or size 1.
-
-    Raises:
-        InputError: the surrounding job has another number of workers than the layout asks for.
-    """
-    job = read_job()
-    if job.launcher != "none":
-        if job.size != size:
-            raise InputError(
-                f"parallel: data x tensor x pipeline = {size}, but the job has {job.size} workers; "
-                "the product must be the number of workers"
-            )
-        return None
-    if size == 1:
-        return None
-    return launch([sys.executable, "-m", "pet", *arguments], size, log_directory=log_directory)
 
 
 class _Workers:
@@ -181,7 +168,7 @@ class _Workers:
         self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))
         self.guard = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-I", "-S", "-c", GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True
         )
         use_idle = not accelerators_present()
         try:
@@ -189,8 +176,7 @@ class _Workers:
                 self._start(command, local, devices[local] if devices else local)
             self.clock = Clock(process.pid for process in self.processes)
             for local, process in enumerate(self.processes):
-                beat_file = self._log(local).with_name("beat")
-                self.watches.append(Watch(process.pid, beat_file, idle_limit, use_idle, self.clock))
+                self.watches.append(Watch(process.pid, self._beat_file(local), idle_limit, use_idle, self.clock))
         except BaseException:
             self._end(0.0)
             raise
@@ -198,11 +184,13 @@ class _Workers:
     def _log(self, local: int) -> Path:
         return self.log_directory / f"rank_{self.control.first_rank + local}" / "worker.log"
 
+    def _beat_file(self, local: int) -> Path:
+        """Two jobs may share a log directory, but not what their workers promise."""
+        return self._log(local).with_name(f"beat.{os.getpid()}")
+
     def _start(self, command: list[str], local: int, device: int) -> None:
         rank, log = self.control.first_rank + local, self._log(local)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        beat_file = log.with_name("beat")
-        beat_file.write_bytes(b"")
+        beat_file = self._beat_file(local)
         host, port = self.control.store
         environment = {
             **os.environ,
@@ -220,15 +208,20 @@ class _Workers:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // self.count)))
         environment.setdefault("GLOG_v", "3")  # MindSpore's cluster warns about every step of a normal start
         show = rank == 0
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if show else file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            beat_file.write_bytes(b"")
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if show else file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:  # of the log directory, or of the program
+            raise InputError(f"pet launch: {error.filename}: {error.strerror}") from None
         self.processes.append(process)
         self.guard.stdin.write(f"{process.pid}\n")
         self.guard.stdin.flush()

@@ -26,6 +26,7 @@ from mindspore.communication import create_group
 from mindspore.mint import distributed
 
 from pet.launching.heartbeat import waiting
+from pet.parallel.join import barrier as barrier
 from pet.parallel.join import join, world_group
 
 
@@ -259,12 +260,3 @@ def _arrived(x: Tensor) -> None:
     """On a CPU a process sleeps until a message is there; that must be over before it may no longer seem idle."""
     if ms.get_context("device_target") == "CPU":
         x.asnumpy()
-
-
-def barrier() -> None:
-    """Returns when every process has called it."""
-    everybody = world()
-    if everybody.size > 1:
-        # MCCL's own barrier returns without waiting
-        with waiting():
-            ops.AllReduce(group=everybody.name)(Tensor(np.zeros(1, np.float32))).asnumpy()

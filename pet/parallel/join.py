@@ -17,7 +17,7 @@ import traceback
 from datetime import timedelta
 
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import beat, rest
+from pet.launching.heartbeat import beat, rest, waiting
 
 JOIN_LIMIT = 120
 """Seconds that all workers have to start Python, import MindSpore and join."""
@@ -27,7 +27,7 @@ than another's; a worker that hangs or dies is the launcher's business."""
 LEAVE_LIMIT = 20.0
 
 _job: Job | None = None
-_failed = False
+_failed = _left = False
 
 
 def join() -> Job:
@@ -55,6 +55,18 @@ def world_group() -> str:
     from mindspore.communication import GlobalComm
 
     return GlobalComm.WORLD_COMM_GROUP
+
+
+def barrier() -> None:
+    """Returns when every process has called it."""
+    if not join().distributed:
+        return
+    import numpy as np
+    from mindspore import Tensor, ops
+
+    # MCCL's own barrier returns without waiting
+    with waiting():
+        ops.AllReduce(group=world_group())(Tensor(np.zeros(1, np.float32))).asnumpy()
 
 
 def _connect(job: Job) -> Job:
@@ -104,26 +116,25 @@ def leave(code: int = 0) -> bool:
     Registered to run at exit; the command line calls it with its exit code.
 
     Returns:
-        Whether there were others.
+        Whether the process may end without the interpreter's normal end. Under msrun it may not: the scheduler takes
+        a worker that has not signed off, as MindSpore does at the normal end, for lost, and fails.
     """
-    global _job
-    if _job is None or not _job.distributed:
+    global _left
+    if _left or _job is None or not _job.distributed:
         return False
-    _job = None
+    _left = True
     if code or _failed:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code or 1)
-    waiting = threading.Thread(target=_goodbye, daemon=True)
-    waiting.start()
-    waiting.join(LEAVE_LIMIT)
-    return True
+    goodbye = threading.Thread(target=_goodbye, daemon=True)
+    goodbye.start()
+    goodbye.join(LEAVE_LIMIT)
+    return _job.launcher != "msrun"
 
 
 def _goodbye() -> None:
-    from pet.parallel.collectives import barrier
-
     try:
         barrier()
     except Exception:

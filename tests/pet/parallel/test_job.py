@@ -1,9 +1,11 @@
 """Real workers: collectives that say what they should, jobs that others started, and the end of a failing one."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -82,15 +84,25 @@ def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_joins_msrun(tmp_path):
+def test_msrun_runs_the_command_line(tmp_path, base):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: {base}}}\ndata: {{train: {base / 'data.jsonl'}, max_length: 32}}\n"
+        "adapter: {method: lora, rank: 2}\ntrain: {steps: 2, batch_size: 4}\n"
+    )
     port = 10000 + os.getpid() % 20000
     options = ["--worker_num=2", "--local_worker_num=2", "--join=True", f"--master_port={port}", "--log_dir=msrun"]
-    code = CHECK + "from pathlib import Path; Path(f'well_{job.rank}').touch(); assert job.launcher == 'msrun'"
+    # the collectives as in any script; then the command line, whose exit code must be msrun's too
+    command = ["finetune", str(job), "parallel.data=2", "output.dir=run"]
+    code = CHECK + (
+        f"assert job.launcher == 'msrun'\nimport sys\nfrom pet.cli.main import main\nsys.exit(main({command!r}))\n"
+    )
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # msrun starts what is called python
     (tmp_path / "script.py").write_text(code)
-    command = [str(Path(sys.executable).with_name("msrun")), *options, "script.py"]
+    msrun = next(file for file in distribution("mindspore").files if file.name == "msrun").locate()
+    command = [str(msrun), *options, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert (tmp_path / "well_0").exists() and (tmp_path / "well_1").exists()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 2

@@ -11,11 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+import pet
 from model_zoo.errors import InputError
+from pet.data.workers import Workers
+from pet.launching import launcher
 from pet.launching.control import Alone
 from pet.launching.environment import Job, read_job, split_address
 from pet.launching.heartbeat import Clock, Pace, Watch, beat
 from pet.launching.launcher import launch, parse_devices
+from pet.launching.relaunch import relaunch
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
@@ -217,6 +221,9 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     for arguments, message in (
         (([], 2), "no command"),
+        ((["no_such_program"], 1), "there is no program 'no_such_program'"),
+        ((["train.py"], 1), "did you mean python train.py"),
+        ((["true"], 1, 1, 0, None, None, "log", float("nan")), "--hang-timeout"),
         ((["x"], 0), "-n must be 1 or more"),
         ((["x"], 3, 1, 0, None, [0, 1]), "--devices names 2"),
         ((["x"], 1, 2, 2, "h:1"), "--node-rank must be 0 … 1"),
@@ -229,6 +236,38 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
             parse_devices(text)
     with pytest.raises(InputError, match="host:port"):
         split_address("here")
+
+
+@pytest.fixture
+def shadows(tmp_path, monkeypatch):
+    """The current directory, with modules in it that must not be imported: they leave a file `shadowed` and end."""
+    (tmp_path / "pet").mkdir()
+    trap = f"import os; open({str(tmp_path / 'shadowed')!r}, 'w').close(); os._exit(0)"
+    for name in ("pet/__init__", "pet/__main__", "model_zoo", "adapters", "signal", "pickle", "yaml", "contextlib"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_modules_in_the_current_directory_shadow_nothing(shadows, monkeypatch, capfd):
+    assert launch([sys.executable, "-I", "-c", "print('well')"], 1) == 0  # with its guard
+    monkeypatch.setattr(launcher, "launch", lambda command, *_, **__: subprocess.run(command, check=True).returncode)
+    assert relaunch(2, ["--version"], "output/log") == 0
+    assert capfd.readouterr().out == f"well\npet {pet.__version__}\n"
+    with Workers(json.loads, 1) as workers:
+        assert list(workers.map(["[1]"])) == [[1]]
+    assert not (shadows / "shadowed").exists()
+
+
+def test_success_is_what_rank_0_wrote(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pet, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "__main__.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+    logs = tmp_path / "run" / "log"
+    assert relaunch(2, ["2"], logs) == 2
+    assert not (tmp_path / "run").exists()  # wrong input leaves nothing behind
+    assert relaunch(2, ["0"], logs) == 1
+    assert "rank 0 did not write" in capsys.readouterr().err
+    assert (logs / "rank_1/worker.log").exists()
 
 
 def test_pace_promises_a_multiple_of_the_longest_step(tmp_path, monkeypatch):

@@ -1,0 +1,58 @@
+"""A command of ``pet`` that starts itself anew, in as many processes as its layout has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pet
+from model_zoo.errors import InputError
+from pet.launching import launcher
+from pet.launching.environment import RESULT_FILE, read_job
+
+
+def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) -> int | None:
+    """Runs ``pet ARGUMENTS`` in ``size`` workers, unless this process is a worker already.
+
+    Args:
+        size: workers.
+        arguments: of the command line.
+        log_directory: where logs go, ``rank_N/worker.log`` of each. Where the input was wrong nothing is left there.
+
+    Returns:
+        The exit code, or None where this process is itself to do the work: in a job of ``size`` workers, or size 1.
+
+    Raises:
+        InputError: the surrounding job has another number of workers than the layout asks for.
+    """
+    job = read_job()
+    if job.launcher != "none":
+        if job.size != size:
+            raise InputError(
+                f"parallel: data x tensor x pipeline = {size}, but the job has {job.size} workers; "
+                "the product must be the number of workers"
+            )
+        return None
+    if size == 1:
+        return None
+    log_directory = Path(log_directory)
+    made = [path for path in (log_directory, *log_directory.parents) if not path.exists()]
+    result = log_directory / "finished"
+    result.unlink(missing_ok=True)
+    os.environ[RESULT_FILE] = str(result.absolute())
+    # by its path: python -m would run whatever is called pet in the current directory
+    program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py"))]
+    code = launcher.launch([*program, *arguments], size, log_directory=log_directory)
+    del os.environ[RESULT_FILE]
+    if code == 2 and made:
+        shutil.rmtree(log_directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # unless there is something in them
+            for path in made[1:]:
+                path.rmdir()
+    if code == 0 and not result.is_file():
+        print(f"pet launch: the workers ended with exit code 0, but rank 0 did not write {result}", file=sys.stderr)
+        return 1
+    return code
