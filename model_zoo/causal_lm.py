@@ -11,6 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.ends import listed_ends
 from model_zoo.engine import native, swap_products
 from model_zoo.errors import InputError
 from model_zoo.layers import name_parameters
@@ -143,7 +144,7 @@ class CausalLM(nn.Cell):
     ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's),
     `virtual_tokens` the number of columns there (a trained prompt's); `decoding` is set while single tokens go through
     over a cache; `runs_fast` is what `set_fast` was last told; `adapter_state` changes with the adapters that take
-    part.
+    part; `generation_config` holds the generation_config.json beside the weights.
     """
 
     family: Family
@@ -157,6 +158,7 @@ class CausalLM(nn.Cell):
         self.decoding = False
         self.runs_fast = False
         self.adapter_state = ()
+        self.generation_config: dict[str, Any] = {}
 
     @property
     def room(self) -> int:
@@ -169,6 +171,13 @@ class CausalLM(nn.Cell):
     def graph_key(self) -> tuple:
         """What a compiled graph of this model depends on beside its inputs' shapes."""
         return self.adapter_state, self.position_offset, self.virtual_tokens
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The ids that end this model's answers, by generation_config.json or else config.json. Ids beyond the
+        vocabulary, which small models with a published configuration have, are left out: they cannot occur."""
+        ids = listed_ends(self.config.to_dict(), self.generation_config)
+        return [token for token in ids if 0 <= token < self.config.dims.vocab]
 
     def generate(self, *arguments, **settings) -> np.ndarray:
         """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""

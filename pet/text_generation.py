@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from model_zoo.errors import InputError, similar
+
+log = logging.getLogger("pet")
 
 TASKS = ("text_generation",)
 
@@ -47,7 +52,8 @@ class TextGeneration:
         Args:
             text: one text or several.
             settings: of `generate`. ``top_k`` above 1, ``top_p`` and ``temperature`` draw, unless ``do_sample`` says
-                otherwise; with none of them the likeliest token is taken.
+                otherwise; with none of them the likeliest token is taken. Without ``max_new_tokens`` and ``max_length``
+                an answer goes on to its end-of-sequence token, or until the context is full.
 
         Returns:
             ``[{"text_generation_text": [text]}, …]``, one entry per text.
@@ -62,7 +68,9 @@ class TextGeneration:
 
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
-        options.setdefault("eos_token_id", self.tokenizer.eos_token_ids or None)
+        options.setdefault("eos_token_id", ends_of(self.model, self.tokenizer))
+        if "max_length" not in options:
+            options.setdefault("max_new_tokens", None)  # 16 tokens would end most answers within a sentence
         prompts = [self.prompt(one) for one in texts]
         answers: list[str] = []
         for first in range(0, len(prompts), self.batch_size):
@@ -89,12 +97,26 @@ class TextGeneration:
         mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         if options.get("stop_strings"):
             options["tokenizer"] = self.tokenizer
-        result = self.model.generate(ids, mask, **options)
-        ends = set(self.tokenizer.eos_token_ids or ())
-        return [self.tokenizer.decode(until(row[length:].tolist(), ends)) for row in result]
+        ends = np.atleast_1d([] if options["eos_token_id"] is None else options["eos_token_id"]).tolist()
+        answers = self.model.generate(ids, mask, **options)[:, length:].tolist()
+        if options.get("max_new_tokens", 0) is None and ends and not options.get("stop_strings"):
+            warn_of_full_context(answers, ends, self.model.room)
+        return [self.tokenizer.decode(until(answer, ends)) for answer in answers]
 
 
-def until(ids: list[int], ends: set[int]) -> list[int]:
+def ends_of(model, tokenizer) -> list[int]:
+    """The ids that end an answer: the tokenizer's and the model's own."""
+    return list(dict.fromkeys([*tokenizer.eos_token_ids, *model.eos_token_ids]))
+
+
+def warn_of_full_context(answers: Sequence[Sequence[int]], ends: Collection[int], context: int) -> None:
+    """Says how many answers have no end token, where only the context limited them."""
+    cut = sum(not set(ends) & set(answer) for answer in answers)
+    if cut:
+        log.warning("%d of %d answers end where the model's context of %d tokens is full", cut, len(answers), context)
+
+
+def until(ids: list[int], ends: Collection[int]) -> list[int]:
     """The ids before the first end."""
     for place, token in enumerate(ids):
         if token in ends:

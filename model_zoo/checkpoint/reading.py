@@ -292,8 +292,15 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
         check_tied(checkpoint, sources, copies)
         for name, stored in sources.items():
             assign(parameters[name], checkpoint, stored, target)
-    model.loaded_from = str(checkpoint.directory)  # where tokenizer and licence are, for those who save it again
+    note_source(model, checkpoint.directory)
     return None
+
+
+def note_source(model: nn.Cell, directory: Path) -> None:
+    """Keeps on a model where its tokenizer and licence are, for those who save it again, and how it generates."""
+    settings = directory / "generation_config.json"
+    model.generation_config = read_json(settings) if settings.is_file() else {}
+    model.loaded_from = str(directory)
 
 
 def base_parameters(model: nn.Cell) -> dict[str, object]:

@@ -80,6 +80,14 @@ class Cache:
         for _, core in self.cores:
             object.__setattr__(core, "cache", None)
 
+    def copy(self, other: Cache) -> None:
+        """Takes over the columns of a shorter cache for the same batch."""
+        for layer, short in zip(self.layers, other.layers, strict=True):
+            for mine, theirs in ((layer.keys, short.keys), (layer.values, short.values)):
+                columns = theirs.reshape(-1, short.length, short.head_dim)
+                rest = ops.zeros((columns.shape[0], layer.length - short.length, layer.head_dim), mine.dtype)
+                ops.assign(mine, ops.concat([columns, rest], 1).reshape(mine.shape))
+
     def reorder(self, rows) -> None:
         """Makes row i of the batch what row ``rows[i]`` was."""
         for layer in self.layers:

@@ -44,7 +44,13 @@ class Choice:
     def scores(
         self, logits: np.ndarray, ids: np.ndarray, mask: np.ndarray, new: int, eos: tuple[int, ...]
     ) -> np.ndarray:
-        """Logits ``(B, V)`` with penalty and minimum length applied; `ids` are the tokens so far."""
+        """Logits ``(B, V)`` with penalty and minimum length applied; `ids` are the tokens so far.
+
+        Raises:
+            FloatingPointError: a row's largest logit is infinite or not a number, so that no token is the likeliest.
+        """
+        if not np.isfinite(logits.max(-1)).all():  # the maximum of numbers with a NaN among them is NaN
+            raise FloatingPointError
         scores = logits.astype(np.float32, copy=True)
         if self.repetition_penalty != 1.0:
             for row, (tokens, real) in enumerate(zip(ids, mask, strict=True)):

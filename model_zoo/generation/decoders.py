@@ -15,6 +15,8 @@ from model_zoo.generation.cache import Cache
 from model_zoo.graph import Graph, Places
 
 SMALLEST_BUCKET = 32
+FIRST_COLUMNS = 256
+"""New tokens that a cache has room for at first; a full one is replaced with one of twice the length."""
 KEPT_DECODERS = 6
 """How many compiled decoders a model keeps; each holds its cache's memory."""
 
@@ -131,6 +133,14 @@ class CachedDecoder:
         self.kept = Tensor(self.keep)
         return logits.asnumpy()
 
+    def go_on(self, shorter: CachedDecoder) -> None:
+        """Takes the place of a decoder whose cache is full."""
+        self.cache.copy(shorter.cache)
+        self.position, self.column = shorter.position, shorter.column
+        self.keep = np.ones((self.batch, self.length), np.int32)
+        self.keep[:, : self.column] = shorter.keep
+        self.kept = Tensor(self.keep)
+
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """One more token per row ``(B,)`` → logits of the one after."""
         self.position = self.model.family.advance(self.position)
@@ -151,12 +161,48 @@ class CachedDecoder:
         self.kept = Tensor(self.keep)
 
 
+class GrowingDecoder:
+    """Decodes over a cache that grows with the answer, so that an answer up to the end of a long context takes the
+    memory of what is written and not of the context.
+
+    Args:
+        model, batch, prompt: see `CachedDecoder`.
+        new_tokens: how many tokens are written at most.
+    """
+
+    def __init__(self, model, batch: int, prompt: int, new_tokens: int):
+        self.model, self.batch, self.prompt = model, batch, bucket(prompt)
+        taken = self.prompt + model.virtual_tokens
+        self.longest = bucket(taken + new_tokens)
+        self.now = self.cached(bucket(taken + min(new_tokens, FIRST_COLUMNS)))
+
+    def cached(self, length: int) -> CachedDecoder:
+        return cached_decoder(self.model, self.batch, self.prompt, length)
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """See `CachedDecoder.start`."""
+        return self.now.start(ids, mask)
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """See `CachedDecoder.step`."""
+        if self.now.column == self.now.length:
+            longer = self.cached(min(self.longest, bucket(2 * self.now.length)))
+            longer.go_on(self.now)
+            self.now = longer
+        return self.now.step(tokens)
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """See `CachedDecoder.reorder`."""
+        self.now.reorder(rows)
+
+
 def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool):
-    """A decoder; compiled ones are kept on the model by batch, lengths and the state of its adapters."""
-    if not use_cache:
-        return PlainDecoder(model)
-    columns = bucket(prompt)
-    length = bucket(columns + model.virtual_tokens + new_tokens)
+    """A decoder of up to `new_tokens` tokens after a prompt of so many columns."""
+    return GrowingDecoder(model, batch, prompt, new_tokens) if use_cache else PlainDecoder(model)
+
+
+def cached_decoder(model, batch: int, columns: int, length: int) -> CachedDecoder:
+    """A compiled decoder; they are kept on the model by batch, lengths and the state of its adapters."""
     key = (batch, columns, length, model.graph_key())
     kept = model.__dict__.setdefault("_decoders", {})
     if key in kept and not kept[key].places.changed:

@@ -11,13 +11,28 @@ from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
 
 
+class Default:
+    """The value of an argument that was not given, where None has a meaning of its own."""
+
+    def __init__(self, meaning: str):
+        self.meaning = meaning
+
+    def __repr__(self) -> str:
+        return f"<{self.meaning}>"
+
+
+SHORT_ANSWER = 16
+SHORT = Default(f"{SHORT_ANSWER}, or up to max_length")
+OWN_ENDS = Default("the model's own")
+
+
 def generate(
     model,
     input_ids,
     attention_mask=None,
-    max_new_tokens: int | None = None,
+    max_new_tokens: int | None = SHORT,
     do_sample: bool = False,
-    eos_token_id: int | list[int] | None = None,
+    eos_token_id: int | list[int] | None = OWN_ENDS,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -39,9 +54,11 @@ def generate(
     Args:
         input_ids: ``(B, S)``, or one row ``(S,)``; left-padded where rows differ in length.
         attention_mask: 1 for real tokens; default all real.
-        max_new_tokens: how many tokens at most; 16 when `max_length` is not given either.
+        max_new_tokens: how many tokens at most; 16 when `max_length` is not given either. None goes on until every row
+            has ended or the context is full.
         do_sample: draw instead of taking the likeliest.
-        eos_token_id: one or several ids that end a row; None never stops early.
+        eos_token_id: one or several ids that end a row; default the model's own, by generation_config.json or
+            config.json. None never stops early.
         temperature, top_k, top_p, repetition_penalty, min_new_tokens: see `Choice`.
         seed: of the draw; None takes a fresh one.
         use_cache: keep keys and values in a compiled cache (one compilation per length bucket). False runs the whole
@@ -70,15 +87,14 @@ def generate(
             raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
         if not mask[:, -1].all():
             raise InputError("attention_mask: the last column must be real; pad on the left to generate")
-    new_tokens = answer_length(ids.shape[1], max_new_tokens, max_length)
     model.check_ids(as_int_tensor("input_ids", ids, 2))
-    longest = int(mask.sum(1).max())
-    context = model.room
+    longest, context = int(mask.sum(1).max()), model.room
+    new_tokens = answer_length(ids.shape[1], context - longest, max_new_tokens, max_length)
     if longest + new_tokens > context:
         raise InputError(
             f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
         )
-    eos = end_ids(eos_token_id, model.config.dims.vocab)
+    eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, model.config.dims.vocab)
     pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
     choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, min_new_tokens)
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
@@ -109,6 +125,8 @@ def generate(
             return np.concatenate([ids, answer], 1)
         decoder = decoder_for(model, len(ids), ids.shape[1], new_tokens, use_cache)
         return continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer)
+    except FloatingPointError:
+        raise InputError(f"the model's logits are not finite numbers{broken_weight(model)}") from None
     finally:
         model.set_train(training)
 
@@ -140,13 +158,27 @@ def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, 
     return ids
 
 
-def answer_length(prompt: int, max_new_tokens: int | None, max_length: int | None) -> int:
-    """How many new tokens at most."""
-    if max_new_tokens is not None and max_length is not None:
-        raise InputError("max_new_tokens and max_length: give one of them")
-    new = max_new_tokens if max_new_tokens is not None else 16 if max_length is None else max_length - prompt
+def broken_weight(model) -> str:
+    """The first weight that explains logits which are no numbers, for a message."""
+    for parameter in model.get_parameters():
+        values = parameter.asnumpy()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            source = getattr(model, "loaded_from", None)
+            return f": {parameter.name} holds NaN or infinity" + (f" (the model is of {source})" if source else "")
+    return ": the weights are finite, so a product overflows; load the model with dtype='float32'"
+
+
+def answer_length(prompt: int, room: int, max_new_tokens: int | Default | None, max_length: int | None) -> int:
+    """How many new tokens at most, after a prompt of so many columns that leaves this room in the context."""
+    if max_length is not None:
+        if max_new_tokens is not SHORT and max_new_tokens is not None:
+            raise InputError("max_new_tokens and max_length: give one of them")
+        name, new = "max_length", max_length - prompt
+    else:
+        name, new = "max_new_tokens", SHORT_ANSWER if max_new_tokens is SHORT else max_new_tokens
+        if new is None:
+            name, new = "the context", room
     if not isinstance(new, (int, np.integer)) or new < 1:
-        name = "max_length" if max_length is not None else "max_new_tokens"
         raise InputError(f"{name} leaves {new!r} new tokens; at least 1 was expected (the prompt has {prompt})")
     return int(new)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
@@ -358,6 +359,5 @@ def extra_tokens(settings: dict) -> dict[str, int]:
 
 def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:
     """End tokens that generation_config.json, or else config.json, lists, as far as they are control tokens here."""
-    value = files.generation_config.get("eos_token_id", files.config.get("eos_token_id"))
     known = set(special_tokens.values())
-    return [number for number in (value if isinstance(value, list) else [value]) if number in known]
+    return [number for number in listed_ends(files.config, files.generation_config) if number in known]

@@ -33,7 +33,7 @@ class Conversation:
         self.speaker = speaker
         self.messages: list[dict[str, str]] = []
         room, wanted = speaker.model.room, speaker.generation.max_new_tokens
-        if wanted >= room:
+        if wanted is not None and wanted >= room:
             speaker.generation = speaker.generation.model_copy(update={"max_new_tokens": max(1, room // 2)})
             print(
                 f"(answers have at most {speaker.generation.max_new_tokens} tokens, not {wanted}: the model's context "
@@ -41,8 +41,10 @@ class Conversation:
             )
 
     def context(self) -> int:
-        """Tokens that a prompt may have, so that the answer still fits."""
-        return self.speaker.model.room - self.speaker.generation.max_new_tokens
+        """Tokens that a prompt may have, so that the answer still fits. Without a limit it has a quarter of the context
+        at least."""
+        room = self.speaker.model.room
+        return room - (self.speaker.generation.max_new_tokens or max(1, room // 4))
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids of a conversation; its oldest turns are left out where it has become too long.
@@ -60,6 +62,7 @@ class Conversation:
     def write(self, messages: list[dict[str, str]]) -> str:
         """Stream an answer to the terminal, and return it."""
         from model_zoo.generation.streamers import TextStreamer
+        from pet.text_generation import ends_of
 
         speaker, settings = self.speaker, self.speaker.generation
         pieces: list[str] = []
@@ -69,13 +72,13 @@ class Conversation:
                 pieces.append(text)
                 super().on_text(text)
 
-        ids = self.prompt(messages)
+        ids, ends = self.prompt(messages), ends_of(speaker.model, speaker.tokenizer)
         streamed = settings.num_beams == 1
         written = speaker.model.generate(
             [ids],
             max_new_tokens=settings.max_new_tokens,
             do_sample=settings.do_sample,
-            eos_token_id=list(speaker.tokenizer.eos_token_ids),
+            eos_token_id=ends,
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
@@ -86,10 +89,12 @@ class Conversation:
             stop_strings=settings.stop if streamed else None,
             tokenizer=speaker.tokenizer,
         )
-        if streamed:
-            return "".join(pieces).strip()
-        text = speaker.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
-        print(text)
+        text = "".join(pieces).strip()
+        if not streamed:
+            text = speaker.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
+            print(text)
+        if written.shape[1] == speaker.model.room and written[0, -1] not in ends:
+            print("(the answer ends here: the model's context is full)")
         return text
 
     def ask(self, text: str) -> None:

@@ -12,7 +12,7 @@ from pet.cli.parser import Parser
 
 # option → key of the generation section
 GENERATION = {
-    "max_new_tokens": (int, "tokens of an answer, at most"),
+    "max_new_tokens": (int, "tokens of an answer, at most; default: up to its end or the end of the context"),
     "temperature": (float, "divides the logits before drawing; implies --sample"),
     "top_k": (int, "draw among the k likeliest tokens; implies --sample"),
     "top_p": (float, "draw among the likeliest tokens of this total share; implies --sample"),

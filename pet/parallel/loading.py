@@ -15,7 +15,7 @@ from mindspore import Tensor, nn, ops
 from adapters.lora import DoRALinear
 from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied
+from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied, note_source
 from model_zoo.counting import parameter_shapes
 from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import Division, division_of
@@ -51,7 +51,7 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
                 assign(parameter, checkpoint, stored)
             else:
                 _assign_part(parameter, checkpoint, stored, division, group.place)
-        model.loaded_from = str(checkpoint.directory)
+        note_source(model, checkpoint.directory)
     for item in replaced:
         if not registry(model).get(item.adapter).source:
             ops.assign(item.own, item.base)

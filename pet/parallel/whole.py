@@ -39,7 +39,7 @@ def whole_model(model: nn.Cell, trained: dict[str, np.ndarray]) -> nn.Cell:
     """
     dtype = next(p.dtype for p in model.get_parameters() if getattr(p, "adapter", None) is None)
     whole = MODEL_OF[type(model.config)](model.config, dtype=dtype)
-    for name in ("loaded_from", "base_fingerprint"):
+    for name in ("loaded_from", "generation_config", "base_fingerprint"):
         if hasattr(model, name):
             setattr(whole, name, getattr(model, name))
     state = registry(model)

@@ -299,8 +299,8 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
             "model.path model.config adapter.length",
             f"{sum_} is longer than the model's context of {limit} tokens",
         )
-    # the default gives way to a small context by itself
-    if _changed(recipe, "generation", "max_new_tokens") and recipe.generation.max_new_tokens + virtual >= limit:
+    # evaluations' own limit gives way to a small context by itself
+    if recipe.generation.max_new_tokens is not None and recipe.generation.max_new_tokens + virtual >= limit:
         yield _find(
             "generation.max_new_tokens",
             "model.path model.config adapter.length",

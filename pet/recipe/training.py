@@ -166,10 +166,19 @@ class Eval(Section):
         return self.best_mode or ("min" if self.best_metric in SMALLER_IS_BETTER else "max")
 
 
+EVALUATED_TOKENS = 64  # a model that is not trained yet seldom ends its answers: they would fill the context
+
+
 class Generation(Section):
     """How answers are written, in evaluations and by pet predict and pet chat."""
 
-    max_new_tokens: int = Field(64, ge=1, le=1 << 20, description="Tokens of an answer, at most.")
+    max_new_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description=f"Tokens of an answer, at most. Left out: {EVALUATED_TOKENS} in evaluations, while pet predict and "
+        "pet chat go on to the end-of-sequence token or the end of the context.",
+    )
     do_sample: bool = Field(False, description="Draw from the distribution; false takes the likeliest token.")
     temperature: float = Field(1.0, gt=0, description="Divides the logits before drawing.")
     top_k: int | None = Field(None, ge=1, description="Draw among the k likeliest tokens.")
@@ -178,6 +187,10 @@ class Generation(Section):
     num_beams: int = Field(1, ge=1, le=64, description="Beam search over so many beams; 1 is greedy or sampling.")
     stop: list[str] = Field(default_factory=list, description="Texts at which an answer ends.")
     seed: int | None = Field(None, ge=0, description="Seed of drawing. Left out: train.seed.")
+
+    def in_evaluations(self) -> Generation:
+        """These settings with the limit that evaluations have where none is given."""
+        return self.model_copy(update={"max_new_tokens": self.max_new_tokens or EVALUATED_TOKENS})
 
 
 class Parallel(Section):

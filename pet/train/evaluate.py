@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
 from pet.train.forward import make_measure
@@ -100,14 +101,15 @@ class Answers:
         batch_size: questions answered together.
         seed: of drawing, where the section gives none.
 
-    An answer is shorter than ``generation.max_new_tokens`` where the model's context is full before; a warning says so
-    once.
+    Without ``generation.max_new_tokens`` an answer goes on to its end token or the end of the context. With it, it is
+    shorter where the model's context is full before; a warning says so once.
     """
 
     def __init__(self, model, tokenizer, questions: Sequence[Any], generation, batch_size: int = 16, seed: int = 0):
         self.model, self.tokenizer, self.generation = model, tokenizer, generation
         self.questions, self.batch_size = list(questions), batch_size
         self.seed = seed if generation.seed is None else generation.seed
+        self.ends = ends_of(model, tokenizer)
         self.told = False
 
     def __call__(self, limit: int | None = None) -> list[Answer]:
@@ -149,15 +151,20 @@ class Answers:
             attention_mask=mask,
             max_new_tokens=new_tokens,
             do_sample=settings.do_sample,
-            eos_token_id=list(self.tokenizer.eos_token_ids),
+            eos_token_id=self.ends,
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
             repetition_penalty=settings.repetition_penalty,
             seed=self.seed,
-            **({"num_beams": settings.num_beams} if settings.num_beams > 1 else {}),
+            num_beams=settings.num_beams,
+            stop_strings=settings.stop if settings.num_beams == 1 else None,  # beams are cut afterwards
+            tokenizer=self.tokenizer,
         )
-        return [self.text(row[length:]) for row in np.asarray(written)[: len(prompts)]]
+        answers = np.asarray(written)[: len(prompts), length:].tolist()
+        if settings.max_new_tokens is None and self.ends and not settings.stop:
+            warn_of_full_context(answers, self.ends, context_of(self.model))
+        return [self.text(answer) for answer in answers]
 
     def new_tokens(self, longest: int) -> int:
         """How many tokens an answer may have after a question of so many.
@@ -165,11 +172,12 @@ class Answers:
         Raises:
             InputError: the question fills the model's context alone.
         """
-        context, wanted = context_of(self.model), self.generation.max_new_tokens
+        context = context_of(self.model)
         if longest >= context:
             raise InputError(
                 f"a question of {longest} tokens leaves no room for an answer in the model's context of {context}"
             )
+        wanted = self.generation.max_new_tokens or context - longest
         if longest + wanted > context and not self.told:
             self.told = True
             log.warning(
@@ -182,15 +190,9 @@ class Answers:
             )
         return min(wanted, context - longest)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: list[int]) -> str:
         """What was written, up to the first end token or stop text."""
-        stops = set(self.tokenizer.eos_token_ids)
-        kept: list[int] = []
-        for token in ids:
-            if int(token) in stops:
-                break
-            kept.append(int(token))
-        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        text = self.tokenizer.decode(until(ids, self.ends), skip_special_tokens=True)
         for stop in self.generation.stop:
             text = text.split(stop, 1)[0]
         return text.strip()

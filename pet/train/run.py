@@ -130,7 +130,14 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         rows = recipe.eval.batch_size or recipe.train.batch_size
         answers = None
         if prepared.questions:
-            answers = Answers(model, prepared.tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
+            answers = Answers(
+                model,
+                prepared.tokenizer,
+                prepared.questions,
+                recipe.generation.in_evaluations(),
+                rows,
+                recipe.train.seed,
+            )
         evaluation = Evaluation(losses, answers, recipe.eval)
     counted = count(model, world)
     built_in = ["progress", "metrics", "samples", "plot"] if world.is_main else []
@@ -306,7 +313,9 @@ def evaluate(
     answers = None
     if prepared.questions:
         rows = recipe.eval.batch_size or recipe.train.batch_size
-        answers = Answers(loaded, tokenizer, prepared.questions, recipe.generation, rows, recipe.train.seed)
+        answers = Answers(
+            loaded, tokenizer, prepared.questions, recipe.generation.in_evaluations(), rows, recipe.train.seed
+        )
     evaluation = Evaluation(LossEvaluation(loaded, prepared.eval_feed, world=world), answers, recipe.eval)
     with fast(loaded):
         found = evaluation()

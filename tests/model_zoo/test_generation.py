@@ -1,5 +1,7 @@
 """Generation: the reference's ids with and without the cache, padded or not; choosing, beams, streams and limits."""
 
+import json
+import shutil
 import threading
 
 import numpy as np
@@ -7,13 +9,14 @@ import pytest
 
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
-from model_zoo.generation import TextIteratorStreamer, TextStreamer
+from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 NEW = 16
+FREE = {"max_new_tokens": NEW, "eos_token_id": None}  # the references were written without an end
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -32,10 +35,11 @@ def case(request, fixtures):
 def test_reference_ids(case):
     model, expected, expected_padded, mask = case
     prompt, padded = expected[:, :-NEW], expected_padded[:, :-NEW]
-    assert np.array_equal(model.generate(prompt, max_new_tokens=NEW), expected)
-    assert np.array_equal(model.generate(padded, mask, max_new_tokens=NEW), expected_padded)
+    assert np.array_equal(model.generate(prompt, **FREE), expected)
+    assert np.array_equal(model.generate(padded, mask, **FREE), expected_padded)
     assert len(model.__dict__["_decoders"]) == 1  # both prompts fit the same compiled lengths
-    assert np.array_equal(model.generate(prompt, max_new_tokens=6, use_cache=False), expected[:, : prompt.shape[1] + 6])
+    shorter = {**FREE, "max_new_tokens": 6}
+    assert np.array_equal(model.generate(prompt, use_cache=False, **shorter), expected[:, : prompt.shape[1] + 6])
 
 
 def test_padded_rows_are_what_they_are_alone(case):
@@ -43,7 +47,7 @@ def test_padded_rows_are_what_they_are_alone(case):
     padded = expected_padded[:, :-NEW]
     for row in range(len(padded)):
         alone = padded[row : row + 1, mask[row].astype(bool)]
-        ids = model.generate(alone, max_new_tokens=NEW)
+        ids = model.generate(alone, **FREE)
         assert np.array_equal(ids[0, alone.shape[1] :], expected_padded[row, -NEW:])
 
 
@@ -103,6 +107,83 @@ def test_end_tokens_pad_the_rest(small):
     longer = model.generate(prompt[:1], max_new_tokens=NEW, eos_token_id=end, min_new_tokens=NEW)
     assert longer.shape[1] == prompt.shape[1] + NEW and end not in longer[0, prompt.shape[1] :]
     assert np.array_equal(model.generate(prompt, max_length=9), free[:, :9])
+
+
+def with_ends(fixtures, directory, generation_config, config=()):
+    """The small GPT-2 with other end tokens; None in `generation_config` leaves the file away."""
+    shutil.copytree(fixtures / "gpt2", directory, ignore=shutil.ignore_patterns("*ref*", "*lora*", "*prefix*"))
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, **dict(config)}))
+    (directory / "generation_config.json").unlink()
+    if generation_config is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation_config))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["generation_config", "a list in generation_config", "null", "config"])
+def test_the_models_own_end_against_transformers(small, fixtures, tmp_path, kind):
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    prompt = small[1][:1]
+    free = small[0].generate(prompt, max_new_tokens=None, eos_token_id=None)
+    assert free.shape[1] == 64  # None, said explicitly, goes on to the end of the context
+    answer = free[0, prompt.shape[1] :].tolist()
+    end, other = answer[2], answer[7]
+    files = {
+        "generation_config": ({"eos_token_id": end}, {"eos_token_id": other}),
+        "a list in generation_config": ({"eos_token_id": [other, end]}, {}),
+        "null": ({"eos_token_id": None}, {"eos_token_id": end}),
+        "config": (None, {"eos_token_id": end}),
+    }[kind]
+    directory = with_ends(fixtures, tmp_path / "model", *files)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    with torch.no_grad():
+        expected = peer.generate(torch.tensor(prompt), do_sample=False, max_length=64).numpy()
+    assert (expected.shape[1] < 64) == (kind != "null")
+    model = AutoModel.from_pretrained(directory)
+    for cached in (True, False):
+        assert np.array_equal(model.generate(prompt, max_new_tokens=None, use_cache=cached), expected)
+    assert np.array_equal(model.generate(prompt, max_new_tokens=2), free[:, : prompt.shape[1] + 2])
+    assert np.array_equal(model.generate(prompt, max_new_tokens=None, eos_token_id=None), free)
+    model.save_pretrained(tmp_path / "again")
+    assert AutoModel.from_pretrained(tmp_path / "again").eos_token_ids == model.eos_token_ids
+
+
+def test_ends_that_are_no_ids(fixtures, tmp_path):
+    assert (
+        AutoModel.from_pretrained(with_ends(fixtures, tmp_path / "far", {"eos_token_id": [50256]})).eos_token_ids == []
+    )
+    model = AutoModel.from_pretrained(with_ends(fixtures, tmp_path / "text", {"eos_token_id": "</s>"}))
+    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id is '</s>'"):
+        model.generate([[1, 2]])
+
+
+@pytest.mark.parametrize("family, settings", [("llama_gqa", {}), ("chatglm1", {"num_beams": 2})])
+def test_a_cache_that_grows_gives_the_same_ids(fixtures, monkeypatch, family, settings):
+    model = AutoModel.from_pretrained(fixtures / family)
+    reference = np.load(fixtures / family / "ref.npz")
+    padded = reference["gen_pad_ids"][:, :-NEW]
+    mask = (padded != 3).astype(int) if family == "chatglm1" else reference["pad_attention_mask"][:, : padded.shape[1]]
+    settings = {"max_new_tokens": 44, "eos_token_id": None, **settings}
+    expected = model.generate(padded, mask, **settings)
+    whole = [decoder.length for decoder in model.__dict__.pop("_decoders").values()]
+    monkeypatch.setattr(decoders, "FIRST_COLUMNS", 4)
+    assert np.array_equal(model.generate(padded, mask, **settings), expected)
+    grown = [decoder.length for decoder in model.__dict__["_decoders"].values()]
+    assert len(whole) == 1 and len(grown) > 1 and max(grown) == whole[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"num_beams": 2}, {"use_cache": False}])
+def test_a_weight_that_is_not_a_number_is_named(fixtures, small, settings):
+    import mindspore as ms
+
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    weight = model.parameters_dict()["transformer.h.1.mlp.c_fc.weight"]
+    values = weight.asnumpy().copy()
+    values[3, 5] = np.nan
+    weight.set_data(ms.Tensor(values))
+    with pytest.raises(InputError, match=r"not finite.*transformer\.h\.1\.mlp\.c_fc\.weight holds NaN"):
+        model.generate(small[1], max_new_tokens=2, **settings)
 
 
 class Table:

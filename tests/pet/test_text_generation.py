@@ -44,6 +44,26 @@ def test_a_bare_text_is_continued():
         plain("")
 
 
+def test_an_answer_ends_where_transformers_ends_it():
+    torch = pytest.importorskip("torch", reason="the live comparison needs torch")
+    transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
+    from pet.names import find_model
+
+    pipe = pet.pipeline(model="llama_tiny", chat=True)
+    prompt = pipe.tokenizer.prompt([{"role": "user", "content": "Tell a story about a shop."}])
+    peer = transformers.AutoModelForCausalLM.from_pretrained(find_model("llama_tiny")).eval()
+    with torch.no_grad():
+        written = peer.generate(torch.tensor([prompt]), do_sample=False, max_length=256)[0, len(prompt) :].tolist()
+    assert len(written) > 16 and written[-1] == 2, "the answer is longer than the default of generate, and ends"
+    expected = pipe.tokenizer.decode(written[:-1])
+    assert pipe("Tell a story about a shop.")[0]["text_generation_text"] == [expected]
+    short = pipe("Tell a story about a shop.", max_new_tokens=5)[0]["text_generation_text"]
+    assert short == [pipe.tokenizer.decode(written[:5])]
+    endless = pipe("Tell a story about a shop.", eos_token_id=None, max_new_tokens=len(written) + 8)
+    assert endless[0]["text_generation_text"][0].startswith(expected)
+    assert len(endless[0]["text_generation_text"][0]) > len(expected)
+
+
 def test_an_adapter_changes_the_answer(answering, tmp_path):
     model = pet.apply_lora(pet.AutoModel.from_pretrained("glm_tiny"), rank=2)
     generator = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import pet
 from pet.cli.main import main
 
 WATCHER = '''
@@ -94,18 +95,35 @@ def test_callbacks_are_told_of_the_end_when_everything_is_written(here):
 
 
 def test_a_context_smaller_than_the_default_answer(here, capsys, caplog, monkeypatch):
-    """The base's context is 64, as is the default of generation.max_new_tokens."""
+    """The base's context is 64, as is the limit of answers in evaluations."""
     (here / "long.jsonl").write_text(json.dumps({"prompt": "word " * 80, "completion": "no"}) + "\n" + QUESTIONS[0])
-    words = ["generation.max_new_tokens=64", "data={eval: long.jsonl, max_length: 32, train_on: all}"]
+    words = ["generation.max_new_tokens=null", "data={eval: long.jsonl, max_length: 32, train_on: all}"]
     words += ["eval.metrics=[loss, exact_match]"]
     assert main(["evaluate", "output/job", "--base", *words]) == 0
     assert "exact match" in capsys.readouterr().out
     assert "1 of 2 questions are not asked: they fill the model's context of 64 tokens" in caplog.text
     assert "has room for" in caplog.text and "generation.max_new_tokens (64)" in caplog.text
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 1?\n"))
-    assert main(["chat", "--model", "base"]) == 0
+    assert main(["chat", "--model", "base", "--max-new-tokens", "64"]) == 0
     captured = capsys.readouterr()
     assert "answers have at most 32 tokens, not 64" in captured.out and not captured.err
+
+
+def test_answers_without_a_limit_go_on_to_their_end(here, capsys, monkeypatch):
+    pipe = pet.pipeline(model="base", chat=True)
+    prompt = pipe.tokenizer.prompt([{"role": "user", "content": "What is 1?"}])
+    free = pipe.model.generate([prompt], max_new_tokens=None)[0]
+    assert len(free) == 64
+    shutil.copytree(here / "base", here / "ending")
+    (here / "ending" / "generation_config.json").write_text(json.dumps({"eos_token_id": int(free[len(prompt)])}))
+    for name, expected in (("base", pipe("What is 1?")[0]["text_generation_text"][0].strip()), ("ending", "")):
+        assert main(["predict", "--model", name, "--input", "What is 1?"]) == 0
+        assert capsys.readouterr().out == expected + "\n"
+        monkeypatch.setattr("sys.stdin", io.StringIO("What is 1?\n"))
+        assert main(["chat", "--model", name]) == 0
+        said = capsys.readouterr().out
+        assert expected in said
+        assert ("(the answer ends here: the model's context is full)" in said) == (name == "base")
 
 
 def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, capsys):

@@ -33,7 +33,7 @@ class Echo:
     config = types.SimpleNamespace(dims=types.SimpleNamespace(context=64))
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.eos_token_ids = [], [1]
 
     def set_train(self, training):
         self.training = training
@@ -79,6 +79,21 @@ def test_a_full_context_ends_answers_and_a_question_that_fills_it_is_refused(cap
     ], "said once"
     with pytest.raises(InputError, match=r"64 tokens leaves no room .* context of 64"):
         Answers(model, Words(), [question([2] * 64)], Generation())()
+
+
+def test_without_a_limit_the_end_token_or_the_context_ends_an_answer(caplog):
+    asked = [question([2] * 30), question([3] * 40)]
+    answers = Answers(Echo(), Words(), asked, Generation(), batch_size=2)()
+    assert [len(answer.answer.split()) for answer in answers] == [24, 24]
+    assert [record.message for record in caplog.records] == [
+        "2 of 2 answers end where the model's context of 64 tokens is full"
+    ]
+    caplog.clear()
+    answers = Answers(Echo(), Words(), [question([2] * 30)], Generation(), batch_size=1)()
+    assert [len(answer.answer.split()) for answer in answers] == [30]
+    assert not caplog.records
+    assert Generation().in_evaluations().max_new_tokens == 64
+    assert Generation(max_new_tokens=9).in_evaluations().max_new_tokens == 9
 
 
 def test_stop_texts_and_limit():
