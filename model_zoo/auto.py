@@ -6,54 +6,32 @@ from pathlib import Path
 
 import mindspore as ms
 
-from model_zoo.causal_lm import CausalLM, Config
+from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.reading import load_into, read_config
-from model_zoo.errors import InputError, nearest, similar
-from model_zoo.glm import GLMConfig, GLMForConditionalGeneration
-from model_zoo.glm4 import ChatGLM2Config, ChatGLM2ForConditionalGeneration, GlmConfig, GlmForCausalLM
-from model_zoo.gpt import GPT2Config, GPT2LMHeadModel
+from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
+from model_zoo.configs import ChatGLM2Config, Config, GLMConfig, GlmConfig, GPT2Config, LlamaConfig, config_class
+from model_zoo.counting import parameter_shapes
+from model_zoo.errors import InputError, nearest
+from model_zoo.glm import GLMForConditionalGeneration
+from model_zoo.glm4 import ChatGLM2ForConditionalGeneration, GlmForCausalLM
+from model_zoo.gpt import GPT2LMHeadModel
 from model_zoo.initialise import initialise
-from model_zoo.llama import LlamaConfig, LlamaForCausalLM
+from model_zoo.llama import LlamaForCausalLM
 from model_zoo.presets import PRESETS
 
-LLAMA = (LlamaConfig, LlamaForCausalLM)
-GLM4 = (GlmConfig, GlmForCausalLM)
-BY_MODEL_TYPE = {
-    "gpt2": (GPT2Config, GPT2LMHeadModel),
-    "llama": LLAMA,
-    "qwen2": LLAMA,
-    "mistral": LLAMA,
-    "glm": GLM4,
-    "glm4": GLM4,
+MODEL_OF = {
+    GPT2Config: GPT2LMHeadModel,
+    LlamaConfig: LlamaForCausalLM,
+    GlmConfig: GlmForCausalLM,
+    GLMConfig: GLMForConditionalGeneration,
+    ChatGLM2Config: ChatGLM2ForConditionalGeneration,
 }
-CHATGLM_1, CHATGLM_2 = (GLMConfig, GLMForConditionalGeneration), (ChatGLM2Config, ChatGLM2ForConditionalGeneration)
-MODEL_OF = dict([*BY_MODEL_TYPE.values(), CHATGLM_1, CHATGLM_2])
 
 
 def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
-    """The configuration and model class for a config.json's dictionary.
-
-    ``chatglm`` is the type of two architectures: ChatGLM-6B says ``position_encoding_2d``, its successors have a
-    ``padded_vocab_size``.
-
-    Raises:
-        InputError: no or an unknown ``model_type``.
-    """
-    kind = values.get("model_type")
-    if kind == "chatglm":
-        if values.get("position_encoding_2d"):
-            return CHATGLM_1
-        if "padded_vocab_size" in values or "kv_channels" in values:
-            return CHATGLM_2
-        raise InputError(
-            "config.json: model_type 'chatglm' with neither position_encoding_2d (ChatGLM-6B) "
-            "nor padded_vocab_size (ChatGLM2 and later)"
-        )
-    if kind not in BY_MODEL_TYPE:
-        known = [*BY_MODEL_TYPE, "chatglm"]
-        raise InputError(f"config.json: model_type is {kind!r}; supported: {', '.join(known)}{similar(kind, known)}")
-    return BY_MODEL_TYPE[kind]
+    """The configuration and model class for a config.json's dictionary; raises as `config_class` does."""
+    found = config_class(values)
+    return found, MODEL_OF[found]
 
 
 class AutoConfig:
@@ -103,11 +81,23 @@ class AutoModel:
                     "directory, or ask for random weights by AutoModel.from_config"
                 )
             raise InputError(f"{directory}: no such checkpoint directory{hint}")
-        config = AutoConfig.from_pretrained(directory)
+        return AutoModel.from_directory(directory, AutoConfig.from_pretrained(directory), dtype)
+
+    @staticmethod
+    def from_directory(directory: str | Path, config: Config, dtype: str = "float32") -> CausalLM:
+        """A checkpoint read by a configuration, which may differ from its own.
+
+        The file's tensors are held to the configuration before a model is made: one of the wrong size may not fit into
+        memory.
+        """
         if dtype == "auto":
             dtype = stored_dtype(directory)
-        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
-        load_into(model, directory)
+        kind = MODEL_OF[type(config)]
+        with Checkpoint(directory) as checkpoint:
+            family = kind.family
+            assignment(checkpoint, parameter_shapes(config.to_dict()), family.tied, family.ignored_tensors)
+            model = kind(config, dtype=getattr(ms, float_name(dtype)))
+            load_into(model, checkpoint)
         return model
 
     @staticmethod
@@ -130,8 +120,6 @@ class AutoModel:
 def stored_dtype(directory: str | Path) -> str:
     """The type that most weights of a checkpoint are stored in."""
     from collections import Counter
-
-    from model_zoo.checkpoint.reading import Checkpoint
 
     with Checkpoint(directory) as checkpoint:
         sizes = Counter()

@@ -4,79 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.configs import Config
 from model_zoo.ends import listed_ends
 from model_zoo.engine import native, swap_products
 from model_zoo.errors import InputError
 from model_zoo.layers import name_parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class Dims:
-    """A model's sizes under one name each, whatever its family calls them."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    context: int
-
-
-@dataclasses.dataclass
-class Config:
-    """A config.json: the fields this library reads, and the rest as it was (`extra`), to be written back."""
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]):
-        """Reads a config.json's dictionary. Raises InputError for a value that the family does not support."""
-        names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
-        known = {key: value for key, value in values.items() if key in names and value is not None}
-        missing = [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.default is dataclasses.MISSING
-            and field.default_factory is dataclasses.MISSING
-            and field.name not in known
-        ]
-        if missing:
-            raise InputError(f"config.json: {', '.join(missing)} missing for model_type {values.get('model_type')!r}")
-        config = cls(**known)
-        config.extra = {key: value for key, value in values.items() if key not in known}
-        config.check()
-        return config
-
-    def to_dict(self) -> dict[str, Any]:
-        """The dictionary that config.json holds."""
-        values = dataclasses.asdict(self)
-        extra = values.pop("extra", {})
-        return {**values, **{key: value for key, value in extra.items() if values.get(key) is None}}
-
-    def save_pretrained(self, directory) -> None:
-        """Writes config.json into a directory, which is made if need be."""
-        from model_zoo.atomic import write_json
-        from model_zoo.checkpoint.saving import config_for_file
-
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        write_json(Path(directory) / "config.json", config_for_file(self.to_dict(), None))
-
-    def check(self) -> None:
-        """Raises InputError where a value is one that this family cannot compute."""
-
-    def require(self, key: str, *supported) -> None:
-        """Raises InputError unless ``key`` is absent or has one of the supported values."""
-        value = getattr(self, key, None) if key in self.__dict__ else self.extra.get(key)
-        if value is not None and value not in supported:
-            choices = ", ".join(repr(choice) for choice in supported)
-            raise InputError(f"config.json: {key} is {value!r}; supported: {choices}")
 
 
 @dataclasses.dataclass(frozen=True)

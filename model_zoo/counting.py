@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.configs import ChatGLM2Config, GLMConfig, GlmConfig, GPT2Config, LlamaConfig, config_class
+from model_zoo.errors import InputError
 
 Shapes = dict[str, tuple[int, ...]]
-LLAMA_TYPES = ("llama", "mistral", "qwen2")
-GLM4_TYPES = ("glm", "glm4")
 
 
 class Sizes(NamedTuple):
@@ -30,36 +29,30 @@ class Sizes(NamedTuple):
     context: int
 
 
-LARGEST = 1 << 24
-"""Beyond every size that a model has: a larger number in a file is a mistake, and nothing is counted or made of it."""
 MOST_LAYERS = 1 << 14
+LAYOUTS = {
+    GPT2Config: "gpt2",
+    LlamaConfig: "llama",
+    GlmConfig: "glm4",
+    GLMConfig: "chatglm",
+    ChatGLM2Config: "chatglm2",
+}
 
 
 def layout_of(config: Mapping[str, Any]) -> str:
     """Which set of tensor names a configuration stands for: gpt2, llama, glm4, chatglm or chatglm2."""
-    kind = config.get("model_type")
-    if kind == "gpt2":
-        return "gpt2"
-    if kind in LLAMA_TYPES:
-        return "llama"
-    if kind in GLM4_TYPES:
-        return "glm4"
-    if kind == "chatglm":
-        return "chatglm" if config.get("position_encoding_2d") else "chatglm2"
-    supported = ("gpt2", *LLAMA_TYPES, *GLM4_TYPES, "chatglm")
-    raise InputError(f"config.json: model_type {kind!r} is not supported{nearest(kind, supported)}")
+    return LAYOUTS[config_class(config)]
 
 
 def sizes(config: Mapping[str, Any]) -> Sizes:
     """The dimensions in a config.json's dictionary. Raises InputError when one is missing or no positive integer."""
     layout = layout_of(config)
+    config_class(config).check_types(config)
 
     def get(*keys: str, default: int | None = None) -> int:
         value = next((config[key] for key in keys if config.get(key) is not None), default)
         if type(value) is not int or value <= 0:
             raise InputError(f"config.json: {keys[0]} must be a positive integer, it is {value!r}")
-        if value > LARGEST:
-            raise InputError(f"config.json: {keys[0]} is {value}; at most {LARGEST} is a size of a model")
         return value
 
     if layout == "gpt2":

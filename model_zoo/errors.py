@@ -63,6 +63,12 @@ def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value as an error message shows it: as Python writes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 2] + " …"
+
+
 def nearest(name: object, candidates: Iterable[object], limit: int = 3) -> str:
     """A suffix for an error message: what `similar` finds, or what exists when nothing comes close."""
     names = sorted({str(candidate) for candidate in candidates})

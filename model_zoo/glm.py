@@ -9,14 +9,14 @@ What is unlike other decoders:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from model_zoo.causal_lm import CausalLM, Config, Dims, Family
+from model_zoo.causal_lm import CausalLM, Family
+from model_zoo.configs import Dims, GLMConfig
 from model_zoo.errors import InputError
 from model_zoo.layers import (
     AttentionCore,
@@ -30,54 +30,6 @@ from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 ALPHA = math.sqrt(56)
 """sqrt(2·28): that of the published 28-layer model, also for models with fewer layers."""
-
-
-@dataclasses.dataclass
-class GLMConfig(Config):
-    """config.json of ChatGLM-6B; defaults are the published model's."""
-
-    model_type: str = "chatglm"
-    position_encoding_2d: bool = True
-    vocab_size: int = 130528
-    hidden_size: int = 4096
-    num_layers: int = 28
-    num_attention_heads: int = 32
-    inner_hidden_size: int | None = None
-    max_sequence_length: int = 2048
-    layernorm_epsilon: float = 1e-5
-    bos_token_id: int = 130004
-    eos_token_id: int = 130005
-    mask_token_id: int = 130000
-    gmask_token_id: int = 130001
-    pad_token_id: int = 3
-    torch_dtype: str = "float32"
-    extra: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def dims(self) -> Dims:
-        width = self.inner_hidden_size or 4 * self.hidden_size
-        head_dim = self.hidden_size // self.num_attention_heads
-        heads = self.num_attention_heads
-        return Dims(
-            self.num_layers,
-            self.hidden_size,
-            heads,
-            heads,
-            head_dim,
-            width,
-            self.vocab_size,
-            self.max_sequence_length,
-        )
-
-    def check(self) -> None:
-        self.require("position_encoding_2d", True)
-        if self.hidden_size % self.num_attention_heads or self.dims.head_dim % 4:
-            raise InputError(
-                f"config.json: hidden_size {self.hidden_size} over num_attention_heads {self.num_attention_heads}: "
-                "a head's width must be a whole multiple of 4"
-            )
-        if self.extra.get("pre_seq_len"):
-            raise InputError("config.json: pre_seq_len is set: load the base without it and its P-Tuning v2 file apart")
 
 
 class GLMAttention(nn.Cell):

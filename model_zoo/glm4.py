@@ -6,13 +6,11 @@ and `GlmForCausalLM` (``glm``: projections apart; ``glm4``: with a norm behind e
 
 from __future__ import annotations
 
-import dataclasses
-
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
-from model_zoo.errors import InputError
+from model_zoo.causal_lm import CausalLM, Family, causal_document, next_position
+from model_zoo.configs import ChatGLM2Config, Dims, GlmConfig
 from model_zoo.layers import (
     AttentionCore,
     Embedding,
@@ -26,110 +24,6 @@ from model_zoo.layers import (
 from model_zoo.rope_config import rope_settings
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
-
-
-@dataclasses.dataclass
-class ChatGLM2Config(Config):
-    """config.json of ChatGLM2, ChatGLM3 and GLM-4-9B in their remote-code layout; defaults are ChatGLM2-6B's."""
-
-    padded_vocab_size: int = 65024
-    hidden_size: int = 4096
-    num_layers: int = 28
-    num_attention_heads: int = 32
-    multi_query_group_num: int = 2
-    kv_channels: int = 128
-    ffn_hidden_size: int = 13696
-    seq_length: int = 32768
-    layernorm_epsilon: float = 1e-5
-    rope_ratio: float = 1.0
-    add_qkv_bias: bool = True
-    add_bias_linear: bool = False
-    multi_query_attention: bool = True
-    rmsnorm: bool = True
-    post_layer_norm: bool = True
-    apply_residual_connection_post_layernorm: bool = False
-    original_rope: bool = True
-    tie_word_embeddings: bool = False
-    model_type: str = "chatglm"
-    extra: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def dims(self) -> Dims:
-        return Dims(
-            self.num_layers,
-            self.hidden_size,
-            self.num_attention_heads,
-            self.multi_query_group_num,
-            self.kv_channels,
-            self.ffn_hidden_size,
-            self.padded_vocab_size,
-            self.seq_length,
-        )
-
-    def check(self) -> None:
-        for key in ("multi_query_attention", "rmsnorm", "post_layer_norm", "original_rope"):
-            self.require(key, True)
-        for key in ("add_bias_linear", "apply_residual_connection_post_layernorm", "tie_word_embeddings"):
-            self.require(key, False)
-        if self.extra.get("pre_seq_len"):
-            raise InputError("config.json: pre_seq_len is set: load the base without it and its P-Tuning v2 file apart")
-        check_groups(self.dims)
-
-
-@dataclasses.dataclass
-class GlmConfig(Config):
-    """config.json of GLM-4 in transformers' own layouts, ``glm`` and ``glm4``."""
-
-    vocab_size: int = 151552
-    hidden_size: int = 4096
-    intermediate_size: int = 13696
-    num_hidden_layers: int = 40
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 2
-    head_dim: int = 128
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 131072
-    rms_norm_eps: float = 1.5625e-07
-    rope_theta: float = 10000.0
-    partial_rotary_factor: float = 0.5
-    rope_scaling: dict | None = None
-    rope_parameters: dict | None = None
-    attention_bias: bool = False
-    tie_word_embeddings: bool = False
-    model_type: str = "glm"
-    extra: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def dims(self) -> Dims:
-        return Dims(
-            self.num_hidden_layers,
-            self.hidden_size,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-            self.intermediate_size,
-            self.vocab_size,
-            self.max_position_embeddings,
-        )
-
-    def to_dict(self) -> dict:
-        values = super().to_dict()
-        if self.rope_parameters:
-            values.pop("rope_theta")
-            values.pop("partial_rotary_factor")
-        return values
-
-    def check(self) -> None:
-        self.require("model_type", "glm", "glm4")
-        self.require("hidden_act", "silu")
-        rope_settings(self)
-        check_groups(self.dims)
-
-
-def check_groups(dims: Dims) -> None:
-    """Raises InputError where the query heads do not share the key heads evenly."""
-    if dims.heads % dims.kv_heads:
-        raise InputError(f"config.json: {dims.heads} attention heads are no multiple of {dims.kv_heads} key heads")
 
 
 class ChatGLM2Attention(nn.Cell):

@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.causal_lm import CausalLM, Config, Dims, Family, causal_document, next_position
-from model_zoo.errors import InputError
+from model_zoo.causal_lm import CausalLM, Family, causal_document, next_position
+from model_zoo.configs import Dims, GPT2Config
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, SplitHeads
-
-
-@dataclasses.dataclass
-class GPT2Config(Config):
-    """config.json of a GPT-2; defaults are those of the small one."""
-
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None
-    activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    add_cross_attention: bool = False
-    tie_word_embeddings: bool = True
-    model_type: str = "gpt2"
-    extra: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def dims(self) -> Dims:
-        width, heads = self.n_embd, self.n_head
-        ffn = self.n_inner or 4 * width
-        return Dims(self.n_layer, width, heads, heads, width // heads, ffn, self.vocab_size, self.n_positions)
-
-    def check(self) -> None:
-        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
-        self.require("scale_attn_weights", True)
-        self.require("scale_attn_by_inverse_layer_idx", False)
-        self.require("add_cross_attention", False)
-        if self.n_embd % self.n_head:
-            raise InputError(f"config.json: n_embd {self.n_embd} is no multiple of n_head {self.n_head}")
 
 
 class GPT2Attention(nn.Cell):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mindspore import nn
 
-from model_zoo.causal_lm import Config, Dims, Family, causal_document, next_position
-from model_zoo.errors import InputError
+from model_zoo.causal_lm import Family, causal_document, next_position
+from model_zoo.configs import LlamaConfig
 from model_zoo.layers import (
     GroupedAttention,
     Linear,
@@ -17,72 +15,6 @@ from model_zoo.layers import (
 from model_zoo.rope_config import rope_settings
 from model_zoo.rotary import Rotary, rotary_frequencies
 from model_zoo.rotary_decoder import RotaryCausalLM, RotaryDecoder
-
-
-@dataclasses.dataclass
-class LlamaConfig(Config):
-    """config.json of a LLaMA; what it leaves out has the values that Hugging Face transformers assumes."""
-
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: dict | None = None
-    rope_parameters: dict | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    model_type: str = "llama"
-    extra: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def dims(self) -> Dims:
-        heads = self.num_attention_heads
-        return Dims(
-            self.num_hidden_layers,
-            self.hidden_size,
-            heads,
-            self.num_key_value_heads or heads,
-            self.head_dim or self.hidden_size // heads,
-            self.intermediate_size,
-            self.vocab_size,
-            self.context,
-        )
-
-    @property
-    def context(self) -> int:
-        """How many tokens one sequence may have. Up to its window, Mistral's sliding attention is full attention."""
-        window = None
-        if self.model_type == "mistral" or (self.model_type == "qwen2" and self.extra.get("use_sliding_window")):
-            window = self.extra.get("sliding_window", 4096)
-        return min(self.max_position_embeddings, window or self.max_position_embeddings)
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Qwen2's q, k and v always have one."""
-        return self.attention_bias or self.model_type == "qwen2"
-
-    def to_dict(self) -> dict:
-        values = super().to_dict()
-        if self.rope_parameters:
-            values.pop("rope_theta")
-        return values
-
-    def check(self) -> None:
-        self.require("hidden_act", "silu")
-        rope_settings(self)
-        dims = self.dims
-        if dims.heads % dims.kv_heads:
-            raise InputError(
-                f"config.json: num_attention_heads {dims.heads} is no multiple of num_key_value_heads {dims.kv_heads}"
-            )
 
 
 class LlamaMLP(nn.Cell):

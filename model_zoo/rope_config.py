@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError, shown, similar
+from model_zoo.field_types import check_types
 
 SUPPORTED = ("default", "linear", "llama3")
+FIELDS = {
+    "rope_type": str,
+    "rope_theta": float,
+    "partial_rotary_factor": float,
+    "factor": float,
+    "low_freq_factor": float,
+    "high_freq_factor": float,
+    "original_max_position_embeddings": int,
+}
 NEEDED = {
     "default": (),
     "linear": ("factor",),
@@ -17,17 +27,19 @@ def rope_settings(config) -> dict:
     ``rope_theta`` + ``rope_scaling`` (that of most published checkpoints, where the type may be called ``type``).
 
     Raises:
-        InputError: a type that is not computed here, or one whose numbers are missing.
+        InputError: a type that is not computed here, or one whose numbers are missing or wrong.
     """
     merged = {"rope_theta": config.rope_theta, "partial_rotary_factor": getattr(config, "partial_rotary_factor", 1.0)}
     merged.update(config.rope_scaling or {})
     merged.update(config.rope_parameters or {})
     kind = merged.setdefault("rope_type", merged.pop("type", "default"))
+    check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in SUPPORTED:
-        raise InputError(
-            f"config.json: rotary rope_type is {kind!r}; supported: {', '.join(SUPPORTED)}{similar(kind, SUPPORTED)}"
-        )
+        choices = ", ".join(SUPPORTED) + similar(kind, SUPPORTED)
+        raise InputError(f"config.json: rotary rope_type is {shown(kind)}; supported: {choices}")
     missing = [key for key in NEEDED[kind] if merged.get(key) is None]
     if missing:
         raise InputError(f"config.json: rotary rope_type {kind!r} needs {', '.join(missing)}")
+    if kind == "llama3" and merged["high_freq_factor"] <= merged["low_freq_factor"]:
+        raise InputError("config.json: rotary high_freq_factor must be above low_freq_factor")
     return merged

@@ -6,7 +6,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
-from model_zoo.causal_lm import CausalLM, Config
+from model_zoo.causal_lm import CausalLM
+from model_zoo.configs import Config
 from model_zoo.layers import Embedding, Linear, RMSNorm
 from model_zoo.rotary import RotaryTable
 

@@ -89,16 +89,10 @@ def load_model(recipe):
 
 def _with_config(directory: Path, section):
     """A checkpoint read by a changed configuration."""
-    import mindspore as ms
+    from model_zoo.auto import AutoModel, classes_for
 
-    from model_zoo.auto import MODEL_OF, classes_for
-    from model_zoo.checkpoint.dtypes import float_name
-    from model_zoo.checkpoint.reading import load_into
-
-    config = classes_for(values := {**read_json(directory / "config.json"), **section.config})[0].from_dict(values)
-    model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(section.dtype)))
-    load_into(model, directory)
-    return model
+    values = {**read_json(directory / "config.json"), **section.config}
+    return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype)
 
 
 def load_tokenizer(recipe):

@@ -123,10 +123,10 @@ def test_shapes_equal_the_file(name, fixtures):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"model_type": "bert"}, "model_type 'bert' is not supported"),
+        ({"model_type": "bert"}, "model_type is 'bert'; supported: gpt2"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, it is None"),
-        ({"num_hidden_layers": -3}, "num_hidden_layers must be a positive integer, it is -3"),
-        ({"vocab_size": 3.5}, "vocab_size must be a positive integer"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers is -3; a whole number"),
+        ({"vocab_size": 3.5}, "vocab_size is 3.5; a whole number"),
         ({"num_key_value_heads": 3}, "32 heads cannot share 3 key-value heads"),
     ],
 )

@@ -156,7 +156,7 @@ def test_dictionary_for_programs():
         ("llama_7b", {"batch": 0}, "batch is 0"),
         ("llama_7b", {"dtype": "int4"}, "'int4' is not a supported"),
         ("llama_7b", {"optimizer": "adm"}, "'adm' is unknown.*adam"),
-        ({"model_type": "bert"}, {}, "'bert' is not supported"),
+        ({"model_type": "bert"}, {}, "model_type is 'bert'; supported"),
     ],
 )
 def test_what_is_refused(model, options, message):

@@ -1,0 +1,45 @@
+"""What may stand in a field of a configuration file, by the field's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, NewType, Union, get_args, get_origin
+
+from model_zoo.errors import InputError, shown
+
+LARGEST = 1 << 24
+"""Beyond every size that a model has: a larger number in a file is a mistake, and nothing is counted or made of it."""
+
+TokenId = NewType("TokenId", int)
+"""The row of a token; -1 stands for none."""
+
+RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (lambda value: type(value) is int and 0 < value <= LARGEST, f"a whole number from 1 to {LARGEST}"),
+    TokenId: (lambda value: type(value) is int and -1 <= value <= LARGEST, "a token's id"),
+    float: (lambda value: type(value) in (int, float) and 0 < value < 1e38, "a number above 0"),
+    bool: (lambda value: type(value) is bool, "true or false"),
+    str: (lambda value: type(value) is str, "a text"),
+    dict: (lambda value: type(value) is dict, "an object"),
+    list[TokenId]: (lambda value: type(value) is list and all(map(RULES[TokenId][0], value)), "a list of ids"),
+}
+
+
+def check_types(where: str, values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raises one InputError for all values that are not of their field's type.
+
+    Args:
+        where: the file, to begin each problem with.
+        values: what is to be checked; null stands for a field that is left out, and other fields are let pass.
+        kinds: a type of `RULES` for each field, or several joined by ``|``.
+    """
+    problems = []
+    for key, kind in kinds.items():
+        joined = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        choices = [RULES[one] for one in joined if one in RULES]  # None is none of them
+        value = values.get(key)
+        if value is not None and not any(fits(value) for fits, _ in choices):
+            expected = " or ".join(meaning for _, meaning in choices)
+            problems.append(f"{where}: {key} is {shown(value)}; {expected} was expected")
+    if problems:
+        raise InputError.collect(problems)

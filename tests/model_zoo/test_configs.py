@@ -1,0 +1,85 @@
+"""What may stand in a config.json: one line for each value that may not, before anything is built of it."""
+
+import copy
+import json
+
+import pytest
+
+from model_zoo.configs import config_class
+from model_zoo.counting import sizes
+from model_zoo.errors import InputError
+from model_zoo.presets import preset
+
+PRESETS = ("gpt2", "llama3_8b", "glm_6b", "glm2_6b", "glm4_9b")
+WRONG = {
+    int: ("7", True, 2.5, 0, -1, [], {}, 10**9),
+    float: ("x", True, 0, -1.0, float("nan"), float("inf"), [], {}, 10**400),
+    bool: ("yes", 1, 0, [], {}),
+    str: (1, True, [], {}),
+    dict: (5, True, "linear", []),
+}
+
+
+def wrong_values():
+    """Of every family and every field."""
+    for name in PRESETS:
+        values = preset(name)
+        fields = config_class(values)().to_dict()
+        for key in ("rope_scaling", "rope_parameters"):
+            if key in fields:
+                fields[key] = {}
+        for key, value in fields.items():
+            if key.endswith("token_id") or key == "model_type" or value is None:
+                continue
+            for wrong in WRONG[type(value)]:
+                yield name, key, wrong
+
+
+@pytest.mark.parametrize("of_model", (True, False), ids=("a model", "sizes alone"))
+def test_a_value_of_the_wrong_type_is_one_line(of_model):
+    for name, key, wrong in wrong_values():
+        values = {**preset(name), key: wrong}
+        read = config_class(preset(name)).from_dict if of_model else sizes
+        with pytest.raises(InputError) as caught:
+            read(values)
+        message = str(caught.value)
+        assert key in message and "\n" not in message and len(message) < 300, message
+
+
+@pytest.mark.parametrize("kind", (None, 3, "lama", [], {"a": 1}, "x" * 100_000))
+def test_an_unknown_model_type_is_one_short_line(kind):
+    with pytest.raises(InputError, match=r"config.json: model_type is .*; supported: gpt2, llama") as caught:
+        config_class({"model_type": kind})
+    assert len(str(caught.value)) < 300
+
+
+ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPE["original_max_position_embeddings"] = 8192
+
+
+@pytest.mark.parametrize("key", ROPE)
+@pytest.mark.parametrize("wrong", (True, "x", [], {}, -1, float("nan")))
+def test_rotary_settings(key, wrong):
+    values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, key: wrong}}
+    with pytest.raises(InputError, match=f"config.json: rotary.* {key}"):
+        config_class(values).from_dict(values)
+
+
+def test_rotary_frequencies_in_order():
+    values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, "high_freq_factor": 1.0}}
+    with pytest.raises(InputError, match="high_freq_factor must be above low_freq_factor"):
+        config_class(values).from_dict(values)
+
+
+def test_every_problem_is_listed_at_once():
+    values = {**preset("llama_7b"), "head_dim": True, "rms_norm_eps": "small", "eos_token_id": "</s>"}
+    with pytest.raises(InputError) as caught:
+        config_class(values).from_dict(values)
+    assert [key in str(caught.value) for key in ("head_dim", "rms_norm_eps", "eos_token_id")] == [True] * 3
+
+
+def test_what_published_files_say_is_taken(fixtures):
+    for path in sorted(fixtures.glob("*/config*.json")):
+        values = json.loads(path.read_text())
+        if "model_type" in values:
+            assert config_class(values).from_dict(copy.deepcopy(values)).dims.layers > 0
