@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import pet
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from pet.cli.main import main
 
 WATCHER = '''
@@ -136,6 +137,42 @@ def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, caps
     seen = json.loads((here / "seen-failed.json").read_text())
     assert {"metrics.jsonl", "loss.png", "recipe.yaml", "checkpoints/step-000001/state.json"} <= set(seen["there"])
     assert "summary.json" not in seen["there"] and "the loss is nan" in seen["summary"]["error"]
+
+
+@pytest.fixture
+def copied(home, tmp_path, monkeypatch):
+    """A home of one's own, with the run in it."""
+    shutil.copytree(home, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+def content(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_resume_that_is_refused_writes_nothing(copied, capsys):
+    before = content(copied)
+    assert main(["finetune", "job.yaml", "--resume", "adapter.rank=2"]) == 2
+    assert "has shape" in capsys.readouterr().err
+    assert content(copied) == before
+
+
+def test_a_resume_on_other_data_or_another_base_is_refused_until_accepted(copied, capsys, caplog):
+    (copied / "data.jsonl").write_text("\n".join(QUESTIONS[:-1]) + "\n")
+    with SafetensorsFile(copied / "base" / "model.safetensors") as file:
+        tensors = {name: file.read(name) * 1.5 for name in file.tensors}
+    write_file(copied / "base" / "model.safetensors", tensors, {"format": "pt"})
+    before = content(copied)
+    assert main(["finetune", "job.yaml", "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "data.train: data.jsonl has another content since this run began" in error
+    assert "data.eval: data.jsonl has another content" in error and "model.path: base has another content" in error
+    assert "train.accept_changes=true" in error
+    assert content(copied) == before
+    assert main(["finetune", "job.yaml", "--resume", "train.accept_changes=true", "train.steps=4"]) == 0
+    assert "data.train: data.jsonl has another content since this run began: it goes on, but not" in caplog.text
+    assert "accept_changes: false" in (copied / "output" / "job" / "recipe.yaml").read_text()
 
 
 @pytest.mark.slow
