@@ -43,11 +43,13 @@ def _help() -> str:
     return HELP.format(commands="\n".join(lines), start=start)
 
 
-def _report(prog: str, error: BaseException, debug: bool) -> None:
+def _report(prog: str, error: BaseException | str, debug: bool) -> None:
     """One clear message on stderr."""
     if debug:
         traceback.print_exc()
-    text = str(error).strip() or type(error).__name__
+    from pet.recipe.variables import hide
+
+    text = hide(str(error).strip() or type(error).__name__)
     print(text if text.startswith(f"{prog}: ") else f"{prog}: {text}", file=sys.stderr)
 
 
@@ -143,7 +145,7 @@ def answer(arguments: Sequence[str] | None) -> int:
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED
-        print(f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", file=sys.stderr)
+        _report(prog, f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED
 
 
