@@ -101,6 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         interrupts.listen()
     code = answer(arguments)
+    with interrupts.handled_by(interrupts.end_at_once):
+        return leave(code)
+
+
+def leave(code: int) -> int:
+    """What is left to do when a command has ended: nothing that a signal could not cut off."""
     if code == 0:
         report_success()
     job = sys.modules.get("pet.parallel.join")
