@@ -38,6 +38,8 @@ def put_in_place(calls: Sequence[Call], held: set[Memory]) -> None:
     """
     last = {memory: index for index, call in enumerate(calls) for memory in memories(call.places)}
     for index, call in enumerate(calls):
+        if set(memories(call.outputs)).intersection(memories(call.inputs)):
+            continue  # calls of the forward pass that are made again: a second input there would overwrite the first
         for which in IN_PLACE.get(call.kernel, ()):
             given, out = call.inputs[which], call.outputs[0]
             free = isinstance(given.memory, Memory) and isinstance(out.memory, Memory)

@@ -120,7 +120,8 @@ OTHERS |= {"biases": BitFitConfig()}
 OTHERS |= {"relu": BottleneckConfig(size=5, layer_norm=True, scaling=0.5, non_linearity="relu")}
 OTHERS |= {name: BottleneckConfig(size=5, non_linearity=name) for name in ("silu", "tanh")}
 OTHERS |= {"low rank": LowRankAdapterConfig(reduction_factor=4, rank=2)}
-OTHERS |= {"gelu": BottleneckConfig(size=5, placement="parallel", non_linearity="gelu")}
+OTHERS |= {"gelu": BottleneckConfig(size=5, placement="parallel", non_linearity="gelu", dropout=0.3)}
+OTHERS |= {"behind": BottleneckConfig(size=5, non_linearity="relu", dropout=0.3)}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -172,7 +173,12 @@ def test_gradients_of_all_weights_are_those_of_the_plain_path(family, fixtures, 
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [("llama_gqa", "lora"), ("chatglm1", "lora"), ("llama_gqa", "dropout"), ("llama_gqa", "ia3")]
+    ("family", "name"),
+    [
+        ("chatglm1", "lora"),
+        ("glm4_0414", "gelu"),
+        *(("llama_gqa", name) for name in ("lora", "dropout", "ia3", "behind")),
+    ],
 )
 def test_layers_that_are_computed_again_give_the_same(family, name, fixtures, groups):
     model = AutoModel.from_pretrained(fixtures / family)
