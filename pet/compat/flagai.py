@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+from adapters.method import positive_int
 from model_zoo.errors import InputError, nearest
 from pet.compat.translation import Ignored, Translation
 
@@ -20,7 +22,7 @@ ENVIRONMENTS = {
     "bmtrain": "optimizer_shard",
     "hybrid": "hybrid",
 }
-LAUNCHED = Ignored("pet launch starts the processes; see examples/run_distribute_multi_node.sh")
+LAUNCHED = Ignored("pet launch says where the processes meet and what they run")
 TABLE = {
     "epochs": lambda t, n, v: t.put("train.epochs", float(v)),
     "batch_size": "train.batch_size",
@@ -41,10 +43,10 @@ TABLE = {
     "num_gpus": lambda t, n, v: None,
     "model_parallel_size": lambda t, n, v: None,
     "pytorch_device": Ignored("the device of this machine is used"),
-    "num_nodes": LAUNCHED,
+    "num_nodes": lambda t, n, v: None,
     "master_ip": LAUNCHED,
     "master_port": LAUNCHED,
-    "hostfile": LAUNCHED,
+    "hostfile": lambda t, n, v: None,
     "training_script": LAUNCHED,
     "training_paras": LAUNCHED,
     "deepspeed_config": Ignored("optimizer_shard divides the optimizer's state"),
@@ -56,7 +58,7 @@ TABLE = {
     "save_rng": Ignored("checkpoints hold everything that a run goes on with"),
     "load_type": Ignored("checkpoints hold everything that a run goes on with"),
     "load_optim": Ignored("checkpoints hold everything that a run goes on with"),
-    "not_call_launch": Ignored("nothing is launched from within a script"),
+    "not_call_launch": lambda t, n, v: None,
     "local_rank": Ignored("the environment says it"),
 }
 # FlagAI's own defaults, where ours are others
@@ -83,8 +85,12 @@ class Trainer:
             ``log_interval``, ``eval_interval``, ``save_interval``, ``save_dir``, ``load_dir`` (a run directory to go on
             from), ``experiment_name`` …
 
+    In any environment but ``standalone``, ``num_gpus`` above 1 starts the script again in so many processes, as FlagAI
+    does, and this one ends with their exit code; ``pet launch -n N -- python SCRIPT`` does the same from outside.
+
     Raises:
-        InputError: an unknown environment or setting.
+        InputError: an unknown environment or setting; ``num_nodes × num_gpus`` processes that this one cannot start
+            (several machines, a notebook, ``not_call_launch``), or another number of them than the job has.
     """
 
     def __init__(self, env_type: str = "standalone", **settings):
@@ -95,6 +101,8 @@ class Trainer:
             )
         self.env_type, self.settings = ENVIRONMENTS[env_type], settings
         self._translation().finish()
+        if self._must_start():
+            raise SystemExit(self._start())
 
     def forward_step(self, data: dict[str, Any], model, mems=None) -> dict[str, Any]:
         """The loss of a batch; by default cross-entropy of the model's logits over ``data["labels"]``.
@@ -159,12 +167,50 @@ class Trainer:
         self.directory = Path(recipe.output.dir)
         return summary
 
+    def _asked(self) -> tuple[int, int]:
+        """Machines, and processes on each; a machine for every line of the hostfile where their number is not given."""
+        if self.env_type == "standalone":
+            return 1, 1
+        numbers = {"num_nodes": self.settings.get("num_nodes"), "num_gpus": self.settings.get("num_gpus")}
+        hosts = Path(self.settings.get("hostfile") or "")
+        if numbers["num_nodes"] is None and hosts.is_file():
+            lines = hosts.read_text(encoding="utf-8").splitlines()
+            numbers["num_nodes"] = sum(bool(line.partition("#")[0].strip()) for line in lines)
+        for name, value in numbers.items():
+            numbers[name] = 1 if value is None else value
+            positive_int("flagai.Trainer", name, numbers[name])
+        return numbers["num_nodes"], numbers["num_gpus"]
+
+    def _must_start(self) -> bool:
+        """Whether several processes are asked for and nobody has started them."""
+        from pet.launching.environment import read_job
+
+        return read_job().launcher == "none" and self._asked() != (1, 1)
+
+    def _start(self) -> int:
+        """Runs this program again in as many processes as are asked for; their exit code."""
+        from pet.launching.launcher import launch
+
+        nodes, gpus = self._asked()
+        if nodes > 1 or self.settings.get("not_call_launch") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+            more = f" --nnodes {nodes} --node-rank K --master HOST:PORT" if nodes > 1 else ""
+            where = " on every machine" if nodes > 1 else ""
+            raise InputError(
+                f"flagai.Trainer: num_nodes x num_gpus = {nodes * gpus} processes, but this is one; start the script"
+                f"{where} by: pet launch -n {gpus}{more} -- python SCRIPT"
+            )
+        return launch([sys.executable, *sys.orig_argv[1:]], gpus)
+
     def _translation(self) -> Translation:
         from pet.launching.environment import read_job
 
         t = Translation("flagai.Trainer")
         t.apply({**DEFAULTS, **self.settings}, TABLE)
-        size = read_job().size
+        (nodes, gpus), size = self._asked(), read_job().size
+        if self._must_start():
+            size = nodes * gpus
+        elif self.env_type != "standalone" and "num_gpus" in self.settings and nodes * gpus != size:
+            t.refuse("num_gpus", f"{nodes} machines x {gpus} are {nodes * gpus} processes, but the job has {size}")
         tensor = int(self.settings.get("model_parallel_size") or 1)
         if self.env_type != "hybrid" and tensor > 1:
             t.refuse("model_parallel_size", f"{tensor}: needs env_type='hybrid'")

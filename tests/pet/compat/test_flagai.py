@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -69,6 +73,45 @@ def test_every_setting_in_a_job_of_four(monkeypatch, recipes, environment, layou
     assert (train.recompute, recipe.name, rhythm) == (True, "mine", {"eval_rhythm": {"every_steps": 8}})
     assert recipe.output.dir.endswith("checkpoints/mine")
     assert (objects.train, objects.evaluation, objects.forward_step) == (data, data, None)
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+from pet.compat.flagai import Trainer
+Trainer(env_type="pytorchDDP", num_gpus=2)
+Path("rank_" + os.environ["RANK_ID"] + "_of_" + os.environ["RANK_SIZE"]).touch()
+raise SystemExit(5)
+"""
+
+
+def test_num_gpus_starts_the_script_in_so_many_processes(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr  # that of the processes
+    assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0_of_2", "rank_1_of_2"]
+
+
+def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("pet.launching.launcher.launch", lambda *_, **__: pytest.fail("processes were started"))
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n# the second\n10.0.0.2 slots=2\n")
+    for settings, message in (
+        ({"num_nodes": 2}, "num_nodes x num_gpus = 2 processes, but this is one; .* --nnodes 2 --node-rank K"),
+        ({"hostfile": str(tmp_path / "hosts"), "num_gpus": 2}, "= 4 processes.*pet launch -n 2 --nnodes 2"),
+        ({"num_gpus": 2, "not_call_launch": True}, "by: pet launch -n 2 -- python SCRIPT"),
+        ({"num_gpus": 0}, "num_gpus is 0; a whole number of at least 1"),
+        ({"num_gpus": 3, "env_type": "hybrid", "model_parallel_size": 2}, "2 does not divide the job's 3 processes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Trainer(**{"env_type": "pytorchDDP", **settings})
+    Trainer(env_type="pytorch", num_gpus=2, hostfile=str(tmp_path / "hosts"))  # one process whatever it says, as FlagAI
+    for name, value in {"RANK_ID": "0", "RANK_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="2 machines x 1 are 2 processes, but the job has 4"):
+        Trainer(env_type="pytorchDDP", num_nodes=2, num_gpus=1)
 
 
 def test_load_dir_goes_on_from_another_run(base, tmp_path, recipes):
