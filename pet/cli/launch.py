@@ -12,7 +12,7 @@ EXAMPLES = [
     ("pet launch -n 4 --devices 0,1,2,3 -- python train.py", "a script of your own on four devices"),
     (
         "pet launch -n 8 --nnodes 2 --node-rank 0 --master 10.0.0.1:8118 -- pet finetune job.yaml",
-        "the first of two machines; run it on the other with --node-rank 1",
+        "the first of two machines; run it on the other with --node-rank 1, and PET_LAUNCH_SECRET set on both",
     ),
 ]
 

@@ -2,8 +2,8 @@
 
 ``pet launch -n 4 -- python train.py`` starts four processes on this machine, each with RANK_ID, RANK_SIZE, LOCAL_RANK,
 DEVICE_ID, MASTER_ADDR and MASTER_PORT in its environment. With ``--nnodes 2`` it is run once per machine, and the
-launchers agree over ``--master`` (control.py). What rank k writes goes to ``output/log/rank_k/worker.log``; rank 0's
-output is shown on the terminal too.
+launchers agree over ``--master`` by a secret that they share (control.py). What rank k writes goes to
+``output/log/rank_k/worker.log``; rank 0's output is shown on the terminal too.
 
 A worker that raises, is killed, or hangs (heartbeat.py) ends the job: its traceback is shown, every process group is
 killed, and its exit code becomes the launcher's. If the launcher itself is killed, a guard process kills the groups.
@@ -25,8 +25,7 @@ from pathlib import Path
 
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
-from pet import interrupts
-from pet.launching.control import Alone, Control
+from pet.launching.control import SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
 
@@ -60,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nnodes", type=int, default=1, help="machines; run this command on each (default 1)")
     parser.add_argument("--node-rank", type=int, default=0, help="this machine's number, from 0")
     parser.add_argument("--master", metavar="HOST:PORT", help="where machine 0 listens; needed with --nnodes")
+    parser.add_argument("--secret", help=f"which the machines of --nnodes share; better in {SECRET}, which ps lacks")
     parser.add_argument("--devices", metavar="0,1,…", help="device index of each worker (default 0 … N-1)")
     parser.add_argument("--log-dir", default=LOG_DIRECTORY, help=f"default {LOG_DIRECTORY}")
     parser.add_argument(
@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         devices=devices or None,
         log_directory=arguments.log_dir,
         idle_limit=arguments.hang_timeout,
+        secret=arguments.secret,
     )
 
 
@@ -116,6 +117,7 @@ def launch(
     devices: list[int] | None = None,
     log_directory: str | os.PathLike = LOG_DIRECTORY,
     idle_limit: float = IDLE_LIMIT,
+    secret: str | None = None,
 ) -> int:
     """Runs ``command`` in that many processes and waits for all of them.
 
@@ -127,7 +129,7 @@ def launch(
 
     Raises:
         InputError: no command or no such program, no workers, more workers than devices, a machine number outside the
-            job, or a log directory that cannot be written.
+            job, several machines without a secret, or a log directory that cannot be written.
     """
     if not command:
         raise InputError("pet launch: no command; write it after --, for example: pet launch -n 2 -- python train.py")
@@ -144,10 +146,9 @@ def launch(
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
-    interrupts.unlisten()  # the launcher has handlers of its own, and what it starts must not inherit blocked signals
     if read_job().launcher != "none":
         os.execvp(command[0], command)
-    control = Control(nodes, node, split_address(master), workers) if nodes > 1 else Alone(workers)
+    control = Control(nodes, node, split_address(master), workers, job_secret(secret)) if nodes > 1 else Alone(workers)
     with control:
         return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
 

@@ -219,7 +219,7 @@ def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
 
     def machine(span):
         words = ["bash", "run_distribute_multi_node.sh", "python probe.txt", "", span, 4]
-        run(*words, timeout=60, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        run(*words, timeout=60, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), PET_LAUNCH_SECRET="of all the machines")
 
     with ThreadPoolExecutor() as machines:
         list(machines.map(machine, ["[0,2]", "[2,4]"]))

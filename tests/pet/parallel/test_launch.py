@@ -166,6 +166,7 @@ def two_machines(tmp_path, codes):
         directory = tmp_path / f"machine_{node}"
         directory.mkdir(exist_ok=True)
         options = ["-n", str(node + 1), "--nnodes", "2", "--node-rank", str(node), "--master", master]
+        options += ["--secret", "the same on all machines"]
         processes.append(start(directory, options, code))
     return [finish(process) for process in processes]
 

@@ -1,0 +1,214 @@
+"""How launchers of several machines find each other: only those that know the secret, whoever else connects."""
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.launching import control
+from pet.launching.control import Alone, Control, job_secret
+
+SECRET = b"0123456789abcdef-of-this-job"
+STRANGERS = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    "bytes": b"\xff\xfe\x00\n",
+    "a list": b"[1, 2]\n",
+    "deep": b"[" * 50_000 + b"\n",
+    "endless": b"x" * (3 * control.LONGEST_LINE),
+    "no proof": b'{"nodes": 2, "node": 1, "workers": 1, "challenge": "c"}\n',
+    "odd proof": b'{"nodes": 2, "node": 1, "workers": 1, "challenge": [1], "proof": "\xc3\xa9"}\n',
+}
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """A machine that waits in vain fails before the test's patience ends."""
+    monkeypatch.setattr(control, "JOIN_LIMIT", 15.0)
+
+
+@pytest.fixture
+def port():
+    return Alone(1).store[1]
+
+
+@pytest.fixture
+def machine():
+    """Makes a machine's control, which is closed at the end of the test."""
+    with ExitStack() as stack:
+
+        def enter(node, port, nodes=2, secret=SECRET):
+            made = Control(nodes, node, ("127.0.0.1", port), node + 1, secret).__enter__()
+            stack.push(made)
+            return made
+
+        yield enter
+
+
+def connect(port):
+    """A connection, once somebody listens."""
+    limit = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        except ConnectionError:
+            assert time.monotonic() < limit
+
+
+def test_machines_that_share_a_secret_agree(machine, threads, port):
+    first, second, third = threads.map(lambda node: machine(node, port, 3), range(3))
+    assert [each.first_rank for each in (first, second, third)] == [0, 1, 3]
+    assert {each.size for each in (first, second, third)} == {6}
+    assert first.store == second.store == third.store
+    second.fail(7, "gone")
+    limit = time.monotonic() + 20
+    while (found := third.exchange(False)) is None:
+        first.exchange(False)
+        assert time.monotonic() < limit
+    assert found == (7, "machine 1: gone")
+
+
+def test_strangers_are_dropped_and_the_job_begins(machine, threads, port, monkeypatch, capsys):
+    monkeypatch.setattr(control, "HELLO_LIMIT", 0.2)
+    first = threads.submit(machine, 0, port)
+    silent = [connect(port) for _ in range(3)]
+    for words in STRANGERS.values():
+        with connect(port) as stranger:
+            stranger.sendall(words)
+            answers = b""
+            while chunk := receive(stranger):
+                answers += chunk
+            assert b"first_rank" not in answers
+    for each in silent:  # they are not waited for either
+        with each:
+            while receive(each):
+                pass
+    second = machine(1, port)
+    assert (second.first_rank, second.size, first.result(20).size) == (1, 3, 3)
+    assert capsys.readouterr().err.count("did not prove to be a machine of this job") == 1
+
+
+def receive(connection):
+    """What comes, or nothing where the connection has ended, however that was."""
+    try:
+        return connection.recv(1 << 16)
+    except ConnectionError:
+        return b""
+
+
+def test_more_silent_connections_than_are_kept_waiting(machine, threads, port, monkeypatch):
+    monkeypatch.setattr(control, "MOST_WAITING", 4)
+    first = threads.submit(machine, 0, port)
+    silent = [connect(port) for _ in range(12)]
+    assert machine(1, port).size == first.result(20).size == 3
+    for each in silent:
+        each.close()
+
+
+def test_another_secret_is_refused_and_the_right_one_still_comes_in(machine, threads, port):
+    first = threads.submit(machine, 0, port)
+    with pytest.raises(InputError, match="machine 0 refused: the secret is another one"):
+        machine(1, port, secret=SECRET + b"!")
+    with pytest.raises(InputError, match="expects 2 different machines"):
+        machine(1, port, nodes=3)
+    assert machine(1, port).size == first.result(20).size == 3
+
+
+def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, threads, port):
+    first = Control(3, 0, ("127.0.0.1", port), 1, SECRET)
+    gathered, second = threads.submit(first.__enter__), threads.submit(machine, 1, port, 3)
+    limit = time.monotonic() + 20
+    while 1 not in first.links:
+        assert time.monotonic() < limit
+    before = time.monotonic()
+    third = threads.submit(machine, 2, port, 3)
+    assert second.result(20).size == third.result(20).size == 6
+    gathered.result(20).__exit__()
+    assert all(link.heard >= before for link in first.links.values())
+
+
+def relay(listener, port, heard):
+    """Passes one connection on, and keeps what goes either way."""
+    near, far = listener.accept()[0], connect(port)
+    with near, far, ThreadPoolExecutor(1) as back:
+
+        def pass_on(source, target):
+            while chunk := receive(source):
+                heard.append(chunk)
+                target.sendall(chunk)
+
+        other = back.submit(pass_on, far, near)
+        pass_on(near, far)
+        far.shutdown(socket.SHUT_RDWR)
+        other.result(20)
+
+
+def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threads, port):
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relaying = threads.submit(relay, listener, port, heard)
+        first = threads.submit(machine, 0, port)
+        machine(1, listener.getsockname()[1]).__exit__()
+        first.result(20).__exit__()
+        relaying.result(20)
+    said = b"".join(heard)
+    assert SECRET not in said and b"first_rank" in said
+    hello = next(line for line in said.splitlines() if b'"nodes"' in line)
+    first = threads.submit(machine, 0, port)
+    with connect(port) as stranger:  # the same words once more, to another challenge
+        stranger.sendall(hello + b"\n")
+        answers = b""
+        while chunk := receive(stranger):
+            answers += chunk
+    assert b"the secret is another one" in answers
+    assert machine(1, port).size == first.result(20).size == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no machine 0"),
+        (
+            b'{"challenge": "a"}\n{"first_rank": 1, "size": 2, "port": 1, "proof": ""}\n',
+            "does not know the job's secret",
+        ),
+    ],
+)
+def test_whoever_is_in_the_place_of_machine_0_must_know_the_secret(machine, threads, words, message):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        joining = threads.submit(machine, 1, listener.getsockname()[1])
+        with listener.accept()[0] as other:
+            other.sendall(words)
+            with pytest.raises(InputError, match=message):
+                joining.result(20)
+
+
+def test_messages_that_come_together_are_all_read():
+    near, far = socket.socketpair()
+    link = control._Link(near)
+    with near, far:
+        far.sendall(b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(3)))
+        limit = time.monotonic() + 20
+        assert [link.wait(limit) for _ in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert link.next() is None and not link.closed
+        far.close()
+        assert link.wait(limit) == {} and link.closed
+
+
+def test_several_machines_need_a_secret(monkeypatch):
+    monkeypatch.delenv(control.SECRET, raising=False)
+    assert job_secret(SECRET.decode()) == SECRET
+    for given in (None, "", "too short"):
+        with pytest.raises(InputError, match=r"needs a secret of at least 16 characters.*PET_LAUNCH_SECRET"):
+            job_secret(given)
+    monkeypatch.setenv(control.SECRET, SECRET.decode())
+    assert job_secret(None) == SECRET
