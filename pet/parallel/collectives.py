@@ -240,6 +240,19 @@ def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
     return result
 
 
+def send_array(array: np.ndarray, rank: int, label: str = "files") -> None:
+    """Sends an array of any type to a rank, as its bytes, and returns when it is gone."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.int8)
+    with waiting():
+        send(Tensor(flat), rank, label).wait()
+
+
+def receive_array(shape: Sequence[int], dtype: np.dtype, rank: int, label: str = "files") -> np.ndarray:
+    """Waits for an array that `send_array` sends."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    return receive((nbytes,), ms.int8, rank, label).asnumpy().view(dtype).reshape(shape)
+
+
 def send(x: Tensor, rank: int, label: str = "pipeline"):
     """Starts sending a tensor to a rank; ``wait()`` of the result returns when it may be forgotten."""
     _count("send", label, x.size * x.itemsize)
@@ -248,7 +261,7 @@ def send(x: Tensor, rank: int, label: str = "pipeline"):
 
 def receive(shape: Sequence[int], dtype, rank: int, label: str = "pipeline") -> Tensor:
     """Waits for a tensor of this shape and type from a rank. Messages between two ranks arrive in order."""
-    result = Tensor(np.zeros(tuple(shape), np.float32)).astype(dtype)
+    result = ops.zeros(tuple(shape), dtype)
     _count("receive", label, result.size * result.itemsize)
     with waiting():
         distributed.recv(result, rank)

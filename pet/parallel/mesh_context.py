@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -23,7 +21,7 @@ from pet.parallel.pipeline import Pipeline, PipelineMeasure
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
 from pet.parallel.stages import TIED, cut_stage
 from pet.parallel.tensor import shard
-from pet.parallel.whole import base_fingerprint, whole_model
+from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer
 from pet.train.distributed import World
 
@@ -104,7 +102,7 @@ class ParallelWorld(World):
 
     def adopt(self, model: nn.Cell) -> None:
         """Learns the names and divisions of a model's parameters, after it was divided."""
-        self.parameters = {parameter.name: parameter for parameter in model.get_parameters()}
+        self.parameters = {parameter.name: parameter for parameter in model.get_parameters()} | saved_parameters(model)
         everywhere = collectives.all_gather_object(sorted(self.parameters), self.everybody)
         self.known_names = {name for names in everywhere for name in names}
 
@@ -173,26 +171,33 @@ class ParallelWorld(World):
     # Files -----------------------------------------------------------------------------------------------------------
 
     def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Divided tensors put together, those of all stages united; every process gets all of them."""
-        held = collectives.all_gather_object([self.mesh.stage, self.mesh.shard, sorted(arrays)], self.everybody)
-        mine = {}
-        for name, array in arrays.items():
-            divided = division_of(self._parameter(name)) is not None
-            holders = [
-                rank
-                for rank, (stage, shard, names) in enumerate(held)
-                if stage == self.mesh.stage and (not divided or shard == self.mesh.shard) and name in names
-            ]
-            if holders[0] == self.rank:
-                mine[name] = array
-        divisions = {name: self._division_values(name) for name in mine}
-        found: dict[str, list[tuple[int, np.ndarray]]] = {}
-        described: dict[str, list] = {}
-        for rank, (part, notes) in enumerate(_exchange(mine, divisions, self.everybody)):
-            described.update(notes)
-            for name, array in part.items():
-                found.setdefault(name, []).append((held[rank][1], array))
-        return {name: _join(described[name], parts) for name, parts in sorted(found.items())}
+        """Divided tensors put together, those of all stages united.
+
+        Each part goes from the first process that has it to the main one, tensor by tensor, and nowhere else.
+        """
+        notes = {name: (array.shape, array.dtype, division_of(self._parameter(name))) for name, array in arrays.items()}
+        senders: dict[tuple[str, int], int] = {}
+        described: dict[str, tuple] = {}
+        for rank, (member, held) in enumerate(collectives.all_gather_object((self.mesh.shard, notes), self.everybody)):
+            for name, note in held.items():
+                senders.setdefault((name, 0 if note[2] is None else member), rank)
+                described[name] = note
+        parts: dict[str, list[np.ndarray]] = {}
+        for (name, _), rank in sorted(senders.items()):
+            if not self.is_main:
+                if rank == self.rank:
+                    collectives.send_array(arrays[name], 0)
+                continue
+            shape, dtype, _ = described[name]
+            part = arrays[name] if rank == 0 else collectives.receive_array(shape, dtype, rank)
+            parts.setdefault(name, []).append(part)
+        divisions = {name: division for name, (_, _, division) in described.items()}
+        return {name: divisions[name].join(found) if divisions[name] else found[0] for name, found in parts.items()}
+
+    def untrained(self, model: nn.Cell) -> dict[str, object]:
+        if not self.divides_model:
+            return {}
+        return {name: each for name, each in saved_parameters(model).items() if not each.requires_grad}
 
     def whole(self, model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
         if not self.divides_model:
@@ -233,10 +238,6 @@ class ParallelWorld(World):
     def _parameter(self, name: str):
         return self.parameters.get(self._plain_name(name))
 
-    def _division_values(self, name: str) -> list | None:
-        division = division_of(self._parameter(name))
-        return None if division is None else [division.axis, list(division.blocks), division.members]
-
     # What else depends on the layout ---------------------------------------------------------------------------------
 
     def make_optimizer(self, make: Callable, segments: Sequence, name: str = ""):
@@ -272,35 +273,3 @@ class ParallelWorld(World):
 def role_of_segment(segment) -> str:
     """All parameters of a segment have one role."""
     return role_of(segment.parameters[0])
-
-
-def _join(values: list | None, parts: list[tuple[int, np.ndarray]]) -> np.ndarray:
-    from pet.parallel.split import Division
-
-    if values is None:
-        return parts[0][1]
-    axis, blocks, members = values
-    return Division(axis, tuple(blocks), members).join([array for _, array in sorted(parts, key=lambda part: part[0])])
-
-
-def _exchange(arrays: dict[str, np.ndarray], notes: dict, group: collectives.Group) -> list[tuple[dict, dict]]:
-    """Everybody's arrays and notes, in the order of the ranks."""
-    if group.size == 1:
-        return [(arrays, notes)]
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    header = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
-    body = b"".join(array.tobytes() for array in arrays.values())
-    heads = collectives.all_gather_object(json.dumps([len(body), header, notes]), group)
-    longest = max(1, *(json.loads(head)[0] for head in heads))
-    padded = np.zeros(longest, np.int8)
-    padded[: len(body)] = np.frombuffer(body, np.int8)
-    found = []
-    for head, blob in zip(heads, collectives.all_gather(Tensor(padded, ms.int8), group), strict=True):
-        _, header, notes = json.loads(head)
-        data, offset, part = blob.asnumpy().tobytes(), 0, {}
-        for name, dtype, shape in header:
-            count = int(np.prod(shape))
-            part[name] = np.frombuffer(data, dtype, count, offset).reshape(shape).copy()
-            offset += part[name].nbytes
-        found.append((part, notes))
-    return found

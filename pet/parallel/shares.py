@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from math import prod
 
+from adapters.initial import START
 from adapters.matching import chosen_sites, named, plan
 from adapters.method import MethodConfig
 from adapters.replacement import wanted
@@ -178,6 +179,8 @@ def adapter_shares(outline: Outline, adapter: MethodConfig, tensor: int, base: d
             trained = not getattr(parameter, "buffer", False) and parameter.requires_grad
             share = Share(full, tuple(parameter.shape), role, division, adapter=True, trained=trained)
             found[name if shared else full] = share
+    if getattr(adapter, "init", None) in START:
+        found.update(first_factors(found))
     if getattr(adapter, "use_dora", False):
         found.update(magnitudes(outline, chosen, tensor))
     for path, cell, attribute in wanted(outline, adapter, chosen):
@@ -222,6 +225,12 @@ def divided(outline: Outline, path: str, module, name: str, tensor: int) -> tupl
     if end not in axes:
         return PARTIAL, None
     return SPLIT, Division(axes.index(end), blocks_at(outline, path, side), tensor)
+
+
+def first_factors(found: dict[str, Share]) -> dict[str, Share]:
+    """The factors that PiSSA and OLoRA start from and keep: they lie as the trained ones do."""
+    pairs = [(name.replace(".lora_", ".initial_"), share) for name, share in found.items() if ".lora_" in name]
+    return {name: dataclasses.replace(share, name=name, trained=False) for name, share in pairs}
 
 
 def magnitudes(outline: Outline, chosen: list, tensor: int) -> dict[str, Share]:

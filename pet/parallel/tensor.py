@@ -150,9 +150,9 @@ def cut_cell(model: nn.Cell, cell: nn.Cell, group: Group, column: bool, blocks: 
             mark(bias, PARTIAL)
     side = "out" if column else "in"
     for module in adapter_modules(cell):
+        if acts_on_sum(module) and not column:
+            continue  # input, dropout mask, parameters and gradients are the same on every member
         for name, parameter in module.parameters_and_names():
-            if acts_on_sum(module) and not column:
-                continue  # it is the same on every member, and so is its gradient
             axes = axes_of(module, name)
             if side in axes:
                 cut(parameter, Division(axes.index(side), blocks, group.size), group, True)

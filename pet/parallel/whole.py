@@ -1,14 +1,14 @@
 """The whole model again, on one process: for files, which are the same whatever the layout was.
 
-What is trained is put together from all processes; a frozen base is not, since no file of an adapter holds it. The
-result is a fresh model whose base takes no memory, with the same adapters under the same names: whoever saves it needs
-to know nothing of the layout.
+What files hold is put together from all processes: all that an adapter has, trained or not, or the whole base where
+there is no adapter. The base beneath an adapter is not, since no file holds it. The result is a fresh model, with the
+same adapters under the same names: whoever saves it needs to know nothing of the layout.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.registry import registry
 from model_zoo.auto import MODEL_OF
@@ -26,16 +26,33 @@ def base_fingerprint(model: nn.Cell, directory: str | None = None) -> str:
         return fingerprint(values, checkpoint)
 
 
-def whole_model(model: nn.Cell, trained: dict[str, np.ndarray]) -> nn.Cell:
+def saved_parameters(model: nn.Cell) -> dict[str, Parameter]:
+    """What files hold of the model, by name, as far as it is in this process.
+
+    That is every parameter of every adapter, active or not, with the buffers that its files are computed from (the
+    first factors of PiSSA and OLoRA); without an adapter, every parameter of the base.
+    """
+    adapters = registry(model).adapters.values()
+    if not adapters:
+        return {parameter.name: parameter for parameter in model.get_parameters()}
+    cells = {id(cell) for _, cell in model.cells_and_names()}  # those of absent stages are not among them
+    found = []
+    for adapter in adapters:
+        for path, module in adapter.modules.items():
+            found += module.get_parameters() if id(adapter.sites[path].cell) in cells else ()
+        found += [item.own for item in adapter.replaced if id(item.cell) in cells]
+    return {parameter.name: parameter for parameter in found}
+
+
+def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
     """A model like this one, undivided.
 
     Args:
         model: this process's part.
-        trained: the whole trained tensors by parameter name (`ParallelWorld.gather`); adapters that do not train are
-            taken over only where this process has them whole.
+        weights: the whole tensors of `saved_parameters` by name, of all processes (`ParallelWorld.gather`).
 
     Returns:
-        A model with the same adapters and settings. Its base is zero unless it was trained.
+        A model with the same adapters and settings. The base beneath adapters is zero and takes no memory.
     """
     dtype = next(p.dtype for p in model.get_parameters() if getattr(p, "adapter", None) is None)
     whole = MODEL_OF[type(model.config)](model.config, dtype=dtype)
@@ -48,7 +65,6 @@ def whole_model(model: nn.Cell, trained: dict[str, np.ndarray]) -> nn.Cell:
         fresh.source = dict(adapter.source)
     if state.adapters:
         registry(whole).set(state.active)
-    for parameter in whole.get_parameters():
-        if parameter.name in trained:
-            ops.assign(parameter, Tensor(np.ascontiguousarray(trained[parameter.name])).astype(parameter.dtype))
+    for name, parameter in saved_parameters(whole).items():
+        ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])).astype(parameter.dtype))
     return whole

@@ -109,11 +109,6 @@ class Train(Section):
     resume: bool = Field(
         False, description="Go on from the last whole checkpoint in output.dir, bit for bit; the same as --resume."
     )
-    accept_changes: bool = Field(
-        False,
-        description="Resume although the content of the data or of the base is not what the run began with. What has "
-        "changed is named; the run goes on, but not bit for bit as it would have.",
-    )
     profile: bool = Field(
         False,
         description="Show what a step sends between processes, and record some steps with MindSpore's profiler to "

@@ -8,6 +8,7 @@ the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,13 @@ class World:
         """Leaves in a whole model what is this process's part, and loads that from a checkpoint if one is given."""
         return model
 
+    def untrained(self, model) -> dict[str, Any]:
+        """Parameters by name that files hold and nobody trains, where `whole` has to be told of them."""
+        return {}
+
     def whole(self, model, weights: dict[str, np.ndarray]):
-        """The model undivided, for files; ``weights`` are the trained tensors as `gather` gives them."""
+        """The model undivided, for files; ``weights`` are all that these hold (`pet.train.state.whole_weights`). To be
+        asked of the main process alone."""
         return model
 
     def count(self, parameters: Sequence) -> int:
@@ -85,7 +91,10 @@ class World:
         return measure
 
     def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Named tensors of this process → whole ones, for a file that opens on any layout."""
+        """Named tensors of this process → whole ones, for a file that opens on any layout.
+
+        All processes must call it; the main one gets the tensors, the others an empty dictionary.
+        """
         return arrays
 
     def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,7 +18,6 @@ from pet.train.distributed import World
 from pet.train.forward import make_measure
 from pet.train.metrics import GENERATED, score
 from pet.train.step import count_labels, in_whole, tensors
-from pet.train.stop import check_signals
 
 log = logging.getLogger("pet")
 
@@ -63,7 +62,6 @@ class LossEvaluation:
         total, hits, labels = 0.0, 0.0, 0
         try:
             for batch in self.feed.batches(0, 0):
-                check_signals()
                 found = count_labels(np.asarray(batch["labels"]))
                 loss, first = self.measure(*tensors(batch))
                 total += float(loss.asnumpy())
@@ -123,7 +121,6 @@ class Answers:
         self.model.set_train(False)
         try:
             for first in range(0, len(order), self.batch_size):
-                check_signals()
                 members = order[first : first + self.batch_size]
                 texts = self.write([questions[index].prompt_ids for index in members])
                 for index, text in zip(members, texts, strict=True):

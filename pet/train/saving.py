@@ -20,7 +20,7 @@ class Saving:
     Attributes:
         directory: the run directory, or None; then nothing is written.
         save_extra: see `pet.train.checkpoint.save`.
-        whole_weights: the trained weights of the checkpoint in hand, for ``save_extra``.
+        whole_weights: all weights that files hold, at the checkpoint in hand, for ``save_extra``.
         weights_step: the step that the model's weights are of, where the best ones were loaded at the end.
     """
 

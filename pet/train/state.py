@@ -12,7 +12,6 @@ from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
-from pet.train.origins import differences
 
 log = logging.getLogger("pet")
 
@@ -58,9 +57,20 @@ def trained(trainer) -> dict[str, Any]:
     return {p.name: p for segment in trainer.optimizer.segments for p in segment.parameters}
 
 
-def whole_weights(trainer) -> dict[str, np.ndarray]:
-    """The trained weights, whole; all processes must call it."""
-    return trainer.world.gather({name: value.asnumpy() for name, value in trained(trainer).items()})
+def gathered(trainer, parameters: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Parameters whole, in the main process; all must call it."""
+    return trainer.world.gather({name: value.asnumpy() for name, value in parameters.items()})
+
+
+def whole_weights(trainer, weights: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """The weights that files hold, whole in the main process: the trained ones, and those that are not trained but
+    belong to the files all the same. All processes must call it.
+
+    Args:
+        weights: the trained ones, where they are at hand.
+    """
+    weights = gathered(trainer, trained(trainer)) if weights is None else weights
+    return {**weights, **gathered(trainer, trainer.world.untrained(trainer.model))}
 
 
 def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
@@ -68,7 +78,8 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
 
     In a job of several processes all must call it; what comes back is whole in the main one.
     """
-    weights = trainer.whole_weights = whole_weights(trainer)
+    weights = gathered(trainer, trained(trainer))
+    trainer.whole_weights = whole_weights(trainer, weights)
     optimizer = trainer.world.gather(trainer.optimizer.state_arrays())
     numbers = {
         "position": dataclasses.asdict(trainer.position),
@@ -77,8 +88,6 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
         "watch": trainer.watch.state(),
         "before": trainer.before,
         "before_samples": [dataclasses.asdict(sample) for sample in trainer.before_samples],
-        "unfinished": trainer.unfinished,
-        "origins": trainer.origins,
         **fixed(trainer),
     }
     return weights, optimizer, numbers
@@ -94,33 +103,13 @@ def fixed(trainer) -> dict[str, Any]:
     }
 
 
-def check_origins(trainer, found: Checkpoint) -> None:
-    """Compares the data and the base with those that the run began with.
-
-    Raises:
-        InputError: they are others, and ``train.accept_changes`` is not set.
-    """
-    changed = list(differences(found.state.get("origins") or {}, trainer.origins or {}))
-    if changed and not trainer.settings.accept_changes:
-        raise InputError.collect(
-            [
-                *(f"{found.path}: {text} since this run began" for text in changed),
-                "--resume goes on with what is there now by train.accept_changes=true",
-            ]
-        )
-    for text in changed:
-        log.warning("%s since this run began: it goes on, but not bit for bit as it would have", text)
-
-
 def restore(trainer, found: Checkpoint) -> None:
     """Takes over a checkpoint's numbers.
 
     Raises:
-        InputError: tensors are missing, of another shape, or not trained here: another model or adapter; or other data
-            or another base than before.
+        InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
     """
     state = found.state
-    check_origins(trainer, found)
     for key, mine in fixed(trainer).items():
         if state[key] != mine:
             log.warning(
@@ -135,7 +124,7 @@ def restore(trainer, found: Checkpoint) -> None:
     trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
     trainer.loss_scale.load(state["loss_scale"])
     trainer.watch.load(state["watch"])
-    trainer.before, trainer.unfinished = state["before"], state.get("unfinished")
+    trainer.before = state["before"]
     trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
 
 

@@ -1,8 +1,7 @@
 """Why a run ends before its last step, and with which exit code.
 
 SIGTERM     a cluster's notice: the step in hand is finished, everything is saved, exit code 143
-SIGHUP      the terminal was closed: the same, exit code 129
-SIGINT      Ctrl-C: the same, exit code 130; a second one ends at once
+SIGINT      Ctrl-C: the same, exit code 130; a second one stops at once
 NaN, Inf    the update is not made; the batch's samples and the last good checkpoint are named, exit code 1
 exploding   the same, when the loss is many times its recent median
 """
@@ -11,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import statistics
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-
-from pet import interrupts
+from collections.abc import Iterable, Iterator
 
 # Steps whose median counts as the recent loss, and how many there must be before it means anything.
 RECENT = 32
@@ -31,34 +30,28 @@ class Interrupted(SystemExit):
     """A signal ended the run, after everything was saved. ``code`` is 128 + its number."""
 
 
-class EvaluationLeft(Exception):
-    """A signal came while the model was measured; the evaluation is made again when the run is resumed."""
-
-
 class Signals:
-    """Notes SIGTERM, SIGHUP and SIGINT while a run lasts, so that it can end where everything can be saved.
+    """Notes SIGTERM and SIGINT while the loop runs, so that it can end between two steps.
 
     Attributes:
         received: the signal's number, or None.
-        announce: what the user is told when a signal comes.
-        can_leave_evaluations: an evaluation is left between two batches. Where several processes measure together it
-            is finished, since all must make the same calls.
-        renew: takes the signals back from MindSpore, see `pet.interrupts.handled_by`.
     """
 
-    def __init__(self, announce: Callable[[], str] = lambda: "ending", can_leave_evaluations: bool = True) -> None:
+    def __init__(self) -> None:
         self.received: int | None = None
-        self.announce, self.can_leave_evaluations = announce, can_leave_evaluations
-        self.renew: Callable[[], None] = lambda: None
+        self.handled: tuple[int, ...] = ()
 
-    def receive(self, number: int) -> None:
-        """Called with each signal, on the command line in another thread."""
-        if self.received is not None:
-            if number == signal.SIGINT:
-                interrupts.end_at_once(number)
-            return
+    def _handle(self, number: int, frame) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.received = number
-        interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
+        if number == signal.SIGINT:
+            os.write(2, b"\nending after this step, with everything saved; Ctrl-C again ends at once\n")
+
+    def renew(self) -> None:
+        """Takes the signals back: compiling a graph, MindSpore puts a handler over them that makes SIGINT a SIGTERM."""
+        for number in self.handled:
+            signal.signal(number, self._handle)
 
     @property
     def exit_code(self) -> int:
@@ -67,27 +60,19 @@ class Signals:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Signals]:
-        """Receives the signals within the block."""
-        global _watching
-        with interrupts.handled_by(self.receive) as self.renew:
-            before, _watching = _watching, self
-            try:
-                yield self
-            finally:
-                _watching = before
-
-
-_watching: Signals | None = None
-
-
-def check_signals() -> None:
-    """Called between the batches of an evaluation.
-
-    Raises:
-        EvaluationLeft: a signal came, and the evaluation need not be finished.
-    """
-    if _watching is not None and _watching.received is not None and _watching.can_leave_evaluations:
-        raise EvaluationLeft
+        """Handles both signals within the block. In a thread other than the main one, signals are left alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.handled = tuple(before)
+        try:
+            self.renew()
+            yield self
+        finally:
+            self.handled = ()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class LossWatch:

@@ -10,11 +10,12 @@ import numpy as np
 
 from adapters.apply import apply
 from adapters.bottleneck import BottleneckConfig
+from adapters.freeze import freeze_modules
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import MODEL_OF, AutoConfig
-from model_zoo.checkpoint.reading import read_config
+from model_zoo.checkpoint.reading import load_into, read_config
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.outline import Outline
@@ -64,6 +65,21 @@ class Case:
         return Case(self.base, self.method, settings=self.settings, whole=self.whole, layers=self.layers)
 
     @property
+    def from_base(self) -> bool:
+        """Whether the adapter starts from whole weights, so that the base is loaded first and divided then."""
+        return self.method in ("pissa", "olora")
+
+    @property
+    def adapted(self) -> bool:
+        """Whether there is an adapter; else the base itself is trained."""
+        return self.method not in ("full", "partly_frozen")
+
+    @property
+    def planned(self) -> bool:
+        """Whether a plan knows what is trained: it knows nothing of what a script freezes."""
+        return self.method != "partly_frozen"
+
+    @property
     def config(self) -> dict:
         """The fixture's configuration, with `layers`."""
         values = read_config(FIXTURES / self.base)
@@ -80,6 +96,10 @@ TWO = (
     Case("gpt2", "ia3", tensor=2, layers=1),
     Case("glm", "lora", data=2, shard_optimizer=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
+    # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
+    Case("llama_gqa", "pissa", tensor=2, layers=1),
+    Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2),
+    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
@@ -105,9 +125,12 @@ def config_for(method: str, family):
         # everybody draws a part of one dropout mask: by rows of the batch and of a piece, and (DoRA's) by columns
         "dropped": LoRAConfig(rank=4, seed=3, dropout=0.1),
         "full": None,
+        "partly_frozen": None,
         "dora": LoRAConfig(rank=4, targets=targets, seed=3, use_dora=True, dropout=0.1),
         "prefix": PrefixConfig(length=5),
-        "bottleneck": BottleneckConfig(size=8),
+        "bottleneck": BottleneckConfig(size=8, dropout=0.1),
+        "pissa": LoRAConfig(rank=4, targets=targets, init="pissa"),
+        "olora": LoRAConfig(rank=4, init="olora"),
         "ia3": IA3Config(),
     }[method]
 
@@ -138,11 +161,12 @@ def build(case: Case, world: World):
     config = AutoConfig.from_pretrained(directory)
     model = MODEL_OF[type(config)](config)
     if isinstance(world, World) and type(world) is World:
-        from model_zoo.checkpoint.reading import load_into
-
         load_into(model, directory)
         adapt(model, case)
         return model
+    if case.from_base:
+        load_into(model, directory)
+        directory = None
     adapt(model, case)
     return world.prepare(model, directory)
 
@@ -152,6 +176,8 @@ def adapt(model, case: Case) -> None:
     config = config_for(case.method, model.family)
     if config is not None:
         apply(model, config)
+    if case.method == "partly_frozen":
+        freeze_modules(model, ["*.mlp.*", "*ln_f*"])
 
 
 def batches(model, count: int, seed: int, rank: int = 0, size: int = 1) -> list[dict]:
