@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
+
 
 class InputError(ValueError):
     """Something a user supplied cannot be used.
@@ -15,11 +17,14 @@ class InputError(ValueError):
 
     @classmethod
     def collect(cls, problems: Iterable[str]) -> InputError:
-        """One error that lists every problem, so that a user mends them all in one go."""
+        """One error that lists the problems, so that a user mends them in one go; of many the first ones."""
         problems = list(problems)
         if len(problems) == 1:
             return cls(problems[0])
-        return cls(f"{len(problems)} problems:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        listed = [f"  - {problem}" for problem in problems[:LISTED]]
+        if len(problems) > LISTED:
+            listed.append(f"  … and {len(problems) - LISTED} more")
+        return cls("\n".join([f"{len(problems)} problems:", *listed]))
 
 
 # What PEFT and others call a setting of ours.

@@ -1,7 +1,7 @@
 """Tokenised data on disk, mapped into memory, made once for each content, tokenizer and settings.
 
 A cache is a directory named by a digest of all that its content depends on. It holds ``tokens.bin`` (int32),
-``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 pairs) and ``meta.json`` with their sizes and
+``trained.bin`` (uint8), ``lengths.bin`` (int32), ``origin.bin`` (int64 triples) and ``meta.json`` with their sizes and
 check sums. It appears whole or not at all; one that does not match its sums is made again.
 """
 
@@ -33,7 +33,7 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before.
-VERSION = 1
+VERSION = 2
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
 # Settings that decide which samples come out; the others only arrange them.
 DECIDING = ("format", "columns", "template", "system", "train_on", "max_length", "too_long", "max_samples")
@@ -115,7 +115,7 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
         log.warning("%s: damaged cache of tokenised data (%s); it is made again", directory, error)
         return None
     lengths = arrays["lengths"].astype(np.int64)
-    origin = arrays["origin"].reshape(-1, 2)
+    origin = arrays["origin"].reshape(-1, 3)
     names = [str(path) for path in files]
     return TokenDataset(arrays["tokens"], arrays["trained"], starts_of(lengths), lengths, origin, names, counts)
 
@@ -134,7 +134,7 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
                     streams["tokens"].write(ids.tobytes())
                     streams["trained"].write(trained.tobytes())
                     streams["lengths"].write(np.int32(len(ids)).tobytes())
-                    streams["origin"].write(np.asarray([numbers[row.path], row.line], np.int64).tobytes())
+                    streams["origin"].write(np.asarray([numbers[row.path], row.line, row.row], np.int64).tobytes())
         parts = {}
         for name in PARTS:
             path = temporary / f"{name}.bin"

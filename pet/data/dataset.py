@@ -4,12 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from model_zoo.errors import InputError
+
 # What a label is where nothing is to be learnt (Hugging Face's convention).
 IGNORED = -100
+
+
+def place_name(path: Path | str, line: int, row: int) -> str:
+    """``file:line``, with the number of the row where the line holds several."""
+    return f"{path}:{line}" + (f" (row {row})" if row else "")
+
+
+def learnt(ids: Sequence[int], labels: Sequence[int]) -> list[bool]:
+    """Which tokens are learnt by labels of the same length.
+
+    Raises:
+        InputError: a label is neither its token's id nor `IGNORED`.
+    """
+    for place, (token, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (token, IGNORED):
+            raise InputError(
+                f"labels: {label} at place {place}, where input_ids has {token}; expected the same id (labels are not "
+                f"shifted), or {IGNORED} where nothing is learnt"
+            )
+    return [label != IGNORED for label in labels]
 
 
 @dataclass
@@ -24,6 +47,9 @@ class Counts:
         dropped_long: samples left out because they were longer than ``max_length``.
         dropped_unlabelled: samples left out because no token of them would be trained on, for instance when the
             question alone fills ``max_length``.
+        dropped_empty: rows left out because an answer of theirs, or their text, is empty.
+        first_empty: ``file:line`` of the first of these.
+        longest: tokens of the longest row, before it is cut.
     """
 
     rows: int = 0
@@ -32,17 +58,55 @@ class Counts:
     divided: int = 0
     dropped_long: int = 0
     dropped_unlabelled: int = 0
+    dropped_empty: int = 0
+    first_empty: str = ""
+    longest: int = 0
 
     def add(self, other: Counts) -> None:
-        for name in self.__dataclass_fields__:
+        longest, first = max(self.longest, other.longest), self.first_empty or other.first_empty
+        for name in self.__dataclass_fields__.keys() - {"longest", "first_empty"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.longest, self.first_empty = longest, first
+
+    def note_empty(self, where: str) -> None:
+        """One more row whose answer or text is empty."""
+        self.dropped_empty += 1
+        self.first_empty = self.first_empty or where
+
+    @property
+    def dropped(self) -> int:
+        """All that was left out."""
+        return self.dropped_long + self.dropped_unlabelled + self.dropped_empty
 
     def __str__(self) -> str:
         divided = f"{self.divided} divided, " if self.divided else ""
+        empty = f", {self.dropped_empty} dropped for an empty answer" if self.dropped_empty else ""
         return (
             f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
             f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} dropped for having nothing to learn"
+            f"{empty}"
         )
+
+    def findings(self, max_length: int) -> list[str]:
+        """What a user should know of rows that were cut or left out, a sentence each."""
+        rows, found = f"of {self.rows} rows are", []
+        if self.cut or self.dropped_long:
+            long = f"{self.cut} {rows} cut" if self.cut else f"{self.dropped_long} {rows} left out"
+            lost = (
+                f", {self.dropped_unlabelled} of them have no answer left"
+                if self.cut and self.dropped_unlabelled
+                else ""
+            )
+            found.append(
+                f"{long} at data.max_length={max_length}{lost}; raise it (the longest has {self.longest} tokens)"
+            )
+        elif self.dropped_unlabelled:
+            found.append(f"{self.dropped_unlabelled} {rows} left out: none of their tokens is a label")
+        if self.dropped_empty:
+            found.append(
+                f"{self.dropped_empty} {rows} left out: their answer or text is empty (the first: {self.first_empty})"
+            )
+        return found
 
 
 @dataclass
@@ -54,7 +118,8 @@ class TokenDataset:
         trained: (N,) uint8, 1 where the token is a label.
         starts: (samples,) int64, where each begins in ``tokens``.
         lengths: (samples,) int64, tokens in each.
-        origin: (samples, 2) int64, for each sample the index of its file in ``files`` and its line (or row) there.
+        origin: (samples, 3) int64, for each sample the index of its file in ``files``, its line there, and the number
+            of its row where the line holds several (otherwise 0).
         files: names of the files.
         counts: rows cut and dropped on the way.
     """
@@ -82,7 +147,8 @@ class TokenDataset:
             ids_list.append(np.asarray(ids, np.int32))
             trained_list.append(np.asarray(trained, np.uint8))
         lengths = np.asarray([len(ids) for ids in ids_list[1:]], np.int64)
-        origin = np.stack([np.zeros(len(lengths), np.int64), np.arange(len(lengths), dtype=np.int64)], axis=1)
+        origin = np.zeros((len(lengths), 3), np.int64)
+        origin[:, 1] = np.arange(len(lengths))
         counts = Counts(rows=len(lengths), samples=len(lengths))
         tokens, trained = np.concatenate(ids_list), np.concatenate(trained_list)
         return cls(tokens, trained, starts_of(lengths), lengths, origin, ["memory"], counts)
@@ -125,8 +191,8 @@ class TokenDataset:
 
     def where(self, index: int) -> str:
         """``file:line`` a sample came from, for reports."""
-        file, line = self.origin[index]
-        return f"{self.files[file]}:{line}"
+        file, line, row = self.origin[index]
+        return place_name(self.files[file], line, row)
 
     def summary(self) -> dict[str, Any]:
         """The counts, the tokens and the lengths in numbers."""

@@ -58,6 +58,9 @@ class Encoder:
     def __call__(self, rows: list[Row]) -> Encoded:
         encoded = Encoded(counts=Counts(rows=len(rows)))
         for number, row in enumerate(rows):
+            if self.is_empty(row):
+                encoded.counts.note_empty(row.where)
+                continue
             for ids, trained in self._fit(row, *self.tokens(row), encoded.counts):
                 if not any(trained[1:]):
                     encoded.counts.dropped_unlabelled += 1
@@ -66,6 +69,14 @@ class Encoder:
                 encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples)
         return encoded
+
+    def is_empty(self, row: Row) -> bool:
+        """Whether an answer that would be learnt, or a raw text, has no word in it: only an end would be learnt."""
+        if row.messages is None:
+            return row.text is not None and not row.text.strip()
+        answers = [message["content"] for message in row.messages if message["role"] == "assistant"]
+        learnt = answers if self.settings.train_on == "answers" else answers[-1:]
+        return not all(answer.strip() for answer in learnt)
 
     def check_template(self) -> None:
         """Say what is wrong with the template before any row is read.
@@ -78,7 +89,7 @@ class Encoder:
     def tokens(self, row: Row) -> tuple[list[int], list[bool]]:
         """All ids of a row, and which are labels; not yet cut."""
         if row.messages is None and self.settings.template is not None:
-            raise InputError(f"{row.path}:{row.line}: no question and answer, which data.template needs")
+            raise InputError(f"{row.where}: no question and answer, which data.template needs")
         if row.tokens is not None:
             return row.tokens
         if row.text is not None:
@@ -89,7 +100,7 @@ class Encoder:
             try:
                 ids, trained = self.tokenizer.example(row.messages, train_on=self.settings.train_on)
             except InputError as error:
-                raise InputError(f"{row.path}:{row.line}: {error}") from None
+                raise InputError(f"{row.where}: {error}") from None
             return list(ids), list(trained)
         question = self.prompt(row)
         answer = self.tokenizer.encode(row.messages[-1]["content"], add_special_tokens=False) + self._end()
@@ -102,15 +113,15 @@ class Encoder:
             InputError: a template is set and the row has several questions; or the row is raw text or tokens.
         """
         if row.messages is None:
-            raise InputError(f"{row.path}:{row.line}: a raw text has no question")
+            raise InputError(f"{row.where}: a raw text has no question")
         messages = row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
         if self.settings.template is None:
             try:
                 return list(self.tokenizer.prompt(messages))
             except InputError as error:
-                raise InputError(f"{row.path}:{row.line}: {error}") from None
+                raise InputError(f"{row.where}: {error}") from None
         if sum(message["role"] == "user" for message in messages) > 1:
-            raise InputError(f"{row.path}:{row.line}: several questions, but data.template has room for one")
+            raise InputError(f"{row.where}: several questions, but data.template has room for one")
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""
         text = fill_template(self.settings.template, {"prompt": row.prompt, "input": row.input, "system": system})
         return self._without_end(self.tokenizer.encode(text, add_special_tokens=True))
@@ -135,6 +146,7 @@ class Encoder:
         self, row: Row, ids: list[int], trained: list[bool], counts: Counts
     ) -> Iterator[tuple[list[int], list[bool]]]:
         limit = self.settings.max_length
+        counts.longest = max(counts.longest, len(ids))
         if len(ids) <= limit:
             yield ids, trained
         elif self.settings.too_long == "drop":
@@ -197,6 +209,22 @@ def encode_rows(
         bar.close()
         if own is not None:
             own.close()
+
+
+def tell(counts: Counts, max_length: int, source: str) -> None:
+    """Warns of rows that were cut or left out.
+
+    Raises:
+        InputError: less than half of the rows remain.
+    """
+    findings = counts.findings(max_length)
+    if 2 * counts.dropped > counts.rows:
+        raise InputError(
+            f"{source}: {counts.rows - counts.dropped} of {counts.rows} rows remain, at least half is expected; "
+            + "; ".join(findings)
+        )
+    for finding in findings:
+        log.warning("%s: %s", source, finding)
 
 
 def start_workers(encoder: Encoder) -> Workers | None:

@@ -30,6 +30,7 @@ import numpy as np
 
 from model_zoo.errors import InputError, nearest
 
+from .dataset import learnt, place_name
 from .readers import Problems, Record, find_files, read_records, type_name
 
 # format -> role -> the names its column may have; required roles first
@@ -74,6 +75,7 @@ class Row:
         input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
         prompt: the question without that input; for templates.
         place: where reading goes on after it.
+        row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
     """
 
     path: Path
@@ -84,6 +86,12 @@ class Row:
     input: str = ""
     prompt: str = ""
     place: tuple[int, int] = (0, 0)
+    row: int = 0
+
+    @property
+    def where(self) -> str:
+        """``file:line`` for reports."""
+        return place_name(self.path, self.line, self.row)
 
 
 class _Wrong(Exception):
@@ -230,7 +238,7 @@ def _build(
         return _unicode(found)
 
     def convert(record: Record) -> Row:
-        row = Row(path, record.line, place=record.place)
+        row = Row(path, record.line, place=record.place, row=record.row)
         if "text" in roles:
             row.text = text(record, "text")
         elif "input_ids" in roles:
@@ -323,7 +331,7 @@ def _check_turns(messages: list[dict[str, str]], answers: bool) -> None:
 
 
 def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
-    """Token ids with their marks; labels of -100 and padding (mask 0) are no labels, and padding is left out."""
+    """Token ids with their marks; labels of -100 and padding (mask 0) are not learnt, and padding is left out."""
     columns = {"input_ids": ids, "labels": labels, "attention_mask": mask}
     whole = {}
     for name, value in columns.items():
@@ -341,10 +349,13 @@ def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
     for extreme in (min(tokens), max(tokens)):
         if not 0 <= extreme < 1 << 31:
             raise _Wrong(f"column 'input_ids': {extreme} is no token id")
-    trained = [label >= 0 for label in whole["labels"]] if "labels" in whole else [True] * len(tokens)
+    labels = whole.get("labels", tokens)
     if "attention_mask" in whole:
         kept = [index for index, real in enumerate(whole["attention_mask"]) if real]
-        tokens, trained = [tokens[index] for index in kept], [trained[index] for index in kept]
+        tokens, labels = [tokens[index] for index in kept], [labels[index] for index in kept]
         if not tokens:
             raise _Wrong("column 'attention_mask' leaves no token")
-    return tokens, trained
+    try:
+        return tokens, learnt(tokens, labels)
+    except InputError as error:
+        raise _Wrong(f"column {error}") from None

@@ -14,7 +14,7 @@ from model_zoo.errors import InputError
 
 from .cache import cached
 from .dataset import TokenDataset
-from .encode import Encoder
+from .encode import Encoder, tell
 from .formats import Row, read_rows
 from .readers import find_files
 from .settings import DataSettings
@@ -48,8 +48,10 @@ def load_dataset(
     if settings.streaming:
         return StreamDataset(files, encoder)
     dataset = cached(_rows(files, settings), encoder, files, progress=progress)
+    source = ", ".join(map(str, files[:3]))
     if len(dataset) == 0:
-        raise InputError(f"{', '.join(map(str, files[:3]))}: no sample is left: {dataset.counts}")
+        raise InputError(f"{source}: no sample is left: {dataset.counts}")
+    tell(dataset.counts, settings.max_length, source)
     return dataset
 
 
@@ -123,10 +125,10 @@ def load_questions(
     """
     settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
     encoder = Encoder(tokenizer, settings)
-    wanted: set[tuple[str, int]] | None = None
+    wanted: set[tuple[str, int, int]] | None = None
     if isinstance(source, TokenDataset):
         files = [Path(name) for name in source.files]
-        wanted = {(source.files[file], int(line)) for file, line in np.asarray(source.origin)}
+        wanted = {(source.files[file], int(line), int(row)) for file, line, row in np.asarray(source.origin)}
     else:
         files = find_files(source)
     questions: list[Question] = []
@@ -135,10 +137,10 @@ def load_questions(
             if wanted is not None:
                 break
             continue  # the rest is still read for what is wrong with it
-        if row.messages is None or (wanted is not None and (str(row.path), row.line) not in wanted):
+        if row.messages is None or (wanted is not None and (str(row.path), row.line, row.row) not in wanted):
             continue
         last = row.messages[-1]
         reference = last["content"] if last["role"] == "assistant" else ""
         asked = next(message["content"] for message in reversed(row.messages) if message["role"] == "user")
-        questions.append(Question(encoder.prompt(row), asked, reference, f"{row.path}:{row.line}"))
+        questions.append(Question(encoder.prompt(row), asked, reference, row.where))
     return questions

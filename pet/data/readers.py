@@ -25,35 +25,44 @@ LONGEST_TEXT = 1 << 20
 
 
 class Problems:
-    """What was wrong with the files, the first 20 of each in full."""
+    """What was wrong with the files: of each the first messages, with the lines that they are true of."""
 
-    SHOWN = 20
+    SHOWN = 12
 
     def __init__(self) -> None:
-        self._shown: dict[str, list[str]] = {}
+        self._lines: dict[str, dict[str, list[int | None]]] = {}
         self._total: dict[str, int] = {}
 
     def add(self, path: Path | str, line: int | None, message: str) -> None:
         """Note a problem of ``path``, at ``line`` (None: of the file as a whole)."""
         name = str(path)
         self._total[name] = self._total.get(name, 0) + 1
-        shown = self._shown.setdefault(name, [])
-        if len(shown) < self.SHOWN:
-            shown.append(f"{name}: {message}" if line is None else f"{name}:{line}: {message}")
+        messages = self._lines.setdefault(name, {})
+        if message in messages or len(messages) < self.SHOWN:
+            messages.setdefault(message, []).append(line)
 
     def __len__(self) -> int:
         return sum(self._total.values())
 
     def raise_if_any(self) -> None:
-        """Raise one InputError with everything noted so far."""
+        """Raise one InputError with what was noted so far."""
         if not self._total:
             return
-        lines = []
-        for name, shown in self._shown.items():
-            lines += shown
-            if self._total[name] > len(shown):
-                lines.append(f"{name}: … and {self._total[name] - len(shown)} more ({self._total[name]} in all)")
-        raise InputError.collect(lines)
+        found = []
+        for name, messages in self._lines.items():
+            for message, lines in messages.items():
+                place = name if lines[0] is None else f"{name}:{lines[0]}"
+                found.append(f"{place}: {message}" + (f" (so are {_some(lines[1:])})" if lines[1:] else ""))
+            told = sum(map(len, messages.values()))
+            if self._total[name] > told:
+                found.append(f"{name}: … and {self._total[name] - told} more ({self._total[name]} in all)")
+        raise InputError.collect(found)
+
+
+def _some(lines: list[int]) -> str:
+    """``lines 2, 3, 4 and 46 more``."""
+    rest = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+    return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:3]))}{rest}"
 
 
 @dataclass(slots=True)
@@ -64,11 +73,13 @@ class Record:
         line: where it begins: a line from 1 on; in a MindRecord file the number of the record.
         columns: its values by name.
         place: where reading can go on *after* this record, to be given to :func:`read_records`.
+        row: its number in the file where another one begins on the same line (a JSON list), otherwise 0.
     """
 
     line: int
     columns: dict[str, Any]
     place: tuple[int, int]
+    row: int = 0
 
 
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -231,7 +242,7 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
     """A list of objects, decoded object by object from a window over the file."""
     decoder = json.JSONDecoder()
     number = 0
-    line = 1
+    line, begins = 1, 0
     buffer, at, ended = "", 0, False
     expected = "["
 
@@ -240,9 +251,9 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
         def fill() -> bool:
             """Read on; what was used up is forgotten. False at the end of the file."""
             nonlocal buffer, at, ended
-            block = stream.read(READ_AT_ONCE)
+            if block := stream.read(READ_AT_ONCE):
+                buffer, at = buffer[at:] + block, 0
             ended = not block
-            buffer, at = buffer[at:] + block, 0
             return not ended
 
         try:
@@ -285,7 +296,7 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
                     where = line + buffer.count("\n", at, position)
                     problems.add(path, where, f"broken JSON: {_json_error(error)}")
                     return
-                begins = line
+                before, begins = begins, line
                 line += buffer.count("\n", at, stop)
                 at = stop
                 expected = ","
@@ -293,7 +304,7 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
                 if number <= place[0]:
                     continue
                 if isinstance(value, dict):
-                    yield Record(begins, value, (number, 0))
+                    yield Record(begins, value, (number, 0), number if begins == before else 0)
                 else:
                     problems.add(path, begins, f"expected a JSON object, found {type_name(value)}")
         except UnicodeDecodeError:

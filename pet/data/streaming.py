@@ -24,8 +24,8 @@ from model_zoo.errors import InputError
 from pet.files import write_json
 
 from .cache import settings_digest, writable_directory
-from .dataset import TokenDataset
-from .encode import Encoder, encode_rows, start_workers
+from .dataset import Counts, TokenDataset
+from .encode import Encoder, encode_rows, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
@@ -53,7 +53,7 @@ class StreamDataset:
         if settings.stream_window > PACKED_TOGETHER:
             raise InputError(f"data.stream_window: expected at most {PACKED_TOGETHER}, found {settings.stream_window}")
         self.files = [str(path) for path in files]
-        self.encoder, self.settings = encoder, settings
+        self.encoder, self.settings, self._told = encoder, settings, False
         stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for path in files for part in parts_of(path)]
         key = json.dumps([stats, settings.stream_window, settings_digest(encoder.tokenizer, settings)])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
@@ -105,14 +105,23 @@ class StreamDataset:
         file, place, rows = self.windows[number]
         problems = Problems()
         read = islice(self._read(file, place, problems), rows)
-        samples, origin = [], []
+        samples, origin, counts = [], [], Counts()
         for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
             samples += encoded.samples
-            origin += [(file, chunk[row].line) for row in encoded.rows]
+            origin += [(file, chunk[row].line, chunk[row].row) for row in encoded.rows]
+            counts.add(encoded.counts)
         problems.raise_if_any()
         dataset = TokenDataset.from_samples(samples)
-        dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 2), self.files
+        dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
+        dataset.counts = counts
+        self._tell(counts)
         return dataset
+
+    def _tell(self, counts: Counts) -> None:
+        """Warns once of rows that were cut or left out: in the first window where there are any."""
+        if not self._told and counts.findings(self.settings.max_length):
+            self._told = True
+            tell(counts, self.settings.max_length, ", ".join(self.files[:3]))
 
     def known_steps(self, key: str) -> dict[int, int]:
         """Steps of each window that has been counted, for one way of dividing rows into steps."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from model_zoo.errors import InputError, nearest
 
-from .dataset import IGNORED, TokenDataset
+from .dataset import IGNORED, TokenDataset, learnt
 from .loader import Batch
 from .packing import LayoutFunction, causal_layout, collate
 from .settings import DataSettings
@@ -48,10 +48,10 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
         if not np.issubdtype(parts["input_ids"].dtype, np.integer):
             raise InputError(f"dataset: input_ids must be whole numbers, found {parts['input_ids'].dtype}")
         for row, ids in enumerate(parts["input_ids"]):
-            trained = parts["labels"][row] >= 0 if "labels" in parts else np.ones(len(ids), bool)
-            if "attention_mask" in parts:
-                kept = parts["attention_mask"][row] != 0
-                ids, trained = ids[kept], trained[kept]
+            kept = parts["attention_mask"][row] != 0 if "attention_mask" in parts else slice(None)
+            ids = ids[kept]
+            given = parts["labels"][row][kept] if "labels" in parts else ids
+            trained = np.asarray(learnt(ids.tolist(), given.tolist()), bool)
             piece = max_length or len(ids)
             for at in range(0, len(ids), piece):
                 if trained[at + 1 : at + piece].any():
@@ -155,7 +155,7 @@ class CollateLoader:
         given = values.get("labels")
         # what follows padding cannot be predicted from it
         after_real = np.pad(real_tokens[:, :-1], ((0, 0), (1, 0)))
-        trained = real_tokens & after_real if given is None else given >= 0
+        trained = real_tokens & after_real if given is None else given != IGNORED
         made = self._arrange(ids, real_tokens)
         labels = np.where(trained, ids if given is None else given, IGNORED).astype(np.int32)
         labels[len(real) :] = IGNORED

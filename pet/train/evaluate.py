@@ -15,6 +15,7 @@ from model_zoo.errors import InputError
 from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
+from pet.train.feed import checked
 from pet.train.forward import make_measure
 from pet.train.metrics import GENERATED, score
 from pet.train.step import count_labels, in_whole, tensors
@@ -61,7 +62,7 @@ class LossEvaluation:
         self.model.set_train(False)
         total, hits, labels = 0.0, 0.0, 0
         try:
-            for batch in self.feed.batches(0, 0):
+            for batch in checked(self.feed, self.feed.batches(0, 0), self.model):
                 found = count_labels(np.asarray(batch["labels"]))
                 loss, first = self.measure(*tensors(batch))
                 total += float(loss.asnumpy())

@@ -7,7 +7,7 @@ A feed has ``steps_per_epoch(epoch)`` (None where the data streams), ``batches(e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,12 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
             raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
     whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
     whole["sample_ids"] = batch.get("sample_ids") or [f"batch {index}, row {row}" for row in range(count)]
+    check_tokens(whole, model, f"batch {index}")
     if all(key in batch for key in ("position_ids", "start", "end")):
         return {**whole, **{key: _integers(batch[key], key) for key in ("position_ids", "start", "end")}}
+    context = getattr(model, "room", None)
+    if context is not None and (longest := int((mask != 0).sum(1).max())) > context:
+        raise InputError(f"batch {index}: a row of {longest} tokens is longer than the model's context of {context}")
     layout = layout_of(model)
     own = np.arange(length, dtype=np.int32)
     start, end = np.tile(own, (count, 1)), np.tile(own + 1, (count, 1))
@@ -140,11 +144,48 @@ def as_feed(data, accumulation: int = 1, model=None):
     raise InputError(f"training data is a {type(data).__name__}; a pet.data.Loader or a list of batches expected")
 
 
-def steps(feed, accumulation: int, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
-    """The micro-batches of each optimizer step of an epoch, from step ``start`` on."""
-    batches = iter(feed.batches(epoch, start * accumulation))
+def steps(feed, accumulation: int, epoch: int, start: int, model=None) -> Iterator[list[dict[str, Any]]]:
+    """The micro-batches of each optimizer step of an epoch, from step ``start`` on.
+
+    Raises:
+        InputError: ids or labels that `model` has no row for.
+    """
+    batches = checked(feed, feed.batches(epoch, start * accumulation), model)
     while len(group := list(itertools.islice(batches, accumulation))) == accumulation:
         yield group
+
+
+def checked(feed, batches: Iterable[dict[str, Any]], model) -> Iterator[dict[str, Any]]:
+    """The batches of a feed, each checked by `check_tokens` before it is handed on."""
+    for batch in batches:
+        check_tokens(batch, model, lambda batch=batch: ", ".join(where(feed, [batch])[:3]) or "a batch")
+        yield batch
+
+
+def check_tokens(batch: dict[str, Any], model, source: str | Callable[[], str]) -> None:
+    """Refuses ids, labels and positions that the model has no row for: a kernel would read past its table.
+
+    Args:
+        batch: its ``input_ids``, ``labels`` and ``position_ids`` are looked at.
+        model: one without a configuration is held to ids of 0 and above.
+        source: where the batch is from, or a function that says so.
+    """
+    dims = model.config.dims if hasattr(model, "config") else None
+    vocabulary, context = (dims.vocab, dims.context) if dims is not None else (1 << 31, 1 << 31)
+    expected = f"expected an id of the vocabulary (0 … {vocabulary - 1})"
+    limits = {
+        "input_ids": (vocabulary, expected),
+        "labels": (vocabulary, f"{expected}, or {IGNORED} where nothing is learnt"),
+        "position_ids": (context, f"the model's context has positions 0 … {context - 1}"),
+    }
+    for name in limits.keys() & batch.keys():
+        values, (limit, meaning) = np.asarray(batch[name]), limits[name]
+        wrong = (values < 0) | (values >= limit)
+        if name == "labels":
+            wrong &= values != IGNORED
+        if wrong.any():
+            place = source if isinstance(source, str) else source()
+            raise InputError(f"{place}: {name} holds {values[wrong][0]}; {meaning}")
 
 
 def where(feed, batches: Sequence[dict[str, Any]]) -> list[str]:

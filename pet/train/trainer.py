@@ -181,7 +181,9 @@ class Trainer(Measuring, Saving):
             return  # it came while the base was measured; nothing has happened yet that could be saved
         while position.step < self.total_steps and self.stop_reason is None:
             done_before, whole_epoch = position.step, position.step_in_epoch == 0
-            for batches in steps(self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch):
+            for batches in steps(
+                self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch, self.model
+            ):
                 record = self.one_step(batches)
                 last = position.step >= self.total_steps
                 self.evaluate_if_due(record, last)

@@ -259,9 +259,35 @@ def test_all_problems_of_all_files_come_together(write, tmp_path):
     with pytest.raises(InputError) as caught:
         list(read_rows(tmp_path / "set"))
     text = str(caught.value)
-    assert all(f"a.jsonl:{line}: broken JSON" in text for line in range(2, 22))
-    assert "a.jsonl:22:" not in text and "a.jsonl: … and 30 more (50 in all)" in text
+    grouped = "a.jsonl:2: broken JSON: Expecting value at column 1; expected one JSON object per line"
+    assert f"{grouped} (so are lines 3, 4, 5 and 46 more)" in text
     assert "b.jsonl:2: empty line" in text and "c.jsonl: the file is empty" in text
+
+
+def test_many_different_problems_are_few_lines(write):
+    broken = write("rows.jsonl", "\n".join(number * " " + "x" for number in range(40)))
+    with pytest.raises(InputError) as caught:
+        list(read_rows(broken))
+    assert len(str(caught.value).splitlines()) <= 20
+    assert "more (" in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        raise InputError.collect(f"problem {number}" for number in range(1000))
+    assert len(str(caught.value).splitlines()) == 18 and "… and 984 more" in str(caught.value)
+
+
+@pytest.mark.parametrize("labels", [[-1, 6, 7], [6, 7, -100], [5, 6, 1 << 40]])
+def test_labels_are_the_ids_themselves(write, labels):
+    path = write("rows.jsonl", [{"input_ids": [5, 6, 7], "labels": labels}])
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: column labels: .* at place .*not shifted.* or -100"):
+        list(read_rows(path))
+    (row,) = read_rows(write("good.jsonl", [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}]))
+    assert row.tokens == ([5, 6, 7], [False, True, True])
+
+
+@pytest.mark.parametrize("text", ['[{"text": "a"}', '[{"text": "a"}, ', '[{"text": "a"}, 12', "[", '[{"text": "a"'])
+def test_a_list_without_its_end(write, text):
+    with pytest.raises(InputError, match=r"a\.json:1: (the list is not closed|broken JSON|expected a JSON object)"):
+        list(read_rows(write("a.json", text)))
 
 
 def test_paths_that_cannot_be_used(write, tmp_path):

@@ -56,7 +56,7 @@ def test_raw_text_is_learnt_as_a_whole_and_divided(write, letters, settings):
     assert spelled(load_dataset(path, letters, settings=settings())) == [("<abcdefg>", "abcdefg>")]
     dataset = load_dataset(path, letters, settings=settings(max_length=4))
     assert spelled(dataset) == [("<abc", "abc"), ("<def", "def"), ("<g>", "g>")]
-    assert dataset.counts == Counts(rows=1, samples=3, divided=1)
+    assert dataset.counts == Counts(rows=1, samples=3, divided=1, longest=9)
 
 
 def test_a_template(write, letters, settings):
@@ -86,7 +86,7 @@ def test_a_template_needs_questions(write, letters, settings):
         load_dataset(write("text.jsonl", [{"text": "a"}]), letters, settings=settings(template="{prompt}"))
 
 
-def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
+def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, caplog):
     rows = [
         {"prompt": "a", "completion": "b"},
         {"prompt": "a", "completion": "b" * 9},
@@ -95,11 +95,55 @@ def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings):
     path = write("rows.jsonl", rows)
     cut = load_dataset(path, letters, settings=settings(max_length=6))
     assert spelled(cut) == [("<a|b>", "b>"), ("<a|bbb", "bbb")]
-    assert cut.counts == Counts(rows=3, samples=2, cut=2, dropped_unlabelled=1)
-    dropped = load_dataset(path, letters, settings=settings(max_length=6, too_long="drop"))
-    assert spelled(dropped) == [("<a|b>", "b>")] and dropped.counts.dropped_long == 2
+    assert cut.counts == Counts(rows=3, samples=2, cut=2, dropped_unlabelled=1, longest=13)
+    assert [record.message for record in caplog.records] == [
+        f"{path}: 2 of 3 rows are cut at data.max_length=6, 1 of them have no answer left; "
+        "raise it (the longest has 13 tokens)"
+    ]
+    with pytest.raises(
+        InputError, match=r"1 of 3 rows remain.*2 of 3 rows are left out at data\.max_length=6; raise it"
+    ):
+        load_dataset(path, letters, settings=settings(max_length=6, too_long="drop"))
+    half = write("half.jsonl", rows[:1] * 2 + rows[1:])
+    dropped = load_dataset(half, letters, settings=settings(max_length=6, too_long="drop"))
+    assert spelled(dropped) == [("<a|b>", "b>")] * 2 and dropped.counts.dropped_long == 2
+    with pytest.raises(InputError, match=r"1 of 3 rows remain.*2 of them have no answer left; raise it \(the longest"):
+        load_dataset(write("long.jsonl", rows[:1] + rows[2:] * 2), letters, settings=settings(max_length=6))
     with pytest.raises(InputError, match=r"no sample is left: 0 samples from 3 rows; 0 cut, 3 dropped as too long"):
         load_dataset(path, letters, settings=settings(max_length=2, too_long="drop"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_without_an_answer_are_left_out_and_said(write, letters, settings, caplog, streaming):
+    empty = [
+        {"prompt": "a", "completion": " "},
+        {"text": ""},
+        {"prompt": "c", "completion": "d", "history": [["e", ""]]},
+    ]
+    rows = [{"prompt": "a", "completion": "b"}] * 3
+    path = write("rows.jsonl", [rows[0], empty[0], *rows[1:], empty[2]])
+    dataset = load_dataset(path, letters, settings=settings(streaming=streaming))
+    dataset = dataset.window(0) if streaming else dataset
+    assert spelled(dataset) == [("<a|b>", "b>")] * 3
+    message = f"{path}: 2 of 5 rows are left out: their answer or text is empty (the first: {path}:2)"
+    assert [record.message for record in caplog.records] == [message]
+    assert len(load_dataset(path, letters, settings=settings(train_on="last"))) == 4  # only the last answer is learnt
+    with pytest.raises(InputError, match="no sample is left"):
+        load_dataset(write("texts.jsonl", [empty[1]]), letters, settings=settings())
+
+
+def test_a_list_on_one_line_is_many_rows(write, letters, settings):
+    rows = [{"prompt": chr(97 + number), "completion": "x"} for number in range(20)]
+    path = write("rows.json", json.dumps(rows))
+    dataset = load_dataset(path, letters, settings=settings())
+    assert [dataset.where(sample) for sample in (0, 1, 19)] == [f"{path}:1", f"{path}:1 (row 2)", f"{path}:1 (row 20)"]
+    kept, held = split_dataset(dataset, 0.25)
+    assert (len(kept), len(held)) == (15, 5)
+    asked = load_questions(held, letters, settings=settings())
+    assert sorted(question.where for question in asked) == sorted(held.where(sample) for sample in range(5))
+    lines = write("rows.jsonl", rows)
+    same = split_dataset(load_dataset(lines, letters, settings=settings()), 0.25)[1]
+    assert spelled(same) == spelled(held)
 
 
 def test_samples_know_where_they_come_from(write, letters, settings, tmp_path):

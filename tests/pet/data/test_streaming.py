@@ -14,7 +14,9 @@ from pet.data.streaming import StreamDataset as Streaming
 def stream(write, letters, tmp_path):
     """A stream over two files of 37 and 9 rows, in windows of 10."""
     random = np.random.default_rng(0)
-    lines = [{"prompt": chr(97 + n % 26) * int(random.integers(1, 9)), "completion": "x" * (n % 5)} for n in range(46)]
+    lines = [
+        {"prompt": chr(97 + n % 26) * int(random.integers(1, 9)), "completion": "x" * (1 + n % 5)} for n in range(46)
+    ]
     write("set/a.jsonl", lines[:37])
     write("set/b.json", json.dumps(lines[37:], indent=1))
 
