@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import converted, is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
 from pet.compat.translation import Ignored, Translation
+
+log = logging.getLogger("pet")
 
 TASKS: dict[str, type[Task]] = {}
 
@@ -133,8 +136,10 @@ def build_transformer_model(config_path=None, model: str = "auto", checkpoint_pa
         model: of no effect: the configuration says which it is.
         checkpoint_path: where the weights are, if not beside the configuration: a directory, or a MindFormers
             ``.ckpt`` file.
-        changes: keys of config.json to change; then the weights are random.
+        changes: keys of config.json to change. Where the weights no longer fit, they are random, with a warning.
     """
+    from model_zoo.checkpoint.reading import load_into
+    from model_zoo.counting import parameter_shapes
     from pet.auto import AutoModel
     from pet.names import find_model, model_config, preset_names
 
@@ -143,10 +148,14 @@ def build_transformer_model(config_path=None, model: str = "auto", checkpoint_pa
         raise InputError("build_transformer_model: config_path is missing")
     if is_ckpt(source):
         source = converted(source, config_path if checkpoint_path else None)
-    if changes or str(source) in preset_names() or Path(str(source)).is_file():
-        built = AutoModel.from_config({**model_config(config_path or source), **changes})
+    given = model_config(config_path or source)
+    built = AutoModel.from_config({**given, **changes})
+    if str(source) in preset_names() or Path(str(source)).is_file():
+        return built, built.config  # sizes alone
+    if parameter_shapes({**given, **changes}) == parameter_shapes(given):
+        load_into(built, find_model(source))
     else:
-        built = AutoModel.from_pretrained(find_model(source))
+        log.warning("build_transformer_model: weights are random, their shapes change by %s", ", ".join(changes))
     return built, built.config
 
 

@@ -18,6 +18,7 @@ from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, read
+from pet.train.callbacks.base import find_callback
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}|\$([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -224,6 +225,11 @@ def _check_files(recipe: Recipe, report: Report) -> None:
             report.add(("adapter", "load"), f"{directory}: no such directory{_beside(directory)}")
         elif not (directory / "adapter_config.json").is_file():
             report.add(("adapter", "load"), f"{directory}: holds no adapter_config.json, so it is no adapter")
+    for index, entry in enumerate(recipe.callbacks):
+        try:
+            find_callback(entry.name, entry.args)
+        except InputError as error:
+            report.add(("callbacks", index), str(error).removeprefix("callbacks: "))
 
 
 def _check_model(recipe: Recipe, report: Report) -> None:

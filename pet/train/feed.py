@@ -34,6 +34,8 @@ class BatchList:
         if len(batches) < accumulation:
             raise InputError(f"{len(batches)} batches are too few for a step of {accumulation}")
         self.list = [complete(batch, model, index) for index, batch in enumerate(batches)]
+        for index, batch in enumerate(self.list):
+            check_tokens(batch, model, f"batch {index}")
         self.accumulation = accumulation
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
@@ -95,7 +97,6 @@ def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any
             raise InputError(f"batch {index}: {name} has shape {value.shape}, input_ids {ids.shape}")
     whole = {"input_ids": ids, "labels": labels.astype(np.int32)}
     whole["sample_ids"] = batch.get("sample_ids") or [f"batch {index}, row {row}" for row in range(count)]
-    check_tokens(whole, model, f"batch {index}")
     if all(key in batch for key in ("position_ids", "start", "end")):
         return {**whole, **{key: _integers(batch[key], key) for key in ("position_ids", "start", "end")}}
     context = getattr(model, "room", None)

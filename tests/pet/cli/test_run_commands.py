@@ -303,6 +303,16 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["finetune", "job.yaml", "output.dir=data.jsonl"], "is a file"),
         (["train", "job.yaml", "output.dir=new"], "pet train trains every weight"),
         (["finetune", "job.yaml", "output.dir=new", "callbacks=[cvs]"], "did you mean 'csv'"),
+        *(
+            ([command, "job.yaml", "output.dir=new", f"callbacks=[{entry}]"], words)
+            for command in ("finetune", "validate")
+            for entry, words in [
+                ('{name: "os:system", args: {command: "touch called"}}', "'os:system' is no callback"),
+                ('{name: "subprocess:Popen", args: {args: [touch, called]}}', "'subprocess:Popen' is no callback"),
+                ('{name: "watcher:Watcher", args: {speed: 3}}', "'speed'"),
+                ('"watcher:Watchr"', "did you mean"),
+            ]
+        ),
         (["finetune", "job.yaml", "output.dir=new", "data.train=broken.jsonl"], "broken.jsonl"),
         (["evaluate", "job.yaml"], "what is to be measured?"),
         (["evaluate", "output"], "no run directory"),
@@ -331,6 +341,11 @@ def test_what_is_wrong_is_said_and_nothing_is_written(here, capsys, arguments, w
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert sorted(str(path) for path in here.rglob("*")) == before
+
+
+def test_what_is_no_callback_is_never_called(here):
+    assert main(["finetune", "job.yaml", "output.dir=new", 'callbacks=[{name: "os:mkdir", args: {path: called}}]']) == 2
+    assert not (here / "called").exists()
 
 
 def test_info_and_data(here, capsys):

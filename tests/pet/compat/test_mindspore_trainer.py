@@ -132,7 +132,10 @@ def test_a_task_file(tmp_path):
         make_recipe(make_parser().parse_args(["--do_train", "--schedule", "linnear"]), Task())
 
 
-def test_build_transformer_model(base, tmp_path):
+NAME = "transformer.h.0.mlp.c_fc.weight"
+
+
+def test_build_transformer_model(base, tmp_path, caplog):
     from pet.compat.ckpt.doors import to_file
 
     model, config = build_transformer_model(str(base))
@@ -140,4 +143,13 @@ def test_build_transformer_model(base, tmp_path):
     to_file(base, tmp_path / "gpt.ckpt")
     other, _ = build_transformer_model(str(base), checkpoint_path=str(tmp_path / "gpt.ckpt"))
     assert np.array_equal(other([[5, 6]]).asnumpy(), model([[5, 6]]).asnumpy())
-    assert build_transformer_model(str(base), n_layer=1)[1].n_layer == 1
+    caplog.clear()
+    same, config = build_transformer_model(str(base), compute_type="float16", padding_idx=0, layer_norm_epsilon=1e-3)
+    assert np.array_equal(same.parameters_dict()[NAME].asnumpy(), model.parameters_dict()[NAME].asnumpy())
+    assert config.layer_norm_epsilon == 1e-3 and not caplog.records
+    changed, config = build_transformer_model(str(base), n_layer=1)
+    assert config.n_layer == 1
+    assert not np.array_equal(changed.parameters_dict()[NAME].asnumpy(), model.parameters_dict()[NAME].asnumpy())
+    assert [record.message for record in caplog.records] == [
+        "build_transformer_model: weights are random, their shapes change by n_layer"
+    ]

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import types
 
 import numpy as np
 import pytest
 
+from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
 from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback
@@ -28,6 +30,54 @@ def test_it_learns_and_tells_what_it_did(toy, batch):
     assert outcome["steps"] == 40 and outcome["epochs"] == 20.0
     assert outcome["compile_seconds"] > 0 and outcome["padding"] == 0
     assert not trainer.model.training
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": -1}, r"batch 1: labels holds -1; expected an id of the vocabulary \(0 … 30\), or -100"),
+        ({"labels": 31}, "batch 1: labels holds 31"),
+        ({"input_ids": -100}, "batch 1: input_ids holds -100; expected an id of the vocabulary"),
+        ({"input_ids": 31}, "batch 1: input_ids holds 31"),
+        ({"position_ids": 8}, "batch 1: position_ids holds 8; the model's context has positions 0 … 7"),
+    ],
+)
+def test_numbers_that_are_no_ids_are_refused_in_every_feed(toy, batch, change, message):
+    model = toy()
+    model.config = types.SimpleNamespace(dims=types.SimpleNamespace(vocab=31, context=8))
+    good, bad = batch(2, seed=0), batch(2, seed=1)
+    for name, value in change.items():
+        bad[name] = bad[name].copy()
+        bad[name][1, -1] = value
+    with pytest.raises(InputError, match=message):
+        make(model, [good, bad])
+
+    class Stream:
+        """A feed of the user's own."""
+
+        def steps_per_epoch(self, epoch=0):
+            return 2
+
+        def batches(self, epoch=0, start=0):
+            yield from [good, bad][start:]
+
+    before = model.embed.asnumpy().copy()
+    trainer = make(model, Stream(), steps=2)
+    with pytest.raises(InputError, match=r"sample 1\.0, sample 1\.1: " + message.removeprefix("batch 1: ")):
+        trainer.train()
+    assert trainer.position.step == 1 and not np.array_equal(before, model.embed.asnumpy())
+
+
+def test_a_row_beyond_the_context_is_refused(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    ids = np.ones((1, model.room + 1), np.int32)
+    with pytest.raises(
+        InputError, match=f"batch 0: a row of {model.room + 1} tokens is longer .* context of {model.room}"
+    ):
+        make(model, [{"input_ids": ids}])
+    mask = np.ones_like(ids)
+    mask[0, 0] = 0  # padding is no token
+    make(model, [{"input_ids": ids, "attention_mask": mask}])
 
 
 def test_epochs_give_the_number_of_steps(toy, batch):
