@@ -143,7 +143,8 @@ def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
 
 
 def set_adapter(model: nn.Cell, names) -> None:
-    """Lets just this adapter, or these, take part in the forward and in training."""
+    """Lets just this adapter, or these in this order, take part in the forward and in training: their parameters become
+    trainable and those of all others frozen. Nothing else undoes what `freeze_modules` set."""
     registry(model).set(names)
 
 
@@ -173,12 +174,16 @@ def adapter_status(model: nn.Cell) -> dict[str, dict[str, Any]]:
 
 
 def disable_adapters(model: nn.Cell):
-    """A context in which the model is its bare base; afterwards its state is what it was, merged or not."""
+    """A context in which the model is its bare base, whatever is called within; blocks nest. What is active and what is
+    merged stays so and takes part again afterwards; adapters chosen within count from then on."""
     return registry(model).disabled()
 
 
 def adapter_names(model: nn.Cell, names: list[str]):
-    """A context in which row i of every batch goes through adapter ``names[i]``, or the base for ``"__base__"``."""
+    """A context in which row i of every batch goes through adapter ``names[i]``, or the base for ``"__base__"``.
+
+    A batch with another number of rows is an InputError. What is trained stays as it is.
+    """
     return registry(model).rows(names)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
-from adapters.replacement import own_parameters, plain_cells
+from adapters.replacement import own_parameters
+from adapters.sites import plain_cells
 from model_zoo.errors import InputError
 
 SHIFTS = ("bias", "beta")

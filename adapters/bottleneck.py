@@ -122,6 +122,7 @@ class Bottleneck(AdapterModule):
     def __init__(self, config: BottleneckConfig, site):
         super().__init__()
         self.parallel = config.placement == "parallel"
+        self.reads_output = not self.parallel
         into = site.in_features if self.parallel else site.out_features
         self.scaling = config.scaling
         self.norm = LayerNorm(into, 1e-5) if config.layer_norm else None

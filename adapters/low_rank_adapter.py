@@ -69,6 +69,8 @@ LowRankAdapterConfig.peft_keys = own_keys(LowRankAdapterConfig)
 class LowRankAdapter(AdapterModule):
     """The network at one cell."""
 
+    reads_output = True
+
     def __init__(self, config: LowRankAdapterConfig, site, width: int):
         super().__init__()
         generator, rank, hidden = generator_for(config.seed, site.path), config.rank, site.out_features

@@ -18,7 +18,8 @@ import re
 from collections.abc import Iterable
 
 from adapters.method import MethodConfig
-from adapters.sites import Site, sites
+from adapters.replacement import wanted
+from adapters.sites import Site, named, sites
 from model_zoo.errors import InputError, nearest
 
 GROUPS = ("attention", "mlp", "all-linear")
@@ -77,11 +78,6 @@ def as_list(value) -> list:
 def is_glob(pattern: str) -> bool:
     """Whether a target is a glob rather than a name."""
     return any(sign in pattern for sign in "*?[")
-
-
-def named(path: str, name: str) -> bool:
-    """Whether a name is a cell's whole path or its last parts."""
-    return path == name or path.endswith("." + name)
 
 
 def matches(entry: str, site: Site, family) -> bool:
@@ -239,8 +235,6 @@ def plan(model, config: MethodConfig) -> Plan:
     entries = [Planned(site, config.parameters_at(site)) for site in chosen]
     entries += [Planned(companion.site, companion.parameters) for companion in config.companions(model, chosen)]
     if not hasattr(model, "adapter_sites"):  # a model of shapes alone has no parameters to copy
-        from adapters.replacement import wanted
-
         for path, cell, attribute in wanted(model, config, chosen):
             parameter = cell._params[attribute]
             site = Site(path, cell, "whole", 0, 0)

@@ -1,19 +1,24 @@
 """Merging: W + ΣΔW computed in float64 and rounded once, and back again bit for bit.
 
 All deltas are taken against the untouched base, and summed in the order of the adapters' names: merging a, then b,
-or b, then a, or both at once gives the same bits.
+or b, then a, or both at once gives the same bits. Only where a method scales what others compute (IA3) the order in
+which they are active counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from adapters.method import AdapterModule
 from adapters.registry import Registry, registry
-from adapters.replacement import plain_cells, put
+from adapters.replacement import check_compatible, own_parameters, put
+from adapters.sites import plain_cells
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError
@@ -45,33 +50,90 @@ class Target:
     """One parameter of one cell that a merge writes to.
 
     Attributes:
-        shared: whether another cell uses the same Parameter and must keep its value.
-        before: the array as it was, while merged.
         parameter: the cell's Parameter before the merge.
-        own: the cell's own Parameter while merged, where it shared one before.
+        kept: what is not in the parameter now: the merged values at first, the base's while merged.
+        finite: whether no merged value is NaN or infinite.
+        own: the cell's own merged Parameter, where it shares `parameter` with another cell that must keep its value.
     """
 
     path: str
     cell: nn.Cell
     attribute: str
     parameter: Parameter
-    shared: bool = False
-    before: np.ndarray | None = None
-    after: np.ndarray | None = None
+    kept: np.ndarray | None = None
+    finite: bool = True
     own: Parameter | None = None
 
     @property
     def key(self) -> tuple[int, str]:
         return id(self.cell), self.attribute
 
-    def put_merged(self) -> None:
-        """Makes the cell use its own merged weight, where it has one."""
-        if self.own is not None:
-            put(self.cell, self.attribute, self.own)
+    def exchange(self) -> None:
+        """Puts what is kept into the parameter, and keeps what was there. Compiled graphs see it."""
+        if self.own is None:
+            there = self.parameter.asnumpy().copy()
+            write_parameter(self.parameter, self.kept)
+            self.kept = there
+
+
+@dataclasses.dataclass
+class Merged:
+    """What is merged, and how to undo it.
+
+    Attributes:
+        names: the adapters, in the order in which they were merged.
+        error: see `MergeReport`.
+        config: the model's, where it says whether the head is tied.
+        frozen: parameters of the adapters that were trained until then, and will be again.
+        inside: whether the merged values are in the weights; they are not while adapters are disabled.
+    """
+
+    names: tuple[str, ...]
+    targets: list[Target]
+    error: float
+    config: Any
+    frozen: list[Parameter] = dataclasses.field(default_factory=list)
+    inside: bool = False
+
+    @property
+    def untied(self) -> tuple[str, ...]:
+        """The weights that were shared and are two while merged."""
+        return tuple(target.path for target in self.targets if target.own is not None)
+
+    def put(self, inside: bool) -> None:
+        """Puts the merged values into the weights, or the base's back, bit for bit."""
+        for target in self.targets:
+            if inside != self.inside:
+                target.exchange()
+            if target.own is not None:
+                put(target.cell, target.attribute, target.own if inside else target.parameter)
+        self.inside = inside
+        if self.untied and hasattr(self.config, "tie_word_embeddings"):
+            self.config.tie_word_embeddings = not inside
+
+    def freeze(self, state: Registry) -> None:
+        """What is merged is not trained."""
+        for name in self.names:
+            self.frozen += [one for one in state.adapters[name].parameters() if one.requires_grad]
+            state.adapters[name].train(False)
+
+    def anew(self, state: Registry) -> Merged:
+        """The same merge over the weights of now; they are the base's."""
+        return dataclasses.replace(planned(state, self.names), frozen=self.frozen)
+
+    def settle(self, was_trainable: dict[str, bool]) -> None:
+        """Leaves the merged values in the weights for good; weights of their own are trained as the shared one was."""
+        self.put(inside=True)
+        for target in self.targets:
+            if target.own is not None:
+                target.own.requires_grad = was_trainable.get(target.parameter.name, True)
 
 
 def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
     """Makes adapters part of the weights, in place.
+
+    The output stays what it is with all these adapters active, but for rounding. What is selected stays selected:
+    `unmerge` gives back just the state before.
 
     Args:
         model: with adapters.
@@ -79,10 +141,12 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
         safe: look at every merged value first, and refuse when one is NaN or infinite.
 
     Raises:
-        InputError: an unknown name, a method that cannot be merged (with the reason), nothing to merge, or with
-            ``safe`` a value that is not finite. The model is unchanged then.
+        InputError: an unknown name, a method that cannot be merged (with the reason), an adapter that stays active and
+            computes otherwise over the merged weights, nothing to merge, a block of `disable_adapters` or
+            `adapter_names`, or with ``safe`` a value that is not finite. The model is unchanged then.
     """
     state = registry(model)
+    state.refuse_within_blocks("merge")
     if names is None:
         names = state.active or state.merged_names
     names = (names,) if isinstance(names, str) else tuple(names)
@@ -90,50 +154,50 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
         raise InputError("merge: there is no active adapter")
     for name in names:
         refuse_unmergeable(state, name)
-    every = tuple(sorted({*names, *state.merged_names}))
+    every = tuple(dict.fromkeys((*state.merged_names, *names)))
     refuse_over_changed_base(state, every)
-    active = state.active
-    previous = state.merged_names
-    unmerge(model)
-    try:
-        targets, error = merged_values(state, every)
+    with state.disabled():
+        merged = planned(state, every)
         if safe:
-            bad = [target.path for target in targets if not np.isfinite(target.after.astype(np.float64)).all()]
+            bad = [target.path for target in merged.targets if not target.finite]
             if bad:
                 raise InputError(f"merge: {', '.join(bad[:3])} would hold NaN or Inf; nothing was merged")
-    except BaseException:
-        if previous:
-            merge(model, previous)
-        raise
-    state.active = tuple(name for name in active if name not in every)
-    state.refresh()
-    for target in targets:
-        write(state, target)
-    state.merged = {target.key: target for target in targets}
-    state.merged_names = every
-    state.merged_active = tuple(dict.fromkeys((*active, *names)))
-    state.refresh()
-    untied = tuple(target.path for target in targets if target.shared)
-    if untied and getattr(model, "config", None) is not None and hasattr(model.config, "tie_word_embeddings"):
-        model.config.tie_word_embeddings = False
-    return MergeReport(every, len(targets), error, untied)
+        if state.merged is not None:
+            merged.frozen = state.merged.frozen
+        state.merged = merged
+    merged.freeze(state)
+    return MergeReport(every, len(merged.targets), merged.error, merged.untied)
 
 
 def unmerge(model: nn.Cell) -> None:
-    """Takes every merged adapter out of the weights again, bit for bit, and makes it active as before."""
+    """Takes every merged adapter out of the weights again, bit for bit. What was active, and what was trained, is so
+    again. Raises InputError within a block of `disable_adapters`."""
     state = registry(model)
-    if not state.merged_names:
+    if state.merged is None:
         return
-    for target in state.merged.values():
-        if target.shared:
-            put(target.cell, target.attribute, target.parameter)
-            if hasattr(model.config, "tie_word_embeddings"):
-                model.config.tie_word_embeddings = True
-        else:
-            assign(target.parameter, target.before)
-    state.merged, state.merged_names = {}, ()
-    state.active = state.merged_active
+    state.refuse_within_blocks("unmerge")
+    merged, state.merged = state.merged, None
+    merged.put(inside=False)
     state.refresh()
+    for parameter in merged.frozen:
+        parameter.requires_grad = True
+
+
+def merge_and_unload(model: nn.Cell, names=None, safe: bool = False) -> nn.Cell:
+    """Merges adapters for good and takes all of them off: the plain model again, with their weights in it.
+
+    Args:
+        model, names, safe: as for `merge`. Adapters that are not merged are lost.
+
+    Returns:
+        The model, changed in place. It is trainable as it was before its first adapter.
+
+    Raises:
+        InputError: as `merge`. The model is unchanged then.
+    """
+    merge(model, names, safe)
+    registry(model).keep_merged()
+    return model
 
 
 def refuse_unmergeable(state: Registry, name: str) -> None:
@@ -144,87 +208,164 @@ def refuse_unmergeable(state: Registry, name: str) -> None:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
 
 
+# Several adapters on one cell -----------------------------------------------------------------------------------------
+
+
+def in_order(state: Registry, names: tuple[str, ...]) -> list[str]:
+    """These adapters in the order in which they act: those that are not selected stand in front."""
+    return sorted(names, key=lambda name: state.selected.index(name) if name in state.selected else -1)
+
+
 def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
-    """Raises InputError where an adapter that stays active goes by the base weight of a cell that would change."""
+    """Raises InputError where an adapter that stays active would compute something else over the merged weights.
+
+    What is merged moves in front of what stays, and the base that this sees is no longer the bare one.
+    """
+    order = in_order(state, merged)
     for name in state.active:
         if name in merged:
             continue
+        both = f"merge both, or deactivate {name!r} first"
         for path, module in state.adapters[name].modules.items():
-            other = next((other for other in merged if path in state.adapters[other].modules), None)
-            if module.needs_base and other is not None:
-                raise InputError(
-                    f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; "
-                    f"merge both, or deactivate {name!r} first"
-                )
+            for other in order:
+                theirs = state.adapters[other].modules.get(path)
+                if theirs is None:
+                    continue
+                if module.needs_base:
+                    raise InputError(
+                        f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; {both}"
+                    )
+                if theirs.changes_input:  # it scales what the base reads, wherever it stands
+                    continue
+                behind = other in state.selected and state.selected.index(name) < state.selected.index(other)
+                reads = behind and (module.reads_output or theirs.reads_output)
+                if reads or scales_input(state, name, path):
+                    raise InputError(
+                        f"merge: {name!r} is active at {path}, where {other!r} does not act on the base alone; {both}"
+                    )
+        kept = {(id(item.cell), item.attribute): item for item in state.adapters[name].replaced}
+        for other in order:
+            for cell, attribute, path in changes(state, other):
+                if (id(cell), attribute) in kept:
+                    raise InputError(
+                        f"merge: {name!r} is active and has its own {path}.{attribute}, where {other!r} would change "
+                        f"the base's; {both}"
+                    )
 
 
-def merged_values(state: Registry, names: tuple[str, ...]) -> tuple[list[Target], float]:
-    """What each touched parameter would hold with these adapters merged, and the largest rounding error."""
-    from adapters.replacement import check_compatible
-    from adapters.sites import weight_of
+def scales_input(state: Registry, name: str, path: str) -> bool:
+    """Whether an adapter scales the input of the weight at a cell. An embedding's is ids."""
+    adapter = state.adapters[name]
+    return adapter.modules[path].changes_input and adapter.sites[path].kind != "embedding"
 
-    check_compatible([state.adapters[name] for name in names])
-    users: dict[int, list[tuple[str, nn.Cell, str]]] = {}
-    targets: dict[tuple[int, str], Target] = {}
-    exact: dict[tuple[int, str], np.ndarray] = {}
 
-    def target_for(path, cell, attribute, parameter) -> Target:
+def changes(state: Registry, name: str) -> Iterator[tuple[nn.Cell, str, str]]:
+    """The parameters that an adapter's modules change when merged: (cell, attribute, the cell's path)."""
+    for path, module in state.adapters[name].modules.items():
+        cell = state.adapters[name].sites[path].cell
+        yield cell, weight_attribute(cell), path
+        if module.reads_output and getattr(cell, "bias", None) is not None:
+            yield cell, "bias", path
+
+
+def weight_attribute(cell: nn.Cell) -> str:
+    """What a cell calls its weight."""
+    return "weight" if getattr(cell, "weight", None) is not None else "embedding_table"
+
+
+class Sums:
+    """The merged values of every touched parameter, in float64."""
+
+    def __init__(self):
+        self.targets: dict[tuple[int, str], Target] = {}
+        self.exact: dict[tuple[int, str], np.ndarray] = {}
+
+    def key(self, path: str, cell: nn.Cell, attribute: str, parameter: Parameter) -> tuple[int, str]:
+        """The place of a parameter's sum, which begins as the base."""
         key = (id(cell), attribute)
-        if key not in targets:
-            targets[key] = Target(f"{path}.{attribute}", cell, attribute, parameter)
-            targets[key].before = parameter.asnumpy().copy()
-            exact[key] = wide(parameter)
-        return targets[key]
+        if key not in self.targets:
+            self.targets[key] = Target(f"{path}.{attribute}", cell, attribute, parameter)
+            self.exact[key] = wide(parameter)
+        return key
 
-    with state.disabled():
-        for path, cell in plain_cells(state.model):
-            for attribute, parameter in cell._params.items():
-                if parameter is not None:
-                    users.setdefault(id(parameter), []).append((path, cell, attribute))
-        for name in names:
-            for path, module in state.adapters[name].modules.items():
-                cell = state.adapters[name].sites[path].cell
-                weight = weight_of(cell)
-                attribute = "weight" if getattr(cell, "weight", None) is weight else "embedding_table"
-                target = target_for(path, cell, attribute, weight)
-                change = module.delta(wide(weight))
-                exact[target.key] = exact[target.key] + change
-                bias = getattr(cell, "bias", None)
-                if bias is not None:
-                    change = module.delta_bias(wide(bias))
-                    if change is not None:
-                        target = target_for(path, cell, "bias", bias)
-                        exact[target.key] = exact[target.key] + change
-        for name in names:
-            for item in state.adapters[name].replaced:
-                path = item.saved_name.rsplit(".", 1)[0]
-                target = target_for(path, item.cell, item.attribute, item.base)
-                exact[target.key] = exact[target.key] - wide(item.base) + wide(item.own)
+    def add(self, path: str, cell: nn.Cell, modules: list[AdapterModule]) -> None:
+        """Adds what the modules of one cell change, as if they acted in this order.
+
+        Those that scale act on what is there so far, the others on the untouched base. Scaled inputs come first: the
+        base alone reads them.
+        """
+        attribute = weight_attribute(cell)
+        bare = wide(getattr(cell, attribute))
+        key = self.key(path, cell, attribute, getattr(cell, attribute))
+        bias = getattr(cell, "bias", None)
+        for module in sorted(modules, key=lambda module: not module.changes_input):
+            scales = module.changes_input or module.reads_output
+            self.exact[key] = self.exact[key] + module.delta(self.exact[key] if scales else bare)
+            if bias is not None and module.reads_output:
+                place = self.key(path, cell, "bias", bias)
+                self.exact[place] = self.exact[place] + module.delta_bias(self.exact[place])
+
+
+def planned(state: Registry, names: tuple[str, ...]) -> Merged:
+    """What each touched parameter would hold with these adapters merged. The weights are the bare base's."""
+    check_compatible([state.adapters[name] for name in names])
+    sums = Sums()
+    for name in names:
+        for item in state.adapters[name].replaced:
+            key = sums.key(item.saved_name.rsplit(".", 1)[0], item.cell, item.attribute, item.base)
+            sums.exact[key] = wide(item.own)
+    sites = {site.path: site for name in names for site in state.adapters[name].sites.values()}
+    for path, site in sites.items():
+        own = {
+            name: state.adapters[name].modules[path]
+            for name in in_order(state, names)
+            if path in state.adapters[name].modules
+        }
+        refuse_unknown_base(path, own, (id(site.cell), weight_attribute(site.cell)) in sums.targets)
+        if not any(module.reads_output for module in own.values()):
+            own = dict(sorted(own.items()))  # no order counts: any order of merging gives the same bits
+        sums.add(path, site.cell, list(own.values()))
     error = 0.0
-    for key, target in targets.items():
+    for key, target in sums.targets.items():
         stored = float_name(target.parameter.dtype)
-        target.after = convert(exact[key], "float64", stored)
-        rounded = from_bfloat16(target.after) if stored == "bfloat16" else target.after
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.abs(rounded.astype(np.float64) - exact[key])
-        if np.isfinite(difference).any():
-            error = max(error, float(np.nanmax(np.where(np.isfinite(difference), difference, 0))))
-    return split_shared(targets, users), error
+        target.kept = convert(sums.exact[key], "float64", stored)
+        rounded = (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
+        finite = np.isfinite(rounded)
+        target.finite = bool(finite.all())
+        error = max(error, float(np.abs(rounded - sums.exact[key], where=finite, out=np.zeros_like(rounded)).max()))
+    return Merged(names, split_shared(state.model, sums.targets), error, getattr(state.model, "config", None))
 
 
-def split_shared(targets: dict, users: dict) -> list[Target]:
+def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: bool) -> None:
+    """Raises InputError where a module that goes by the bare base stands on one that others replace or scale."""
+    for name, module in modules.items():
+        others = [other for other, theirs in modules.items() if theirs.changes_input]
+        if module.needs_base and (others or replaced):
+            what = f"whose input {others[0]!r} scales" if others else "whose weight another adapter replaces"
+            raise InputError(f"merge: {name!r} rescales {path}, {what}; these two cannot be merged together")
+
+
+def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list[Target]:
     """Of cells that share a changed Parameter, the first keeps it and every other gets a copy with its own change."""
-    for target in list(targets.values()):
-        sharing = users.get(id(target.parameter), [])
-        for path, cell, attribute in sharing[1:]:
-            key = (id(cell), attribute)
-            first = targets.get((id(sharing[0][1]), sharing[0][2]))
-            if key in targets and first is not None and same_values(first.after, targets[key].after):
-                continue  # both change alike, so they go on sharing
-            if key not in targets:  # it stays as it is while the first one changes
-                targets[key] = Target(f"{path}.{attribute}", cell, attribute, target.parameter)
-                targets[key].before = targets[key].after = target.before
-            targets[key].shared = True
+    users: dict[int, list[tuple[str, nn.Cell, str]]] = {}
+    for path, cell in plain_cells(model):
+        for attribute, parameter in own_parameters(cell).items():
+            users.setdefault(id(parameter), []).append((path, cell, attribute))
+    for (_, first_cell, first_attribute), *others in users.values():
+        first = targets.get((id(first_cell), first_attribute))
+        for path, cell, attribute in others:
+            target = targets.get((id(cell), attribute))
+            if target is None and first is None:
+                continue
+            if target is None:  # it stays as it is while the first one changes
+                target = Target(f"{path}.{attribute}", cell, attribute, first.parameter)
+                target.kept = first.parameter.asnumpy().copy()
+                targets[target.key] = target
+            elif first is not None and same_values(first.kept, target.kept):
+                del targets[target.key]  # both change alike, so they go on sharing
+                continue
+            values = as_tensor(target.kept, target.parameter.dtype)
+            target.own = Parameter(values, name=target.path, requires_grad=False)
     return list(targets.values())
 
 
@@ -237,21 +378,6 @@ def wide(parameter: Parameter) -> np.ndarray:
     """A parameter's values in float64."""
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy().astype(np.float64)
-
-
-def write(state: Registry, target: Target) -> None:
-    """Puts the merged value in place; a shared Parameter is left alone and the cell gets its own."""
-    if not target.shared:
-        assign(target.parameter, target.after)
-        return
-    values = as_tensor(target.after, target.parameter.dtype)
-    target.own = Parameter(values, name=target.path, requires_grad=False)
-    target.put_merged()
-
-
-def assign(parameter: Parameter, values: np.ndarray) -> None:
-    """Writes values into a parameter; compiled graphs see them."""
-    write_parameter(parameter, values)
 
 
 def as_tensor(values: np.ndarray, dtype) -> Tensor:

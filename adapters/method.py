@@ -36,11 +36,13 @@ class AdapterModule(nn.Cell):
 
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
+        reads_output: whether what it adds depends on the output so far, so that the order on a cell matters.
         starts_from_base: whether its first values are taken out of the base's weights.
     """
 
     changes_input = False
     needs_base = False
+    reads_output = False
     starts_from_base = False
 
     def __init__(self):
@@ -68,11 +70,16 @@ class AdapterModule(nn.Cell):
         return None
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
-        """ΔW for the base weight given in float64, in its own shape and in float64."""
+        """ΔW in float64, in the weight's own shape.
+
+        Args:
+            weight: in float64: the base's; for a module that scales (`reads_output`, `changes_input`) the weight that
+                the modules before it have made.
+        """
         raise TypeError(f"{type(self).__name__} cannot be merged: {self.why_unmergeable()}")
 
     def delta_bias(self, bias: np.ndarray) -> np.ndarray | None:
-        """Δb for the base bias in float64, or None when the bias stays as it is."""
+        """Δb in float64 for a bias given likewise, or None when it stays as it is."""
         return None
 
 

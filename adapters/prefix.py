@@ -284,7 +284,7 @@ def gathered(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 def refuse_targets(config: MethodConfig) -> None:
     """Raises InputError for settings that choose cells: these methods always go to the same ones."""
     for key in ("targets", "exclude", "layers", "modules_to_save"):
-        if getattr(config, key):
+        if getattr(config, key) not in (None, "", [], ()):
             raise InputError(f"{config.method}: {key} has no meaning here; the method belongs to the whole model")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,11 +17,14 @@ from mindspore import Parameter, Tensor, nn
 from adapters import replacement
 from adapters.matching import chosen_sites
 from adapters.method import AdapterModule, MethodConfig
-from adapters.sites import Site, activate, attach, detach
+from adapters.restart import base_loading
+from adapters.sites import Site, activate, attach, check_vacant, detach
 from model_zoo.errors import InputError, nearest
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
+
+new_version = itertools.count().__next__
 
 
 @dataclasses.dataclass
@@ -27,7 +32,8 @@ class Adapter:
     """One named adapter: its configuration, its modules by cell path, and what it replaces whole.
 
     ``companions`` are paths among `sites` that no target named (`MethodConfig.companions`). ``source`` is what the
-    files it was loaded from held beside the tensors, kept so that saving gives them back.
+    files it was loaded from held beside the tensors, kept so that saving gives them back. No two adapters, and no two
+    states of one that compiled graphs must tell apart, have the same ``version``.
     """
 
     name: str
@@ -37,6 +43,7 @@ class Adapter:
     replaced: list[replacement.Replacement]
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    version: int = dataclasses.field(default_factory=new_version)
 
     def tensors(self) -> dict[str, Parameter]:
         """Every parameter of the adapter by its name in a file, without PEFT's prefix."""
@@ -54,6 +61,11 @@ class Adapter:
         own = list({id(value): value for value in own}.values())
         return own + [item.own for item in self.replaced]
 
+    def train(self, trained: bool) -> None:
+        """Trains or freezes all its parameters."""
+        for parameter in self.parameters():
+            parameter.requires_grad = trained
+
 
 def is_trained(parameter: Parameter) -> bool:
     """Whether a parameter of a module is a weight rather than a buffer."""
@@ -61,19 +73,48 @@ def is_trained(parameter: Parameter) -> bool:
 
 
 class Registry:
-    """All adapters of one model. Every change is checked first: an error leaves the model as it was."""
+    """All adapters of one model. Every change is checked first: an error leaves the model as it was.
+
+    What the user asks for is kept in four places, and none of them changes another:
+
+        selected   the adapters that take part, in this order     `set`, `delete`
+        merged     those that are part of the weights             `adapters.merge`
+        disabled   how many blocks without adapters are open      `disabled`
+        row_names  one adapter per row, within a mixed batch      `rows`
+
+    `running` follows from these, and `refresh` makes the cells follow `running`. Which parameters are trained is no
+    part of it: ``requires_grad`` is written where adapters are added, selected, merged or deleted, and nowhere else.
+    """
 
     def __init__(self, model: nn.Cell):
         self.model = model
         self.adapters: dict[str, Adapter] = {}
-        self.active: tuple[str, ...] = ()
-        self.merged: dict[Any, Any] = {}  # what `adapters.merge` needs to undo itself
-        self.merged_names: tuple[str, ...] = ()
-        self.merged_active: tuple[str, ...] = ()
+        self.selected: tuple[str, ...] = ()
+        self.merged: Any = None  # an `adapters.merge.Merged`
+        self.blocks = 0
+        self.row_names: tuple[str, ...] | None = None
         self.was_trainable: dict[str, bool] = {}
-        self.row_flags: list[str] = []  # while a batch mixes adapters: one name per row
         # asked for by `model_zoo.checkpoint.reading.load_into`, which knows nothing of adapters
-        object.__setattr__(model, "base_loading", self.base_loading)
+        object.__setattr__(model, "base_loading", functools.partial(base_loading, self))
+
+    @property
+    def merged_names(self) -> tuple[str, ...]:
+        """The adapters that are merged, in the order in which they were."""
+        return self.merged.names if self.merged is not None else ()
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The selected adapters that are not merged."""
+        return tuple(name for name in self.selected if name not in self.merged_names)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The adapters that a forward goes through now."""
+        if self.blocks:
+            return ()
+        if self.row_names is None:
+            return self.active
+        return tuple(dict.fromkeys(name for name in self.row_names if name != BASE))
 
     def get(self, name: str) -> Adapter:
         """The adapter of this name; InputError names those that there are."""
@@ -93,6 +134,12 @@ class Registry:
         if self.merged_names:
             raise InputError(f"cannot {what} while {', '.join(self.merged_names)} is merged; unmerge first")
 
+    def refuse_within_blocks(self, what: str) -> None:
+        """Raises InputError within `disabled` and `rows`."""
+        if self.blocks or self.row_names is not None:
+            block = "disable_adapters" if self.blocks else "adapter_names"
+            raise InputError(f"cannot {what} within a block of {block}; leave the block first")
+
     def add(self, config: MethodConfig, name: str) -> Adapter:
         """Builds an adapter and attaches it, not yet active."""
         self.check_new(name)
@@ -105,6 +152,8 @@ class Registry:
             companions = config.companions(self.model, chosen)
             modules.update({companion.site.path: companion.build() for companion in companions})
         chosen = [site for site in chosen if site.path in modules] + [companion.site for companion in companions]
+        for site in chosen:
+            check_vacant(site, name)
         adapter = Adapter(name, config, {site.path: site for site in chosen}, modules, replaced)
         adapter.companions = tuple(companion.site.path for companion in companions)
         if not self.adapters:
@@ -115,11 +164,12 @@ class Registry:
             attach(site.cell, name, modules[site.path])
             name_module(modules[site.path], site.path, name)
         self.adapters[name] = adapter
+        adapter.train(False)
         self.refresh()
         return adapter
 
     def set(self, names: str | Iterable[str]) -> None:
-        """Lets just these adapters take part."""
+        """Lets just these adapters take part, and be trained."""
         names = (names,) if isinstance(names, str) else tuple(names)
         for name in names:
             self.get(name)
@@ -130,15 +180,19 @@ class Registry:
         alone = [name for name in names if not self.adapters[name].config.stackable]
         if len(alone) > 1:
             raise InputError(f"adapters {alone[0]!r} and {alone[1]!r} both put a prompt first; only one can be active")
-        self.active = names
+        self.selected = names
         self.refresh()
+        for name, adapter in self.adapters.items():
+            adapter.train(name in names)
 
     def delete(self, name: str) -> None:
         """Takes an adapter off; with the last one gone the model is what it was."""
         adapter = self.get(name)
         if name in self.merged_names:
             raise InputError(f"adapter {name!r} is merged into the weights; unmerge before deleting it")
-        self.active = tuple(other for other in self.active if other != name)
+        if self.row_names is not None and name in self.row_names:
+            raise InputError(f"adapter {name!r} takes part in a block of adapter_names; leave the block first")
+        self.selected = tuple(other for other in self.selected if other != name)
         self.refresh()
         for site in adapter.sites.values():
             detach(site.cell, name)
@@ -148,26 +202,37 @@ class Registry:
             for parameter in self.model.get_parameters():
                 parameter.requires_grad = self.was_trainable.get(parameter.name, parameter.requires_grad)
 
-    def refresh(self, names: tuple[str, ...] | None = None) -> None:
-        """Makes the cells follow `active` (or `names`, while something is disabled)."""
-        names = self.active if names is None else names
-        cells = {id(site.cell): site.cell for adapter in self.adapters.values() for site in adapter.sites.values()}
+    def keep_merged(self) -> None:
+        """Takes every adapter off and leaves what is merged in the weights for good."""
+        merged, self.merged = self.merged, None
+        for name in list(self.adapters):
+            self.delete(name)
+        merged.settle(self.was_trainable)
+
+    def refresh(self) -> None:
+        """Makes the cells follow `running` and `merged`."""
+        names, adapters = self.running, self.adapters.values()
+        cells = {id(site.cell): site.cell for adapter in adapters for site in adapter.sites.values()}
         for cell in cells.values():
             activate(cell, names)
-        replacement.switch([item for adapter in self.adapters.values() for item in adapter.replaced], names)
-        for target in self.merged.values():
-            target.put_merged()
+        rows = self.row_names if self.row_names is not None and not self.blocks else ()
         for name, adapter in self.adapters.items():
-            for parameter in adapter.parameters():
-                parameter.requires_grad = name in names
+            flags = Tensor([int(row == name) for row in rows]) if name in rows else None
+            for module in adapter.modules.values():
+                module.rows = flags
+        replaced = [item for adapter in adapters for item in adapter.replaced]
+        replacement.restore(replaced)
+        if self.merged is not None:
+            self.merged.put(inside=not self.blocks)
+        replacement.stand_in(replaced, names)
         if hasattr(self.model, "position_offset"):
-            self.refresh_columns(names)
+            self.model.mixed_rows = len(rows) or None
+            self.refresh_columns(names, rows)
         # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
-        adapters = tuple((name, id(self.adapters[name])) for name in names)
-        rows = any(module.rows is not None for name in names for module in self.adapters[name].modules.values())
-        self.model.adapter_state = (adapters, self.merged_names, rows and id(self.row_flags))
+        versions = tuple((name, self.adapters[name].version) for name in names)
+        self.model.adapter_state = (versions, () if self.blocks else self.merged_names, rows)
 
-    def refresh_columns(self, names: tuple[str, ...]) -> None:
+    def refresh_columns(self, names: tuple[str, ...], rows: tuple[str, ...]) -> None:
         """Tells the model how far its tokens are moved, and how many columns stand in front of them.
 
         While a batch mixes adapters both may differ from row to row: the offset is ``(B, 1)`` then, and
@@ -177,67 +242,58 @@ class Registry:
         self.model.position_offset = sum(config.position_offset for config in configs.values())
         self.model.virtual_tokens = sum(config.virtual_tokens for config in configs.values())
         self.model.virtual_keep = None
-        if not any(module.rows is not None for name in names for module in self.adapters[name].modules.values()):
+        if not rows:
             return
         if self.model.position_offset:
-            offsets = [[configs[row].position_offset if row in configs else 0] for row in self.row_flags]
+            offsets = [[configs[row].position_offset if row in configs else 0] for row in rows]
             self.model.position_offset = Tensor(offsets, ms.int32)
         if self.model.virtual_tokens:
             blocks = [  # the last one widened stands in front
-                np.array([[row == name] * config.virtual_tokens for row in self.row_flags], np.int32)
+                np.array([[row == name] * config.virtual_tokens for row in rows], np.int32)
                 for name, config in reversed(configs.items())
             ]
             self.model.virtual_keep = np.concatenate(blocks, 1)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """The bare base within; afterwards the state before, merged or not, also after an error."""
-        merged, names = self.merged_names, self.active
-        if merged:
-            from adapters.merge import unmerge
-
-            unmerge(self.model)
-        self.refresh(())
+        """The bare base within, whatever is asked for there; afterwards what is selected and merged takes part again,
+        also after an error. Blocks nest."""
+        self.blocks += 1
         try:
+            self.refresh()
             yield
         finally:
-            self.active = names
+            self.blocks -= 1
             self.refresh()
-            if merged:
-                from adapters.merge import merge
-
-                merge(self.model, merged)
-
-    def base_loading(self):
-        """A context in which the base is bare, to load other weights into it (`adapters.restart`)."""
-        from adapters.restart import base_loading
-
-        return base_loading(self)
 
     @contextmanager
-    def rows(self, names: list[str]) -> Iterator[None]:
-        """Row i of every batch within goes through adapter ``names[i]``, or through the base for ``"__base__"``."""
+    def rows(self, names: Iterable[str]) -> Iterator[None]:
+        """Row i of every batch within goes through adapter ``names[i]``, or through the base for ``"__base__"``.
+        Blocks nest: the inner one's names count. Nothing is trained or frozen by it."""
         self.refuse_while_merged("mix adapters in a batch")
-        used = tuple(dict.fromkeys(name for name in names if name != BASE))
-        for name in used:
+        names = tuple(names)
+        if not names:
+            raise InputError("adapter_names: no name is given; one per row of the batch was expected")
+        for name in dict.fromkeys(name for name in names if name != BASE):
             if self.get(name).replaced:
                 raise InputError(f"adapter {name!r} replaces whole weights and cannot be mixed with others in a batch")
-        before = self.active
-        self.row_flags = list(names)
-        for name in used:
-            flags = Tensor([int(row == name) for row in names])
-            for module in self.adapters[name].modules.values():
-                module.rows = flags
-        self.active = used
+        before, self.row_names = self.row_names, names
+        # a bundled model counts the rows itself, where it checks the ids
+        counted = None if hasattr(self.model, "mixed_rows") else self.model.register_forward_pre_hook(self.check_rows)
         try:
             self.refresh()
             yield
         finally:
-            for name in used:
-                for module in self.adapters[name].modules.values():
-                    module.rows = None
-            self.active = before
+            self.row_names = before
+            if counted is not None:
+                counted.remove()
             self.refresh()
+
+    def check_rows(self, cell: nn.Cell, arguments: tuple) -> None:
+        """Raises InputError where a batch has another number of rows than names were given."""
+        rows = next((len(value) for value in arguments if isinstance(value, Tensor) and value.ndim), None)
+        if not self.blocks and rows not in (None, len(self.row_names)):
+            raise InputError(f"adapter_names: {len(self.row_names)} adapter names, {rows} rows in the batch")
 
 
 def registry(model: nn.Cell) -> Registry:

@@ -10,7 +10,7 @@ import dataclasses
 
 from mindspore import Parameter, Tensor, nn
 
-from adapters.matching import named
+from adapters.sites import named, plain_cells
 from model_zoo.errors import InputError, nearest
 
 
@@ -85,22 +85,19 @@ def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
     return list(found_so_far.values())
 
 
-def plain_cells(model: nn.Cell):
-    """The model's own cells with their paths, without those that adapters added."""
-    for path, cell in model.cells_and_names():
-        if path and not any(part.startswith("adapter_") for part in path.split(".")):
-            yield path, cell
-
-
 def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
     """The parameters that a cell holds itself, by attribute."""
     return {name: value for name, value in cell._params.items() if value is not None}
 
 
-def switch(items: list[Replacement], names: tuple[str, ...]) -> None:
-    """Puts the copies of the named adapters in place, and the base's parameters everywhere else."""
+def restore(items: list[Replacement]) -> None:
+    """Puts the base's parameters in place."""
     for item in items:
         put(item.cell, item.attribute, item.base)
+
+
+def stand_in(items: list[Replacement], names: tuple[str, ...]) -> None:
+    """Puts the copies of the named adapters in place."""
     for item in items:
         if item.adapter in names:
             put(item.cell, item.attribute, item.own)

@@ -24,7 +24,7 @@ def base_loading(state) -> Iterator[None]:
     seed say what it starts with.
 
     Args:
-        state: the model's `adapters.registry.Registry`. What is merged is taken out first, and merged again.
+        state: the model's `adapters.registry.Registry`. What is merged is taken out first, and merged anew.
     """
     with state.disabled():
         before = {name: fresh_modules(state.model, adapter) for name, adapter in state.adapters.items()}
@@ -36,6 +36,8 @@ def base_loading(state) -> Iterator[None]:
                 module.follow_base(before[name][path], after[path])
         for item in copies:
             write_parameter(item.own, item.base.asnumpy())
+        if state.merged is not None:
+            state.merged = state.merged.anew(state)
 
 
 def fresh_modules(model, adapter) -> dict[str, AdapterModule]:

@@ -13,12 +13,14 @@ Taking the last adapter off swaps the class back, and the plain cell is there ag
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
 from adapters.method import AdapterModule
+from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
 
 WEIGHTED = {
@@ -101,14 +103,30 @@ def sites(model) -> list[Site]:
         return model.adapter_sites()
     layers = getattr(getattr(model, "family", None), "layers", None)
     found = []
-    for path, cell in model.cells_and_names():
-        if path and not isinstance(cell, AdapterModule) and ".adapter_" not in f".{path}":
-            site = site_of(path, cell, layer_index(path, layers))
-            if site is not None:
-                found.append(site)
+    for path, cell in plain_cells(model):
+        site = site_of(path, cell, layer_index(path, layers))
+        if site is not None:
+            found.append(site)
     if hasattr(model, "hidden_states"):
         found.append(Site("", model, "model", 0, 0))
     return found
+
+
+def plain_cells(model: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    """The model's own cells with their paths, without those that adapters added."""
+    added = None
+    for path, cell in model.cells_and_names():  # a cell comes right before what it holds
+        if added is not None and path.startswith(added):
+            continue
+        if isinstance(cell, AdapterModule):
+            added = path + "."
+        elif path:
+            yield path, cell
+
+
+def named(path: str, name: str) -> bool:
+    """Whether a name is a cell's whole path or its last parts."""
+    return path == name or path.endswith("." + name)
 
 
 def layer_index(path: str, layers: str | None) -> int | None:
@@ -238,6 +256,12 @@ def _adapted_model(cls: type) -> type:
     return Adapted
 
 
+def check_vacant(site: Site, name: str) -> None:
+    """Raises InputError where a cell has something of its own under the name that an adapter's module would get."""
+    if hasattr(site.cell, f"adapter_{name}"):
+        raise InputError(f"{site.path} has an adapter_{name} of its own; choose another name than {name!r}")
+
+
 def attach(cell: nn.Cell, name: str, module: AdapterModule) -> None:
     """Puts a module on a cell under an adapter's name; it takes part once `activate` names it."""
     if not hasattr(type(cell), "plain"):
@@ -251,7 +275,7 @@ def detach(cell: nn.Cell, name: str) -> None:
     module = module_at(cell, name)
     object.__setattr__(cell, "active", tuple(other for other in cell.active if other is not module))
     del cell._cells[f"adapter_{name}"]
-    if not any(key.startswith("adapter_") for key in cell._cells):
+    if not any(isinstance(child, AdapterModule) for child in cell._cells.values()):
         del cell.__dict__["active"]
         object.__setattr__(cell, "__class__", type(cell).plain)
 

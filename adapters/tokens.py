@@ -13,9 +13,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.matching import named
 from adapters.method import AdapterModule, Companion
-from adapters.sites import sites, weight_array, weight_of
+from adapters.sites import named, sites, weight_array, weight_of
 from model_zoo.errors import InputError, nearest
 
 KEY = "token_adapter.trainable_tokens_delta"

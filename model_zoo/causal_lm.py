@@ -80,9 +80,10 @@ class CausalLM(nn.Cell):
 
     Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states`` and
     ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's),
-    `virtual_tokens` the number of columns there (a trained prompt's); `decoding` is set while single tokens go through
-    over a cache; `runs_fast` is what `set_fast` was last told; `adapter_state` changes with the adapters that take
-    part; `generation_config` holds the generation_config.json beside the weights.
+    `virtual_tokens` the number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have
+    while each goes through an adapter of its own, else None; `decoding` is set while single tokens go through over a
+    cache; `runs_fast` is what `set_fast` was last told; `adapter_state` changes with the adapters that take part;
+    `generation_config` holds the generation_config.json beside the weights.
     """
 
     family: Family
@@ -93,6 +94,7 @@ class CausalLM(nn.Cell):
         self.position_offset = 0
         self.virtual_tokens = 0
         self.virtual_keep = None
+        self.mixed_rows = None
         self.decoding = False
         self.runs_fast = False
         self.adapter_state = ()
@@ -169,6 +171,8 @@ class CausalLM(nn.Cell):
         values, dims = ids.asnumpy(), self.config.dims
         if values.size == 0:
             raise InputError(f"input_ids is empty: shape {values.shape}")
+        if self.mixed_rows not in (None, len(values)):
+            raise InputError(f"adapter_names: {self.mixed_rows} adapter names, {len(values)} rows in the batch")
         if values.min() < 0 or values.max() >= dims.vocab:
             bad = values.min() if values.min() < 0 else values.max()
             raise InputError(f"input_ids holds {bad}, but the vocabulary has ids 0 … {dims.vocab - 1}")

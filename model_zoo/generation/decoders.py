@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from model_zoo.engine import available
 from model_zoo.engine.decoding import cached_layers
@@ -50,8 +50,9 @@ class PlainDecoder:
         return self.logits()
 
     def logits(self) -> np.ndarray:
-        padded = None if self.mask.all() else self.mask
-        return self.model(self.ids, padded)[:, -1].asnumpy()
+        ids, mask = (Tensor(array.astype(np.int32)) for array in (self.ids, self.mask))
+        # past the model's own checks: `generate` has made them, and beams are more rows than it was given
+        return nn.Cell.__call__(self.model, ids, None if self.mask.all() else mask, None)[:, -1].asnumpy()
 
     def reorder(self, rows: np.ndarray) -> None:
         """Makes row i what row ``rows[i]`` was."""

@@ -162,7 +162,9 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
 
 
 def check_loaded(model, recipe, config) -> None:
-    """Refuses a loaded adapter whose settings are other than what the recipe says of them."""
+    """Refuses a loaded adapter whose settings are other than what the recipe says of them. Another alpha is given to
+    it: the tensors stay what they are."""
+    from adapters.alpha import set_alpha
     from adapters.registry import registry
 
     section, loaded = recipe.adapter, registry(model).get(recipe.adapter.name).config
@@ -175,7 +177,9 @@ def check_loaded(model, recipe, config) -> None:
             continue
         found = getattr(loaded, key)
         found = sorted(found) if isinstance(found, (set, tuple)) else found
-        if found != said and (not isinstance(said, list) or sorted(map(str, said)) != sorted(map(str, found or []))):
+        if key == "alpha" and found != said:
+            set_alpha(model, said, section.name)
+        elif found != said and (not isinstance(said, list) or sorted(map(str, said)) != sorted(map(str, found or []))):
             problems.append(
                 f"{recipe.where('adapter.' + key)}: {said!r}, but the adapter in adapter.load has {found!r}"
             )

@@ -161,11 +161,12 @@ def test_safe_merge_refuses_what_is_not_finite(fixtures, bad):
     assert weights(model) == merged and registry(model).merged_names == ("good",)
 
 
-def test_values_beyond_the_range_of_the_type_are_not_finite():
-    net = Half(ms.float16)
+@pytest.mark.parametrize(("dtype", "value"), [(ms.float16, 1e7), (ms.bfloat16, np.nan), (ms.bfloat16, 3e38)], ids=str)
+def test_values_beyond_the_range_of_the_type_are_not_finite(dtype, value):
+    net = Half(dtype)
     pet.apply_lora(net, rank=2, targets=["cell"])
     factor = registry(net).get("default").modules["cell"].lora_B.weight
-    ops.assign(factor, ms.Tensor(np.full(factor.shape, 1e7, np.float32)))
+    ops.assign(factor, ms.Tensor(np.full(factor.shape, value, np.float32)))
     with pytest.raises(pet.InputError, match="NaN or Inf"):
         pet.merge(net, safe=True)
 
@@ -202,6 +203,37 @@ def test_a_tied_head_unties_once_and_says_so(fixtures, tmp_path, settings, chang
     assert model.config.tie_word_embeddings is True
     pet.delete_adapter(model, "default")
     assert weights(model) == bare and model.lm_head.weight is tied
+
+
+class Shared(nn.Cell):
+    """Two cells of a user's own with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(6, 6), nn.Dense(6, 6)
+        self.second.weight = self.first.weight
+
+    def construct(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("target", ["first", "second"])
+def test_a_weight_that_two_cells_of_ones_own_share(target):
+    own, x = Shared(), ms.Tensor(np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32))
+    bare = own(x).asnumpy()
+    pet.apply_lora(own, rank=2, targets=[target])
+    randomise(own, scale=0.5)
+    adapted = own(x).asnumpy()
+    assert pet.merge(own).untied == ("second.weight",)
+    np.testing.assert_allclose(own(x).asnumpy(), adapted, rtol=0, atol=1e-5)
+    with pet.disable_adapters(own):
+        np.testing.assert_array_equal(own(x).asnumpy(), bare)
+    pet.unmerge(own)
+    np.testing.assert_array_equal(own(x).asnumpy(), adapted)
+    assert own.second.weight is own.first.weight
+    assert pet.merge_and_unload(own) is own and own.second.weight is not own.first.weight
+    np.testing.assert_allclose(own(x).asnumpy(), adapted, rtol=0, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in own.get_parameters())
 
 
 def test_merging_nothing_is_an_error(fixtures):

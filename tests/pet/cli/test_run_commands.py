@@ -370,6 +370,9 @@ def test_going_on_from_a_saved_adapter(here, capsys):
     assert main([*words, "adapter={method: ia3, load: output/job/adapter}"]) == 2
     assert "holds lora, adapter.method is ia3" in capsys.readouterr().err
     assert not (here / "more").exists()
+    assert main([*words, "adapter.alpha=4"]) == 0
+    assert json.loads((here / "more/adapter/adapter_config.json").read_text())["lora_alpha"] == 4
+    capsys.readouterr()
     assert main(words) == 0
     first, second = (json.loads((here / name / "summary.json").read_text()) for name in ("output/job", "more"))
     assert second["before"]["loss"] == pytest.approx(first["after"]["loss"], abs=1e-6)

@@ -1,0 +1,49 @@
+"""Another alpha for a LoRA adapter that is on a model already."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from adapters.lora import LoRAConfig
+from adapters.registry import new_version, registry
+from model_zoo.errors import InputError
+
+
+def set_alpha(model: nn.Cell, alpha: float, name: str = "default") -> None:
+    """Changes how strongly a LoRA adapter acts: its scale is then ``alpha / r`` (``alpha / √r`` for rsLoRA).
+
+    Saving writes the new value. Cells of ``alpha_pattern`` keep theirs. Compiled graphs are made anew.
+
+    Args:
+        model: with a LoRA adapter of this name, not merged.
+        alpha: a number above 0.
+        name: of the adapter.
+
+    Raises:
+        InputError: an unknown name, another method, an adapter that is merged, or no such number.
+    """
+    state = registry(model)
+    adapter = state.get(name)
+    if not isinstance(adapter.config, LoRAConfig):
+        raise InputError(f"set_alpha: adapter {name!r} is of method {adapter.config.method}; only LoRA has an alpha")
+    if name in state.merged_names:
+        raise InputError(f"set_alpha: adapter {name!r} is merged into the weights; unmerge first")
+    config = dataclasses.replace(adapter.config, alpha=alpha)
+    config.validate()
+    for path, module in adapter.modules.items():
+        if path not in adapter.companions:
+            rescale(module, config.scale_at(path))
+    adapter.config, adapter.version = config, new_version()
+    state.refresh()
+
+
+def rescale(module, scale: float) -> None:
+    """Gives a LoRA module on any kind of cell another scale."""
+    module.scale = scale
+    if hasattr(module, "factor"):
+        module.factor = Tensor(np.array([scale], np.float32))
+    if hasattr(module, "magnitude"):
+        module.magnitude.scale = scale
