@@ -16,7 +16,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from adapters.method import AdapterModule
-from adapters.registry import Registry, registry
+from adapters.registry import Registry, new_version, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
@@ -86,6 +86,7 @@ class Merged:
         config: the model's, where it says whether the head is tied.
         frozen: parameters of the adapters that were trained until then, and will be again.
         inside: whether the merged values are in the weights; they are not while adapters are disabled.
+        version: above 0, and never the same, where cells have weights of their own, which compiled graphs hold.
     """
 
     names: tuple[str, ...]
@@ -94,6 +95,10 @@ class Merged:
     config: Any
     frozen: list[Parameter] = dataclasses.field(default_factory=list)
     inside: bool = False
+    version: int = 0
+
+    def __post_init__(self):
+        self.version = new_version() if self.untied else 0
 
     @property
     def untied(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mindspore as ms
@@ -24,7 +24,7 @@ from model_zoo.errors import InputError, nearest
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
 
-new_version = itertools.count().__next__
+new_version = itertools.count(1).__next__
 
 
 @dataclasses.dataclass
@@ -94,6 +94,9 @@ class Registry:
         self.blocks = 0
         self.row_names: tuple[str, ...] | None = None
         self.was_trainable: dict[str, bool] = {}
+        self.settled = 0  # changes with every merge that was kept for good
+        self.graphs: dict[tuple, int] = {}
+        self.created = model.create_time
         # asked for by `model_zoo.checkpoint.reading.load_into`, which knows nothing of adapters
         object.__setattr__(model, "base_loading", functools.partial(base_loading, self))
 
@@ -205,6 +208,7 @@ class Registry:
     def keep_merged(self) -> None:
         """Takes every adapter off and leaves what is merged in the weights for good."""
         merged, self.merged = self.merged, None
+        self.settled = new_version()
         for name in list(self.adapters):
             self.delete(name)
         merged.settle(self.was_trainable)
@@ -230,7 +234,11 @@ class Registry:
             self.refresh_columns(names, rows)
         # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
         versions = tuple((name, self.adapters[name].version) for name in names)
-        self.model.adapter_state = (versions, () if self.blocks else self.merged_names, rows)
+        merged = (self.merged.names, self.merged.version) if self.merged is not None and not self.blocks else ()
+        state = self.model.adapter_state = (versions, merged, rows, self.settled)
+        # MindSpore's own (GRAPH_MODE) are kept by the time at which the cell was made.
+        number = self.graphs.setdefault(state, len(self.graphs))
+        object.__setattr__(self.model, "_create_time", self.created + number)
 
     def refresh_columns(self, names: tuple[str, ...], rows: tuple[str, ...]) -> None:
         """Tells the model how far its tokens are moved, and how many columns stand in front of them.
@@ -278,16 +286,36 @@ class Registry:
             if self.get(name).replaced:
                 raise InputError(f"adapter {name!r} replaces whole weights and cannot be mixed with others in a batch")
         before, self.row_names = self.row_names, names
-        # a bundled model counts the rows itself, where it checks the ids
-        counted = None if hasattr(self.model, "mixed_rows") else self.model.register_forward_pre_hook(self.check_rows)
         try:
             self.refresh()
-            yield
+            # a bundled model counts the rows itself, where it checks the ids
+            with nullcontext() if hasattr(self.model, "mixed_rows") else self.counted_calls():
+                yield
         finally:
             self.row_names = before
-            if counted is not None:
-                counted.remove()
             self.refresh()
+
+    @contextmanager
+    def counted_calls(self) -> Iterator[None]:
+        """Every call of the model goes through `check_rows` first."""
+        if ms.get_context("mode") == ms.PYNATIVE_MODE:
+            hook = self.model.register_forward_pre_hook(self.check_rows)
+            try:
+                yield
+            finally:
+                hook.remove()
+            return
+        check = self.model._check_construct_args  # a hook would be compiled; this is Python before every call
+
+        def checked(*arguments):
+            self.check_rows(self.model, arguments)
+            return check(*arguments)
+
+        object.__setattr__(self.model, "_check_construct_args", checked)
+        try:
+            yield
+        finally:
+            object.__setattr__(self.model, "_check_construct_args", check)
 
     def check_rows(self, cell: nn.Cell, arguments: tuple) -> None:
         """Raises InputError where a batch has another number of rows than names were given."""

@@ -236,6 +236,34 @@ def test_a_weight_that_two_cells_of_ones_own_share(target):
     assert all(parameter.requires_grad for parameter in own.get_parameters())
 
 
+def test_graphs_that_mindspore_keeps_follow_the_adapters():
+    """In GRAPH_MODE a cell's call is a graph, compiled at the first one."""
+    own, x = Shared(), ms.Tensor(np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32))
+    bare = own(x).asnumpy()
+    pet.apply_lora(own, rank=2, targets=["second"])
+    randomise(own, scale=0.5)
+    adapted = own(x).asnumpy()
+    randomise(own, scale=0.5, seed=4)
+    again = own(x).asnumpy()
+    randomise(own, scale=-0.5, seed=4)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    try:
+        for expected, seed, scale in ((adapted, 4, 0.5), (again, 4, -0.5)):
+            np.testing.assert_allclose(own(x).asnumpy(), expected, rtol=0, atol=1e-5)
+            with pet.disable_adapters(own):
+                np.testing.assert_allclose(own(x).asnumpy(), bare, rtol=0, atol=1e-5)
+            pet.merge(own)
+            np.testing.assert_allclose(own(x).asnumpy(), expected, rtol=0, atol=1e-5)
+            with pet.disable_adapters(own):
+                np.testing.assert_allclose(own(x).asnumpy(), bare, rtol=0, atol=1e-5)
+            pet.unmerge(own)
+            randomise(own, scale=scale, seed=seed)
+        pet.merge_and_unload(own)
+        np.testing.assert_allclose(own(x).asnumpy(), adapted, rtol=0, atol=1e-5)
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
 def test_merging_nothing_is_an_error(fixtures):
     model = pet.AutoModel.from_pretrained(fixtures / "glm")
     with pytest.raises(pet.InputError, match="no active adapter"):

@@ -398,14 +398,23 @@ class Own(nn.Cell):
         return self.last(self.adapter_list[0](self.adapter_first(x)))
 
 
-def test_rows_of_a_cell_of_ones_own_are_counted_too():
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])
+def test_rows_of_a_cell_of_ones_own_are_counted_too(mode):
     own, x = Own(), ms.Tensor(np.ones((4, 6), np.float32))
+    bare = own(x).asnumpy()
     pet.apply_lora(own, rank=2, targets=["last"])
-    with pytest.raises(pet.InputError, match="2 adapter names, 4 rows"), pet.adapter_names(own, ["default"] * 2):
-        own(x)
-    with pet.adapter_names(own, ["default"] * 4):
-        assert own(x).shape == (4, 4)
-    assert own(x).shape == (4, 4) and own(x[:3]).shape == (3, 4)
+    randomise(own, "default")
+    adapted = own(x).asnumpy()
+    ms.set_context(mode=mode)
+    try:
+        with pytest.raises(pet.InputError, match="2 adapter names, 4 rows"), pet.adapter_names(own, ["default"] * 2):
+            own(x)
+        with pet.adapter_names(own, ["default", "__base__"] * 2):
+            np.testing.assert_allclose(own(x).asnumpy(), np.where([[1], [0]] * 2, adapted, bare), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(own(x).asnumpy(), adapted, rtol=0, atol=1e-5)
+        assert own(x[:3]).shape == (3, 4)
+    finally:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
 def test_mixed_batches_nest(model):
