@@ -337,7 +337,8 @@ def planned(state: Registry, names: tuple[str, ...]) -> Merged:
         rounded = (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
         finite = np.isfinite(rounded)
         target.finite = bool(finite.all())
-        error = max(error, float(np.abs(rounded - sums.exact[key], where=finite, out=np.zeros_like(rounded)).max()))
+        difference = np.subtract(rounded, sums.exact[key], where=finite, out=np.zeros_like(rounded))
+        error = max(error, float(np.abs(difference).max()))
     return Merged(names, split_shared(state.model, sums.targets), error, getattr(state.model, "config", None))
 
 
