@@ -10,7 +10,7 @@ from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
-    ("pet finetune recipes/glm_lora.yaml", "tune the bundled tiny GLM; the results go to output/glm_lora"),
+    ("pet finetune glm_lora", "tune the bundled tiny GLM; the results go to output/glm_lora"),
     ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=output/other", "with settings changed"),
     ("pet finetune glm_lora --resume", "go on from the last whole checkpoint, bit for bit"),
     (

@@ -38,7 +38,7 @@ commands:
 def _help() -> str:
     width = max(map(len, COMMANDS)) + 3
     lines = [f"  {name:<{width}}{meaning}" for name, (_, meaning) in COMMANDS.items()]
-    start = "Start with: pet finetune recipes/glm_lora.yaml\n" if "finetune" in COMMANDS else ""
+    start = "Start with: pet finetune glm_lora\n" if "finetune" in COMMANDS else ""
     return HELP.format(commands="\n".join(lines), start=start)
 
 

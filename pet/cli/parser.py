@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import SYNONYMS, InputError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +26,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for every wrong command line."""
+        if "required: RECIPE" in message:
+            raise InputError(
+                f"give a recipe: a file, or a name such as in {self.prog} glm_lora; pet recipes lists them"
+            )
         raise InputError(f"{message}; see {self.prog} --help")
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -39,10 +43,23 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             if "=" in unknown[0] and "." in word:
                 raise InputError(f"{unknown[0]}: write overrides without dashes: {unknown[0].lstrip('-')}")
+            if setting := self.setting_like(word):
+                raise InputError(f"{self.prog} has no option {word!r}; write a setting without dashes: {setting}=…")
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             kind = "option" if word.startswith("-") else "argument"
             raise InputError(f"{self.prog} has no {kind} {word!r}{nearest(word, options)}")
         return known
+
+    def setting_like(self, word: str) -> str | None:
+        """``train.steps`` for ``--steps``, in commands that take a recipe's settings."""
+        if not word.startswith("--") or not any(action.dest in ("overrides", "words") for action in self._actions):
+            return None
+        from pet.recipe.keys import known_keys
+
+        wanted = word.lstrip("-").replace("-", "_")
+        wanted = SYNONYMS.get(wanted, wanted)
+        found = [path for path in known_keys() if path[-1] == wanted]
+        return ".".join(min(found, key=lambda path: (len(path), path[0] != "train", path))) if found else None
 
 
 def add_recipe(parser: Parser, several: bool = False) -> None:

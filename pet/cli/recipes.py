@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import re
 import shutil
@@ -83,6 +84,12 @@ def _moved(source: Path, value: Any) -> tuple[dict[str, str], list[tuple[Path, P
     return words, data
 
 
+def _same(source: Path, copy: Path) -> bool:
+    """Whether a file, or all files of a directory, are there already with the same content."""
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()] if source.is_dir() else [Path()]
+    return all((copy / file).is_file() and filecmp.cmp(source / file, copy / file, shallow=False) for file in files)
+
+
 def _copy(name: str, destination: str | None, force: bool) -> None:
     """Copy a recipe and the data it names, so that the copy runs where it lies."""
     source = names.find_recipe(name)
@@ -94,6 +101,7 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
 
     words, data = _moved(source, read(source).value)
     pairs = [(path, target.parent / inside) for path, inside in data]
+    pairs = [(path, to) for path, to in pairs if not _same(path, to)]  # another copied recipe's
     taken = [str(path) for path in (target, *(to for _, to in pairs)) if path.exists()]
     if taken and not force:
         raise InputError(f"{', '.join(taken)}: is there already; give another name, or --force to replace it")

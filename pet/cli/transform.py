@@ -9,8 +9,7 @@ from pet.cli.parser import Parser
 
 EXAMPLES = [
     (
-        "pet transform --src_ckpt_dir recipes/bases/glm_tiny --dst_ckpt_strategy output/sharded/strategy "
-        "--dst_ckpt_dir sharded",
+        "pet transform --src_ckpt_dir glm_tiny --dst_ckpt_strategy output/sharded/strategy --dst_ckpt_dir sharded",
         "a whole checkpoint divided: sharded/rank_0/checkpoint_0.ckpt and so on",
     ),
     (
@@ -32,7 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     for name, what in (("src", "of the checkpoint"), ("dst", "to write it in")):
         parser.add_argument(f"--{name}_ckpt_strategy", f"--{name}-ckpt-strategy", metavar="PATH", help=f"layout {what}")
     parser.add_argument(
-        *("--src_ckpt_dir", "--src-ckpt-dir"), required=True, metavar="DIR", help="rank_N/*.ckpt, or a whole checkpoint"
+        *("--src_ckpt_dir", "--src-ckpt-dir"),
+        required=True,
+        metavar="DIR",
+        help="rank_N/*.ckpt, a whole checkpoint, or a bundled base",
     )
     parser.add_argument(
         *("--dst_ckpt_dir", "--dst-ckpt-dir"), required=True, metavar="DIR", help="must be empty or not there"
@@ -41,10 +43,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.read(arguments)
     if not options.prefix or "/" in options.prefix:
         raise InputError(f"--prefix {options.prefix!r}: the beginning of a file name was expected")
+    from pet.names import bundled_models
     from pet.parallel.transform import transform
 
     source, output = (
         None if text in (None, "None", "") else text for text in (options.src_ckpt_strategy, options.dst_ckpt_strategy)
     )
-    print(transform(options.src_ckpt_dir, options.dst_ckpt_dir, source, output, options.prefix))
+    whole = bundled_models().get(options.src_ckpt_dir, options.src_ckpt_dir)
+    print(transform(whole, options.dst_ckpt_dir, source, output, options.prefix))
     return 0

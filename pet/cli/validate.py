@@ -12,7 +12,7 @@ from pet.cli.parser import Parser, add_recipe
 EXAMPLES = [
     ("pet validate glm_lora", "check a bundled recipe"),
     ("pet validate glm_lora train.learning_rate=1e-3", "with a setting changed, as finetune would see it"),
-    ("pet validate recipes/ --no-files", "every recipe in a directory; its models and data need not be there"),
+    ("pet validate . --no-files", "every recipe in this directory and below; its models and data need not be there"),
 ]
 
 

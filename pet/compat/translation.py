@@ -88,13 +88,19 @@ class Translation:
                 rule(self, shown, value)
 
     def finish(self) -> None:
-        """Says once what is ignored.
+        """Says once what is ignored, and what falls back: a job file may have been written for another device.
 
         Raises:
             InputError: all problems together.
         """
         if self.problems:
             raise InputError.collect(self.problems)
+        if self.get("train.precision") == "bf16":
+            from pet.train.precision import has_bf16
+
+            if not has_bf16():
+                log.warning("%s: this device has no bf16 products; train.precision is fp32", self.system)
+                self.put("train.precision", "fp32")
         if self.ignored:
             log.warning("%s: without meaning here: %s", self.system, "; ".join(self.ignored_lines()))
 

@@ -42,9 +42,9 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.train
     if train.steps is not None and train.epochs is not None:
         yield _find("train.steps", "train.epochs", "give steps or epochs, not both")
-    phases = [("train.warmup", train.warmup)]
-    if train.schedule == "wsd":
-        phases.append(("train.decay", train.decay))
+    if train.schedule != "wsd":
+        return  # a warm-up longer than the run is shortened to it
+    phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
     shares = sum(value for _, value in phases if value < 1)
     steps = sum(value for _, value in phases if value >= 1)
     if train.steps is not None:

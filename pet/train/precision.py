@@ -28,6 +28,11 @@ class NarrowProduct(nn.Cell):
         return wide.astype(left.dtype)
 
 
+def has_bf16() -> bool:
+    """Whether this device multiplies bfloat16 matrices."""
+    return ms.get_context("device_target") != "CPU"
+
+
 def set_precision(model: nn.Cell, precision: str) -> None:
     """Lets every matrix product of a model and its adapters compute in a narrow type, on weights that stay as they are.
 
@@ -36,7 +41,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     Raises:
         InputError: the device has no such products.
     """
-    if precision == "bf16" and ms.get_context("device_target") == "CPU":
+    if precision == "bf16" and not has_bf16():
         raise InputError("train.precision: bf16 has no matrix product on a CPU; use fp32 or fp16")
     cells = [cell for _, cell in model.cells_and_names()]
     for cell in [cell for cell in cells if not (isinstance(cell, NarrowProduct) or is_product(cell))]:

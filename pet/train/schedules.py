@@ -12,9 +12,12 @@ The steps are counted from 0, and ``factor(step)`` is the share of the peak lear
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 
 from model_zoo.errors import InputError, nearest
+
+log = logging.getLogger("pet")
 
 
 def _constant(progress: float, schedule: Schedule) -> float:
@@ -96,12 +99,15 @@ class Schedule:
 
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
-        """From a recipe's ``train`` section and the number of steps that it comes to."""
+        """From a recipe's ``train`` section and the number of steps that it comes to; a longer warm-up is shortened."""
+        warmup = steps_of(train.warmup, total)
+        if warmup > total:
+            log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)
         return cls(
             name=train.schedule,
             peak=train.learning_rate,
             total=total,
-            warmup=steps_of(train.warmup, total),
+            warmup=min(warmup, total),
             final_ratio=train.final_ratio,
             cycles=train.cycles,
             power=train.power,

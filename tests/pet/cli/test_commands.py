@@ -104,7 +104,7 @@ def test_version(capsys):
     [
         (["validat", "x"], "no command 'validat' (did you mean 'validate'"),
         (["--hlep"], "no option '--hlep'"),
-        (["validate"], "the following arguments are required: RECIPE"),
+        (["validate"], "give a recipe: a file, or a name such as in pet validate glm_lora"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
         (["validate", "--train.steps=3", "JOB"], "write overrides without dashes: train.steps=3"),
         (["validate", "train.steps=3"], "no recipe given"),
@@ -112,6 +112,11 @@ def test_version(capsys):
         (["recipes", "sho", "x"], "no action 'sho' (did you mean 'show'?)"),
         (["recipes", "show"], "expected pet recipes show NAME"),
         (["recipes", "copy", "no_such_recipe"], "no bundled recipe has this name"),
+        (["finetune"], "give a recipe: a file, or a name such as in pet finetune glm_lora"),
+        (["finetune", "glm_lora", "--steps", "5"], "no option '--steps'; write a setting without dashes: train.steps="),
+        (["finetune", "glm_lora", "--lr=1e-3"], "without dashes: train.learning_rate="),
+        (["finetune", "glm_lora", "train.lr=1e-3"], "did you mean 'learning_rate'"),
+        (["finetune", "glm_lora", "--resme"], "did you mean '--resume'"),
         (["recipes", "list", "x"], "expected pet recipes list"),
         (["doctor", "now"], "no argument 'now'"),
     ],
@@ -242,6 +247,26 @@ def test_copied_recipes_are_valid_and_take_their_data_along(tmp_path, monkeypatc
             assert Path(path).exists()
         assert names.model_config(recipe.model.path) == names.model_config(original.model.path)
     capsys.readouterr()
+
+
+def test_copied_recipes_share_their_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "glm_lora", "."]) == main(["recipes", "copy", "glm_dora", "."]) == 0
+    assert main(["validate", "glm_lora.yaml", "glm_dora.yaml"]) == 0
+    data = next(path for path in tmp_path.rglob("*.jsonl"))
+    data.write_text("{}\n")
+    capsys.readouterr()
+    assert main(["recipes", "copy", "glm_bitfit", "."]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert not (tmp_path / "glm_bitfit.yaml").exists()
+
+
+def test_examples_name_nothing_of_the_clone(monkeypatch, tmp_path):
+    """Every recipe in an example is a bundled name or a file that the examples make themselves."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line for module, *_ in COMMANDS.values() for line, _ in import_module(module).EXAMPLES]
+    assert len(lines) > 20
+    assert [line for line in lines if "recipes/" in line] == []
 
 
 def test_copy_replaces_nothing_unasked(tmp_path, monkeypatch, capsys):

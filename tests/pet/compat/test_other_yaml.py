@@ -90,3 +90,23 @@ def test_axolotl(base, tmp_path):
     assert recipe.eval.every_epochs == 0.5
     with pytest.raises(InputError, match="adapter: 'qlora'"):
         load_any(write(tmp_path / "ax.yaml", yaml.safe_dump({**file, "adapter": "qlora"})))
+
+
+@pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
+def test_bf16_of_a_job_file_falls_back_with_one_line(base, tmp_path, caplog, system):
+    file = {
+        "llama_factory": {"model_name_or_path": str(base), "stage": "sft", "do_train": True, "finetuning_type": "lora"}
+        | {"dataset": str(base / "data.jsonl"), "output_dir": str(tmp_path / "out"), "bf16": True},
+        "axolotl": {"base_model": str(base), "adapter": "lora", "output_dir": str(tmp_path / "out"), "bf16": True}
+        | {"datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}]},
+    }[system]
+    short = ["data.max_length=64"]
+    path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+    assert load_any(path, short).train.precision == "fp32"
+    assert sum("this device has no bf16 products; train.precision is fp32" in r.message for r in caplog.records) == 1
+    assert (
+        load_any(path, [*short, "train.precision=bf16"]).train.precision == "bf16"
+    )  # asked for here: an error when it runs
+    assert (
+        load_any(write(tmp_path / "job.yaml", yaml.safe_dump({**file, "bf16": False})), short).train.precision == "fp32"
+    )

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from model_zoo.errors import InputError
+from pet.recipe.training import Train
 from pet.train.schedules import BODIES, Schedule, steps_of
 
 
@@ -50,3 +51,15 @@ def test_amounts_below_one_are_shares():
 def test_an_unknown_name_is_told_with_the_nearest():
     with pytest.raises(InputError, match="did you mean 'cosine'"):
         Schedule("cosin", 1.0, 10)
+
+
+def test_a_warm_up_longer_than_the_run_is_shortened_with_a_note(caplog):
+    train = Train(steps=5, warmup=100, learning_rate=1.0)
+    schedule = Schedule.from_settings(train, 5)
+    assert [schedule(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [record.message for record in caplog.records] == [
+        "train.warmup: 100 steps are more than the run has: shortened to 5"
+    ]
+    caplog.clear()
+    assert Schedule.from_settings(train, 100).warmup == 100
+    assert not caplog.records
