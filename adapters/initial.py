@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from model_zoo import progress
+
 
 def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """PiSSA (Meng et al. 2024): the `rank` largest singular directions, their values shared out evenly.
@@ -21,6 +23,7 @@ def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.n
     Returns:
         B ``(out, rank)`` and A ``(rank, in)``, float32.
     """
+    progress.tick(("svd", weight.shape))
     left, values, right = np.linalg.svd(weight, full_matrices=False)
     root = np.sqrt(values[:rank] / scale)
     return padded(left[:, :rank] * root, root[:, None] * right[:rank], rank)
@@ -31,6 +34,7 @@ def olora(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.n
 
     The scale does not enter, as in PEFT.
     """
+    progress.tick(("qr", weight.shape))
     orthogonal, triangular = np.linalg.qr(weight)
     return padded(orthogonal[:, :rank], triangular[:rank], rank)
 

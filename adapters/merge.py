@@ -19,6 +19,7 @@ from adapters.method import AdapterModule
 from adapters.registry import Registry, new_version, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
+from model_zoo import progress
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError
@@ -332,6 +333,7 @@ def planned(state: Registry, names: tuple[str, ...]) -> Merged:
         sums.add(path, site.cell, list(own.values()))
     error = 0.0
     for key, target in sums.targets.items():
+        progress.tick()
         stored = float_name(target.parameter.dtype)
         target.kept = convert(sums.exact[key], "float64", stored)
         rounded = (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
@@ -382,6 +384,7 @@ def same_values(first: np.ndarray, second: np.ndarray) -> bool:
 
 def wide(parameter: Parameter) -> np.ndarray:
     """A parameter's values in float64."""
+    progress.tick()
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy().astype(np.float64)
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from model_zoo import progress
 from model_zoo.errors import InputError
 
 # What a write in progress is called. Whatever bears this mark after a crash may be deleted.
@@ -171,7 +172,8 @@ def locked(path: Path) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            with progress.pausing():
+                fcntl.flock(stream, fcntl.LOCK_EX)
             alone = True
         except OSError:
             alone = False

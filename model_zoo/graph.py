@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
 from mindspore import nn
+
+from model_zoo import progress
+
+_numbers = itertools.count()
 
 
 class Graph(nn.Cell):
@@ -21,7 +26,11 @@ class Graph(nn.Cell):
 
     def __init__(self, function: Callable):
         super().__init__()
-        self.function = function
+        self.function, self.number = function, next(_numbers)
+
+    def __call__(self, *arguments):
+        progress.tick((Graph, self.number, *(argument.shape for argument in arguments)))
+        return super().__call__(*arguments)
 
     @ms.jit(jit_level="O0")
     def construct(self, *arguments):

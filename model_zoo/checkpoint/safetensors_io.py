@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.atomic import open_file
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
 from model_zoo.errors import InputError, nearest
@@ -135,6 +136,7 @@ class SafetensorsFile:
         """The bytes of a tensor as stored, in pieces that are only valid until the next one is asked for."""
         info = self.info(name)
         for start in range(info.start, info.end, CHUNK):
+            progress.tick()
             stop = min(start + CHUNK, info.end)
             with memoryview(self._map) as view, view[start:stop] as piece:
                 yield piece
@@ -158,6 +160,7 @@ class SafetensorsFile:
         step = max(1, CHUNK // max(1, block[:1].nbytes))
         for begin in range(0, len(block), step):
             piece = block[begin : begin + step]
+            progress.tick()
             out[begin : begin + step] = convert(piece, info.dtype, target)
             low, high = np.byte_bounds(piece)
             self._forget(info.start + low - source.ctypes.data, info.start + high - source.ctypes.data)
@@ -302,6 +305,7 @@ def _write_array(file: BinaryIO, name: str, value: np.ndarray, dtype: str, shape
         return
     step = max(1, CHUNK // max(1, rows[:1].nbytes))
     for start in range(0, len(rows), step):
+        progress.tick()
         piece = convert(rows[start : start + step], word, dtype)
         block = np.ascontiguousarray(piece, dtype=storage(dtype))
         file.write(memoryview(block.reshape(-1)).cast("B"))

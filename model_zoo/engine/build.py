@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from model_zoo import progress
 from model_zoo.atomic import locked, sync
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
@@ -214,6 +215,7 @@ def build(command: list[str], sources: list[str], directory: Path, key: str) -> 
 def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
     """Runs the compiler, with its temporary files beside the target. Raises NoCompiler with its first error."""
     for flags in PROCESSOR:
+        progress.tick((compile_to, *flags))
         try:
             result = subprocess.run(
                 [*command, *COMMON, *flags, *sources, "-o", str(target), "-lm", "-lpthread"],

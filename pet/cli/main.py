@@ -17,6 +17,7 @@ from model_zoo.errors import InputError, nearest
 from pet.cli.commands import COMMANDS
 from pet.installation import foreign_adapters
 from pet.launching.environment import read_job, report_success
+from pet.launching.heartbeat import watched
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -88,7 +89,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
-    code = answer(arguments)
+    with watched():
+        code = answer(arguments)
     if code == 0:
         report_success()
     job = sys.modules.get("pet.parallel.join")

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.atomic import locked
 from pet.files import UNFINISHED, atomic_directory, write_json
 
@@ -79,6 +80,7 @@ def content_digest(files: Iterable[Path]) -> str:
         digest.update(f"{path.suffix} {path.stat().st_size}\0".encode())
         with open(path, "rb") as stream:
             while block := stream.read(1 << 22):
+                progress.tick()
                 digest.update(block)
     return digest.hexdigest()
 
@@ -87,6 +89,7 @@ def _check_sum(path: Path) -> int:
     total = 0
     with open(path, "rb") as stream:
         while block := stream.read(1 << 22):
+            progress.tick()
             total = zlib.crc32(block, total)
     return total
 

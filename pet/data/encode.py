@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
@@ -58,6 +59,7 @@ class Encoder:
     def __call__(self, rows: list[Row]) -> Encoded:
         encoded = Encoded(counts=Counts(rows=len(rows)))
         for number, row in enumerate(rows):
+            progress.tick()
             if self.is_empty(row):
                 encoded.counts.note_empty(row.where)
                 continue

@@ -5,7 +5,7 @@ DEVICE_ID, MASTER_ADDR and MASTER_PORT in its environment. With ``--nnodes 2`` i
 launchers agree over ``--master`` by a secret that they share (control.py). What rank k writes goes to
 ``output/log/rank_k/worker.log``; rank 0's output is shown on the terminal too.
 
-A worker that raises, is killed, or hangs (heartbeat.py) ends the job: its traceback is shown, every process group is
+A worker that raises, is killed, or hangs (watch.py) ends the job: its traceback is shown, every process group is
 killed, and its exit code becomes the launcher's. If the launcher itself is killed, a guard process kills the groups.
 """
 
@@ -27,11 +27,13 @@ from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from pet.launching.control import SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
-from pet.launching.heartbeat import BEAT_FILE, Clock, Watch, accelerators_present
+from pet.launching.heartbeat import BEAT_FILE
+from pet.launching.watch import Watch, accelerators_present, find_hanging
 
 LOG_DIRECTORY = "output/log"
-IDLE_LIMIT = 12.0
-"""Seconds without any sign of life after which a worker counts as hanging: the whole job must end within 20 s."""
+IDLE_LIMIT = 10.0
+"""Seconds without any sign of life after which a worker counts as hanging: the whole job must end within 20 s, also
+where the worker gets two thirds of a core alone."""
 GRACE = 3.0
 """Seconds that the others have between SIGTERM and SIGKILL when one worker has failed: they wait for it in vain."""
 NOTICE = 60.0
@@ -67,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=IDLE_LIMIT,
         metavar="SECONDS",
-        help=f"a worker that does nothing for so long ends the job; 0 never (default {IDLE_LIMIT:.0f})",
+        help="end the job when a worker makes no progress for so long; compiling does not count; 0 never "
+        f"(default {IDLE_LIMIT:.0f})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what each worker runs")
 
@@ -177,9 +180,8 @@ class _Workers:
         try:
             for local in range(count):
                 self._start(command, local, devices[local] if devices else local)
-            self.clock = Clock(process.pid for process in self.processes)
             for local, process in enumerate(self.processes):
-                self.watches.append(Watch(process.pid, self._beat_file(local), idle_limit, use_idle, self.clock))
+                self.watches.append(Watch(process.pid, self._beat_file(local), idle_limit, use_idle))
         except BaseException:
             self._end(0.0)
             raise
@@ -267,7 +269,6 @@ class _Workers:
     def _poll(self) -> None:
         ended: set[int] = set()
         while self.failure is None:
-            self.clock.tick()
             for local, process in enumerate(self.processes):
                 rank = self.control.first_rank + local
                 if local in ended:
@@ -279,11 +280,12 @@ class _Workers:
                     if code:
                         self.failure = (*_describe(rank, code), rank)
                         break
-                elif reason := self.watches[local].hanging([each for each in self.watches if each.running]):
-                    self.failure = (124, f"rank {rank} hangs: it {reason}", rank)
-                    self._dump_stacks()
-                    break
             if self.failure is not None:
+                return
+            if found := find_hanging(self.watches, everybody=self.count == self.control.size):
+                rank = self.control.first_rank + self.watches.index(found)
+                self.failure = (124, f"rank {rank} hangs: it {found.reason}", rank)
+                self._dump_stacks()
                 return
             elsewhere = self.control.exchange(done=len(ended) == self.count)
             if elsewhere is not None:
@@ -319,6 +321,8 @@ class _Workers:
             self.guard.stdin.write("done\n")
             self.guard.stdin.close()
         self.guard.wait()
+        for local in range(len(self.processes)):
+            self._beat_file(local).unlink(missing_ok=True)
         resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)

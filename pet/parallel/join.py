@@ -17,7 +17,7 @@ import traceback
 from datetime import timedelta
 
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import beat, rest, waiting
+from pet.launching.heartbeat import waiting
 
 JOIN_LIMIT = 120
 """Seconds that all workers have to start Python, import MindSpore and join."""
@@ -41,9 +41,8 @@ def join() -> Job:
     job = read_job()
     if job.distributed:
         os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", WAIT_LIMIT)
-        beat(within=JOIN_LIMIT + 10, idle=True)
-        job = _connect(job)
-        rest()
+        with waiting():
+            job = _connect(job)
         _print_failures()
         atexit.register(leave)
     _job = job

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
-from pet.launching.heartbeat import Pace
 from pet.parallel import collectives
 from pet.parallel.fits import check_optimizer
 from pet.parallel.join import join
@@ -69,7 +69,6 @@ class ParallelWorld(World):
         if pipeline > 1 and (mesh.is_first or mesh.is_last):
             ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
             self.ends_group = collectives.make_group("tied", ends)
-        self.pace = Pace()
         self.profile, self.meter = profile, None
         self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
         self.stages: list[range] = []
@@ -156,14 +155,14 @@ class ParallelWorld(World):
     # A sign of life --------------------------------------------------------------------------------------------------
 
     def step_begins(self) -> None:
-        self.pace.begin()
+        progress.tick()
         if self.meter is not None:
             self.meter.begin()
 
     def step_ends(self) -> None:
         if self.meter is not None:
             self.meter.end()
-        self.pace.end()
+        progress.tick()
 
     def traffic_report(self) -> str:
         return "" if self.meter is None else self.meter.table()

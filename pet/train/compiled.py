@@ -7,17 +7,19 @@ anew.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 
 from mindspore import Tensor
 
+from model_zoo import progress
 from model_zoo.engine import uncompiled
 from model_zoo.graph import Graph, Places
-from pet.launching.heartbeat import rest
 
 log = logging.getLogger("pet")
+_numbers = itertools.count()
 
 
 class Compiled:
@@ -44,12 +46,13 @@ class Compiled:
     ):
         self.function, self.places = function, Places(parameters)
         self.graph = Graph(function) if compiled else None
-        self.around = around
+        self.around, self.number = around, next(_numbers)
         self.shapes: set[tuple] = set()
         self.seconds = 0.0
 
     def __call__(self, *arguments: Tensor):
         if self.graph is None:
+            progress.tick((type(self), self.number, *(argument.shape for argument in arguments)))
             with uncompiled():
                 return self.function(*arguments)
         if self.places.changed:
@@ -59,7 +62,6 @@ class Compiled:
         shapes = tuple(argument.shape for argument in arguments)
         if shapes in self.shapes:
             return self.graph(*arguments)
-        rest()  # nobody knows how long compiling takes
         begin = time.perf_counter()
         try:
             with self.around():
@@ -76,6 +78,7 @@ class Compiled:
         ) as error:
             if self.shapes or out_of_memory(error):
                 raise
+            progress.tick((type(self), self.number, shapes))
             with uncompiled():
                 result = self.function(*arguments)  # what fails here too is not the compiler's fault
             log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))

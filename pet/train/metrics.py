@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from model_zoo import progress
 from model_zoo.errors import InputError
 
 # A Chinese, Japanese or Korean character is a token of its own; letters and digits form words; the rest is dropped.
@@ -55,6 +56,7 @@ def rouge(answers: Sequence[str], references: Sequence[str]) -> dict[str, float]
     scorer = need("rouge_score.rouge_scorer", "rouge").RougeScorer(list(kinds), tokenizer=Tokenizer())
     sums = dict.fromkeys(kinds.values(), 0.0)
     for answer, reference in zip(answers, references, strict=True):
+        progress.tick()
         scores = scorer.score(reference, answer)
         for theirs, ours in kinds.items():
             sums[ours] += scores[theirs].fmeasure

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from model_zoo import progress
 from model_zoo.errors import InputError
+from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.distributed import World
 from pet.train.evaluate import Evaluation, LossEvaluation
@@ -131,6 +133,7 @@ class Trainer(Measuring, Saving):
 
     # The loop --------------------------------------------------------------------------------------------------------
 
+    @watched()
     def train(self, resume: bool | str | Path = False) -> dict[str, Any]:
         """Trains until the last step, or until something stops it.
 
@@ -283,6 +286,7 @@ class Trainer(Measuring, Saving):
         """Tells the callbacks of a moment."""
         if self.world.is_main:
             for callback in self.callbacks:
+                progress.tick()
                 getattr(callback, moment)(self, *arguments)
 
     def end(self, outcome: dict[str, Any], failed: bool = False) -> None:
@@ -296,6 +300,7 @@ class Trainer(Measuring, Saving):
             return
         first: Exception | None = None
         for callback in self.callbacks:
+            progress.tick()
             try:
                 callback.end(self, outcome)
             except Exception as error:

@@ -7,19 +7,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
 import pet
+from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.data.workers import Workers
-from pet.launching import launcher
+from pet.launching import heartbeat, launcher
 from pet.launching.control import Alone
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import Clock, Pace, Watch, beat
+from pet.launching.heartbeat import PAUSING, SILENT, UNLIMITED, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.relaunch import relaunch
+from pet.launching.watch import Clock, Watch, find_hanging
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
@@ -120,11 +124,12 @@ def test_killed_worker_and_exit_code(tmp_path):
 def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
     hang = {
         "sleep": "time.sleep(100)",
-        "stopped": "os.kill(os.getpid(), 19)",
+        "stopped": "with waiting(): os.kill(os.getpid(), 19)",
         # endless work is only seen by a promise that was not kept
         "loop": "from pet.launching.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
     }[how]
-    code = NOTE_PID + f"\ndef busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
+    code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
+    code += f"def busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
     result, _, err, seconds = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "3"], code))
     assert result == 124 and "rank 1 hangs" in err
     assert "in stuck" in err
@@ -271,54 +276,152 @@ def test_success_is_what_rank_0_wrote(tmp_path, monkeypatch, capsys):
     assert (logs / "rank_1/worker.log").exists()
 
 
-def test_pace_promises_a_multiple_of_the_longest_step(tmp_path, monkeypatch):
-    beat_file = tmp_path / "beat"
-    monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
-    pace = Pace(least=0.2, factor=2.0)
-    pace.begin()
-    assert not beat_file.exists()  # nothing is known of the first step
-    pace.end()
-    pace.begin()
-    watch = Watch(os.getpid(), beat_file, 60.0)
-    assert watch.hanging() is None
-    time.sleep(0.3)
-    watch.clock.tick()
-    assert "promised" in watch.hanging()
-    pace.end()
-    assert watch.hanging() is None and watch.rests
+def seen(state, heard=1.0, due=5.0, active=10.0, busy=0.0, awake=10.0):
+    """A worker as the launcher sees it after ten seconds of a limit of three, without a process."""
+    watch = object.__new__(Watch)
+    watch.limit, watch.use_idle, watch.running, watch.look = 3.0, True, True, lambda: None
+    watch.state, watch.heard, watch.due, watch.active, watch.awake = state, heard, due, active, awake
+    watch.clock = SimpleNamespace(wall=10.0, fair=10.0, busy=busy)
+    return watch
 
 
-def test_a_promise_is_kept_in_time_that_the_worker_had(tmp_path, monkeypatch):
-    beat_file = tmp_path / "beat"
-    monkeypatch.setenv("PET_BEAT_FILE", str(beat_file))
-    now, demand = [1000.0], [0, 0]
+LOOP, NAP = {"busy": 0.9}, {"heard": 0.5}
+IDLE = {"active": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("workers", "culprit"),
+    [
+        # whatever it was at, a stopped one
+        ([seen(WAITING, **IDLE), seen(WAITING, awake=2.0)], 1),
+        ([seen(UNLIMITED), seen(PAUSING, awake=2.0)], 1),
+        # a loop, though the others sleep in a graph or are overdue too
+        ([seen(WORKING, **IDLE), seen(WORKING, **LOOP)], 1),
+        ([seen(WORKING), seen(WAITING), seen(WORKING, **LOOP)], 2),
+        ([seen(UNLIMITED), seen(WORKING, **LOOP)], 1),
+        ([seen(WORKING, due=20.0, heard=0.1, **IDLE), seen(WORKING, **NAP)], 1),
+        ([seen(WAITING, heard=0.1), seen(WORKING, **NAP)], 1),
+        # sleeping: whoever was heard from first, and not one that waits
+        ([seen(WORKING, heard=2.0, due=20.0, **IDLE), seen(WORKING, due=20.0, **IDLE)], 1),
+        ([seen(WAITING, heard=0.5, **IDLE), seen(UNLIMITED, **IDLE)], 1),
+        ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
+        ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        # nobody: one works, or compiles, or waits for something outside, or the limit is not reached
+        ([seen(WORKING, **IDLE), seen(UNLIMITED)], None),
+        ([seen(WAITING, **IDLE), seen(UNLIMITED, busy=0.9)], None),
+        ([seen(WORKING), seen(UNLIMITED)], None),
+        ([seen(WAITING, **IDLE), seen(PAUSING, **IDLE)], None),
+        ([seen(WAITING, **IDLE), seen(WORKING, due=20.0, busy=0.9)], None),
+        ([seen(WAITING), seen(WAITING, **IDLE)], None),
+        ([seen(WAITING, **IDLE), seen(SILENT)], None),
+        ([seen(SILENT), seen(SILENT)], None),
+    ],
+)
+def test_the_worker_that_hangs_is_told_from_those_that_wait_for_it(workers, culprit):
+    found = find_hanging(workers)
+    assert (None if found is None else workers.index(found)) == culprit
+    # what runs on other machines is not seen: a peer there may compile
+    if culprit is not None and not (workers[culprit].stopped or workers[culprit].clock.busy):
+        assert (find_hanging(workers, everybody=False) is None) == (workers[0].state != SILENT)
+
+
+@pytest.fixture
+def times(tmp_path, monkeypatch):
+    """A time to set, and the file of a worker's lines, of which the last is read by calling it: state, seconds."""
+    now = [1000.0]
+    monkeypatch.setenv("PET_BEAT_FILE", str(tmp_path / "beat"))
     monkeypatch.setattr("pet.launching.heartbeat.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(Clock, "_demand", lambda self: tuple(demand))
-    clock = Clock([])
-    watch, peer = (Watch(os.getpid(), path, 60.0, clock=clock) for path in (beat_file, tmp_path / "peer"))
+    for name, value in (("_now", (SILENT, 0.0)), ("_place", None), ("_took", {})):
+        monkeypatch.setattr(heartbeat, name, value)
 
-    def pass_seconds(count, ran, waited, step=1.0):
+    def line():
+        heard, state, within, pid = map(float, (tmp_path / "beat").read_bytes().split())
+        assert (heard, pid) == (now[0], os.getpid())
+        return int(state), within
+
+    return now, line
+
+
+def test_a_graph_may_take_a_multiple_of_its_last_runs(times):
+    now, line = times
+    progress.tick("graph")  # nobody watches
+    with heartbeat.watched():
+        expected = [
+            (40.0, (UNLIMITED, 0.0)),  # the first run, compiled: it takes 40 s
+            (2.0, (WORKING, 40.0)),
+            (3.0, (WORKING, 5 * 2.0)),
+            (90.0, (WORKING, 5 * 2.0)),  # it waits for a peer that compiles
+            (3.0, (WORKING, 5 * 2.0)),
+            (3.0, (WORKING, 5 * 3.0)),  # the last three count
+        ]
+        for seconds, wanted in expected:
+            progress.tick("graph")
+            assert line() == wanted
+            now[0] += seconds
+        progress.tick()
+        assert line() == (WORKING, 0.0)
+        now[0] += 1.0
+        with heartbeat.waiting():
+            assert line() == (WAITING, 0.0)
+        assert line() == (WORKING, 0.0)
+        with progress.pausing():
+            assert line() == (PAUSING, 0.0)
+        heartbeat.beat(600.0)
+        assert line() == (WORKING, 600.0)
+    assert line() == (SILENT, 0.0)
+    with heartbeat.waiting():
+        assert line() == (WAITING, 0.0)
+    assert line() == (SILENT, 0.0)
+
+
+def test_every_graph_says_when_it_runs_and_that_its_first_run_may_take_long(times):
+    from mindspore import Tensor
+
+    from model_zoo.graph import Graph
+
+    def following(x):
+        return x + 1
+
+    graph, lines = Graph(following), []
+    with heartbeat.watched():
+        for size in (2, 2, 3):
+            graph(Tensor(np.zeros(size, np.float32)))
+            lines.append(times[1]()[0])
+    assert lines == [UNLIMITED, WORKING, UNLIMITED]
+
+
+def test_time_passes_as_the_worker_had_it(times, monkeypatch):
+    now, demand = times[0], [0.0] * 4
+    monkeypatch.setattr(Clock, "_demand", lambda self: list(demand))
+    clock = Clock(1)
+
+    def pass_seconds(count, *used, step=1.0):
         for _ in range(count):
             now[0] += step
-            demand[0] += ran
-            demand[1] += waited
+            demand[:] = [before + new for before, new in zip(demand, used, strict=True)]
             clock.tick()
+        return clock.fair
 
-    beat(within=2.0)
-    assert watch.hanging() is None
-    pass_seconds(6, ran=1, waited=3)  # the machine is busy: a quarter of a second each
-    assert clock.fair == pytest.approx(1.5) and watch.hanging() is None
-    pass_seconds(1, 1, 0, step=3600.0)  # it stood still, the launcher as well
-    assert clock.wall == 7.0 and clock.fair == 2.5 and "promised" in watch.hanging()
-    # a worker that waits for one at rest, which compiles, is not the one that hangs
-    (tmp_path / "peer").write_bytes(beat_file.read_bytes())
-    assert peer.hanging() is None and not peer.rests
-    (tmp_path / "peer").write_bytes(b"%020.3f 0 0" % 0.0)
-    assert peer.hanging() is None and peer.rests
-    assert watch.hanging([watch, peer]) is None
-    beat(within=2.0)  # a new step
-    assert watch.hanging() is None
-    pass_seconds(3, 1, 0)
-    assert "promised" in watch.hanging()
-    pass_seconds(50, 0, 0)  # whatever the machine does, a hang is a hang in the end
-    assert clock.fair > 50
+    assert pass_seconds(4, 0.25, 0.75, 0.5, 5.0) == pytest.approx(1.0)  # the machine is busy: a quarter of a core
+    assert clock.busy == pytest.approx(1.0)
+    assert pass_seconds(4, 0.0, 0.0, 1.0, 3.0) == pytest.approx(2.0)  # the same within a graph
+    assert clock.busy == 0.0
+    assert pass_seconds(4, 0.01, 0.0, 0.01, 0.0) == pytest.approx(6.0)  # it sleeps
+    assert pass_seconds(1, 0.0, 0.0, 0.0, 0.0, step=3600.0) == pytest.approx(7.0)  # the launcher stood still as well
+    assert pass_seconds(100, 0.0, 0.0, 0.0, 1e3) >= 12.0 - 1e-6  # whatever the machine does, a hang is one in the end
+
+
+def test_a_line_of_the_worker_renews_its_time(times, tmp_path):
+    watch = Watch(os.getpid(), tmp_path / "beat", 3.0)
+    watch.clock = SimpleNamespace(pid=os.getpid(), tick=lambda: None, wall=0.0, fair=0.0, busy=0.0)
+    heartbeat.beat(within=8.0)
+    watch.look()
+    watch.clock.fair = 8.0
+    assert not watch.overdue
+    watch.clock.fair = 8.5
+    assert watch.overdue and "made no progress" in watch.reason
+    times[0][0] += 1.0
+    heartbeat.beat(within=1.0)  # the launcher's own limit is longer
+    watch.look()
+    watch.clock.fair = 11.0
+    assert watch.state == WORKING and not watch.overdue

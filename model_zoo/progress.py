@@ -1,0 +1,36 @@
+"""Signs of progress, for whoever watches this process for hangs. Nobody does unless `watcher` is set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """What a watcher takes. `pet.launching.heartbeat` is one."""
+
+    def tick(self, place: Hashable | None = None) -> None: ...
+
+    def pausing(self) -> contextlib.AbstractContextManager: ...
+
+
+watcher: Watcher | None = None
+
+
+def tick(place: Hashable | None = None) -> None:
+    """A piece of work is done and the next begins: a tensor to read, a graph to run.
+
+    Args:
+        place: names work whose length repeats, such as a graph with its shapes; it may take any time the first time.
+            None: short work.
+    """
+    if watcher is not None:
+        watcher.tick(place)
+
+
+@contextlib.contextmanager
+def pausing() -> Iterator[None]:
+    """Within, this process sleeps until something outside of the job lets it go on, such as a lock."""
+    with watcher.pausing() if watcher is not None else contextlib.nullcontext():
+        yield

@@ -1,0 +1,209 @@
+"""How the launcher sees that a worker does not get on, and which one.
+
+Each rule sees what the others do not:
+
+* A stopped worker (SIGSTOP) does not run, whatever it was doing.
+* A worker whose next line is overdue hangs in an endless loop if its main thread runs: Python runs in that, a graph
+  does not.
+* Others that are overdue, or use no processor time and move no bytes, may wait within a graph for a peer that compiles.
+  So they hang only where nobody works: all are overdue, idle or say that they wait (heartbeat.py). Then it is the one
+  that was heard from first. Workers of other machines cannot be seen from here, so this is for a job on one machine.
+  Of workers that never write a line, one that is idle hangs. On an accelerator a host rests while the device works:
+  there idleness says nothing.
+
+A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pet.launching.heartbeat import PAUSING, SILENT, WAITING, WORKING
+
+IDLE_SHARE = 0.002
+"""A worker that uses less than this share of one core is idle; MindSpore's own threads use 0.0001."""
+BUSY_SHARE = 0.5
+"""A main thread that runs, or waits to run, for more than this share of the time is in a loop of its own."""
+SAMPLE = 1.0
+"""Seconds between two looks at what a worker uses."""
+LONGEST_TICK = 1.0
+"""Seconds between two looks at the clock at most: where it was longer, the launcher itself was held up."""
+SMALLEST_SHARE = 0.05
+"""However busy the machine is, a second counts as so much of one: in the end a hang is a hang."""
+
+
+class Clock:
+    """Time as one worker has it.
+
+    Args:
+        pid: of the worker.
+
+    Attributes:
+        wall: seconds since the start, without those in which the launcher itself was held up.
+        fair: the same, each weighted with the share of the cores that the worker got of what it asked for.
+        busy: share of the last second in which the main thread ran or waited to run.
+    """
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.wall = self.fair = self.busy = 0.0
+        self.share = 1.0
+        self.last = self.sampled = time.monotonic()
+        self.before = self._demand()
+
+    def tick(self) -> None:
+        """To be called several times a second."""
+        now = time.monotonic()
+        passed, self.last = min(now - self.last, LONGEST_TICK), now
+        if now - self.sampled >= SAMPLE:
+            found, seconds = self._demand(), now - self.sampled
+            used = [max(0.0, new - old) / seconds for new, old in zip(found, self.before, strict=True)]
+            self.busy = used[0] + used[1]
+            # the main thread where it runs, else all together; what they slept they did not want to work
+            ran, waited = used[:2] if self.busy > BUSY_SHARE else used[2:]
+            self.share = max(SMALLEST_SHARE, 1.0 - waited / max(1.0, ran + waited))
+            self.before, self.sampled = found, now
+        self.wall += passed
+        self.fair += passed * self.share
+
+    def _demand(self) -> list[float]:
+        """Seconds that the main thread ran, and stood in line for a core; the same of all threads. 0 where unknown."""
+        found = [0.0] * 4
+        for file in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited = (int(part) / 1e9 for part in file.read_text().split()[:2])
+                found[2:] = found[2] + ran, found[3] + waited
+                if file.parent.name == str(self.pid):
+                    found[:2] = ran, waited
+        return found
+
+
+class Watch:
+    """The launcher's view of one worker.
+
+    Args:
+        pid: the worker's process.
+        beat_file: where it writes its lines.
+        limit: seconds without a sign of life that count as a hang.
+        use_idle: whether an idle process counts as hanging at all.
+
+    Attributes:
+        running: until the launcher sees that it has ended.
+        state, heard: of its last line: what it is at, and when it was written.
+    """
+
+    def __init__(self, pid: int, beat_file: Path, limit: float, use_idle: bool = True):
+        import psutil
+
+        self.beat_file, self.limit, self.use_idle = beat_file, limit, use_idle
+        self.clock, self.process = Clock(pid), psutil.Process(pid)
+        self.running, self.state, self.heard, self.due = True, SILENT, 0.0, 0.0
+        self.sampled = time.monotonic()
+        self.active = self.awake = self.clock.wall
+        self.work = self._work()
+
+    def look(self) -> None:
+        """Takes note of the worker's last line, and once a second of what it uses."""
+        self.clock.tick()
+        self._listen()
+        spent = time.monotonic() - self.sampled
+        if spent < SAMPLE:
+            return
+        (seconds, moved), (seconds_before, moved_before) = self._work(), self.work
+        # the beats are no work: 4 KB per second of file traffic is nothing
+        if seconds - seconds_before > IDLE_SHARE * spent or moved - moved_before > 4096 * spent:
+            self.active = self.clock.wall
+        self.work, self.sampled = (seconds, moved), time.monotonic()
+
+    def _listen(self) -> None:
+        """A new line runs from here on, by the worker's clock."""
+        try:
+            heard, state, within, pid = (float(part) for part in self.beat_file.read_bytes().split())
+        except (OSError, ValueError):
+            return
+        if heard != self.heard:
+            self.heard, self.state = heard, int(state)
+            if int(pid) != self.clock.pid:  # the worker is a shell, and this its child
+                wall, self.clock = self.clock.wall, Clock(int(pid))
+                self.clock.wall = wall
+            self.due = self.clock.fair + max(within, self.limit)
+            self.active = self.clock.wall
+
+    def _work(self) -> tuple[float, int]:
+        """Processor seconds and bytes moved so far, by the worker and its children.
+
+        One that is ready to run counts as running, though a busy machine may not have let it.
+        """
+        import psutil
+
+        seconds, moved, stopped = 0.0, 0, False
+        with contextlib.suppress(psutil.Error):
+            for process in [self.process, *self.process.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    status = process.status()
+                    if status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP):
+                        self.active = self.clock.wall
+                    stopped |= status == psutil.STATUS_STOPPED and process.pid in (self.process.pid, self.clock.pid)
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+                    counters = process.io_counters()
+                    moved += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
+        if not stopped:
+            self.awake = self.clock.wall
+        return seconds, moved
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has done nothing for longer than the limit, though nothing outside of the job keeps it."""
+        return self.use_idle and self.state != PAUSING and self.clock.wall - self.active > self.limit
+
+    @property
+    def overdue(self) -> bool:
+        """Whether its next line should have come."""
+        return self.state == WORKING and self.clock.fair > self.due
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it, and for longer than the limit."""
+        return self.clock.wall - self.awake > self.limit
+
+    @property
+    def reason(self) -> str:
+        """Why it hangs, where it does."""
+        if self.stopped:
+            return f"has been stopped for {self.clock.wall - self.awake:.0f} s"
+        if self.overdue:
+            return f"made no progress for {time.monotonic() - self.heard:.0f} s"
+        return f"did nothing for {self.clock.wall - self.active:.0f} s"
+
+
+def find_hanging(watches: Sequence[Watch], everybody: bool = True) -> Watch | None:
+    """The worker that hangs, or None. To be called several times a second.
+
+    Args:
+        watches: of this machine's workers.
+        everybody: whether these are all workers of the job.
+    """
+    running = [watch for watch in watches if watch.running and watch.limit > 0]
+    for watch in running:
+        watch.look()
+    for watch in running:
+        if watch.stopped or (watch.overdue and watch.clock.busy > BUSY_SHARE):
+            return watch
+    if all(watch.state == SILENT for watch in running):
+        return next((watch for watch in running if watch.idle), None)
+    if not everybody or not all(watch.overdue or watch.idle or watch.state == WAITING for watch in running):
+        return None
+    suspects = [watch for watch in running if watch.state != WAITING]
+    if not suspects:  # all wait for one another
+        suspects = running if all(watch.idle for watch in running) else []
+    # what still uses the processor hangs in a loop, the others may wait for it
+    return min(suspects, key=lambda watch: (watch.idle, watch.heard), default=None)
+
+
+def accelerators_present() -> bool:
+    """Whether this machine has Ascend devices."""
+    return any(Path("/dev").glob("davinci[0-9]*"))
