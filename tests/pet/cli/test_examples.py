@@ -42,7 +42,6 @@ def examples() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("examples")
-    (home / "recipes").symlink_to(bundled_directory())
     (home / "questions.txt").write_text("What is it?\n")
     held_out = (bundled_directory() / "data" / "adgen" / "held_out.jsonl").read_text("utf-8").splitlines()
     (home / "my_test.jsonl").write_text("\n".join(held_out[:8]) + "\n", "utf-8")
