@@ -72,7 +72,8 @@ class BottleneckConfig(OwnFormat, MethodConfig):
             return chosen
         cells, hidden = dict(model.cells_and_names()), model.config.dims.hidden
         paths = [(site.path.rpartition(".")[0], site.layer) for site in chosen]
-        return [Site(path, cells[path], "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
+        # an outline, which plans are made from, has linear cells alone
+        return [Site(path, cells.get(path), "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
 
     def parameters_at(self, site) -> int:
         into = site.in_features if self.placement == "parallel" else site.out_features

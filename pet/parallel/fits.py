@@ -1,4 +1,4 @@
-"""Whether a model can be divided as a recipe asks, from its config.json alone: said before any process starts."""
+"""Whether a model and its adapter can be divided as a recipe asks, by shapes alone: said before any process starts."""
 
 from __future__ import annotations
 
@@ -47,24 +47,21 @@ def check_optimizer(name: str, members: int) -> None:
 
 
 def check_fits(recipe) -> None:
-    """Raises InputError for a layout that the recipe's model, adapter or optimizer cannot have."""
-    from model_zoo.counting import sizes
-    from pet.names import model_config
+    """Raises InputError for a layout that the recipe's model, adapter or optimizer cannot have.
 
+    What divides a model says so, from shapes alone (`pet.parallel.shares`). An adapter that is loaded is divided when
+    its files have been read; the model beneath it is looked at here.
+    """
     layout = recipe.parallel
     if layout.tensor * layout.pipeline == 1:
         return
     check_optimizer(recipe.train.optimizer, layout.tensor)
-    dims = sizes({**model_config(recipe.model.path), **recipe.model.config})
-    check_divisible(dims, layout.tensor)
-    check_stages(dims.layers, layout.pipeline)
-    if layout.pipeline > 1 and recipe.adapter.method in ("prompt", "p_tuning"):
-        raise InputError(
-            f"parallel.pipeline: adapter.method {recipe.adapter.method!r} acts on the whole model, which cannot be cut "
-            "into stages; expected another method, or parallel.pipeline = 1"
-        )
-    if layout.pipeline > 1 and getattr(recipe.adapter, "projection", False):
-        raise InputError(
-            "parallel.pipeline: the adapter has a projection that all layers share, which cannot be cut into stages; "
-            "set adapter.projection to false"
-        )
+    from pet.names import model_config
+    from pet.outline import Outline
+    from pet.parallel.shares import shares
+    from pet.train.prepare import method_config
+
+    outline = Outline({**model_config(recipe.model.path), **recipe.model.config})
+    loaded = getattr(recipe.adapter, "load", None)
+    adapter = None if loaded else method_config(recipe.adapter, recipe.train.seed)
+    shares(outline, adapter, layout.tensor, layout.pipeline)

@@ -262,7 +262,10 @@ def cut(outline: Outline, adapter: MethodConfig | None, found: list[Share], pipe
     if pipeline == 1:
         return Layout(tuple(found), (range(count),))
     if getattr(adapter, "method", "") in WHOLE_MODEL:
-        raise InputError("parallel.pipeline: an adapter on the whole model (prompt tuning) cannot be cut into stages")
+        raise InputError(
+            f"parallel.pipeline: adapter.method {adapter.method!r} acts on the whole model, which cannot be cut into "
+            "stages; expected another method, or parallel.pipeline = 1"
+        )
     if getattr(adapter, "projection", False):
         raise InputError(
             "parallel.pipeline: the adapter has a projection that all layers share, which cannot be cut into stages; "

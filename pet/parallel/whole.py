@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.dropout import dropouts
 from adapters.registry import registry
 from model_zoo.auto import MODEL_OF
 from model_zoo.checkpoint.fingerprint import fingerprint
@@ -30,18 +31,18 @@ def saved_parameters(model: nn.Cell) -> dict[str, Parameter]:
     """What files hold of the model, by name, as far as it is in this process.
 
     That is every parameter of every adapter, active or not, with the buffers that its files are computed from (the
-    first factors of PiSSA and OLoRA); without an adapter, every parameter of the base.
+    first factors of PiSSA and OLoRA) but dropout's keys; without an adapter, every parameter of the base.
     """
     adapters = registry(model).adapters.values()
     if not adapters:
         return {parameter.name: parameter for parameter in model.get_parameters()}
     cells = {id(cell) for _, cell in model.cells_and_names()}  # those of absent stages are not among them
-    found = []
+    found, keys = [], {id(cell.key) for cell in dropouts(model)}
     for adapter in adapters:
         for path, module in adapter.modules.items():
             found += module.get_parameters() if id(adapter.sites[path].cell) in cells else ()
         found += [item.own for item in adapter.replaced if id(item.cell) in cells]
-    return {parameter.name: parameter for parameter in found}
+    return {parameter.name: parameter for parameter in found if id(parameter) not in keys}
 
 
 def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:

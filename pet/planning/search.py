@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from adapters.method import MethodConfig
@@ -63,6 +64,7 @@ class Candidate:
         micro_batch: rows of one forward pass on one replica.
         pieces: forward passes of one replica in a step.
         memory: bytes per device, by `PARTS`.
+        saving: bytes of a checkpoint as its writer holds them on its host (`saving_bytes`).
         traffic: {(collective, group): [calls, bytes]} of one device in one step.
         compute, communication: seconds of one step in matrix products and in messages.
         seconds: of a step.
@@ -76,6 +78,7 @@ class Candidate:
     micro_batch: int
     pieces: int
     memory: dict[str, float]
+    saving: dict[str, int]
     traffic: Traffic
     compute: float
     communication: float
@@ -111,6 +114,7 @@ class Candidate:
         return {
             **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "micro_batch", "pieces")},
             "memory_bytes": {**{key: round(value) for key, value in self.memory.items()}, "total": round(self.total)},
+            "saving_bytes": self.saving,
             "traffic": [
                 {"collective": kind, "group": group, "calls": calls, "bytes": nbytes}
                 for (kind, group), (calls, nbytes) in self.traffic.items()
@@ -223,6 +227,7 @@ def candidate(
         micro,
         pieces,
         fullest.memory,
+        saving_bytes(work, divided, steps),
         busiest.traffic,
         max(stage.compute for stage in stages) * pieces,
         max(stage.talk * pieces + stage.end_seconds for stage in stages),
@@ -289,6 +294,28 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
         "activations": kept_inputs + activation_bytes(work, divided, steps, stage),
         "buffers": buffers,
     }
+
+
+def saving_bytes(work: Work, divided: Layout, steps: Steps) -> dict[str, int]:
+    """What the process that writes a checkpoint has on its host: all that the files hold, each tensor whole.
+
+    Other devices send it their parts one tensor at a time, so that no device needs more room than in a step.
+
+    Returns:
+        ``held``: bytes of trained weights, of what an adapter's files hold besides, and of the optimizer's state.
+        ``received``: how many of them come from other processes.
+    """
+    first = [share for share in divided.shares if 0 in share.stages]
+    states = 4 * OPTIMIZER_STATES[work.optimizer]
+    held = received = 0
+    for share in divided.shares:
+        if share.trained or (share.adapter and steps.tensor * steps.pipeline > 1):
+            whole = share.bytes(work.width) * (1 if share.division is None else share.division.members)
+            held += whole
+            received += whole - (share.bytes(work.width) if 0 in share.stages else 0)
+    state = states * sum(prod(share.shape) for share in divided.shares if share.trained)
+    own = owner_loads(first, steps.data)[0] if steps.zero else trained_size(first)
+    return {"held": held + state, "received": received + state - states * own}
 
 
 def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> float:

@@ -77,5 +77,9 @@ def best(one: Candidate, tokens: int) -> list[str]:
     ]
     for (kind, group), (calls, nbytes) in sorted(one.traffic.items(), key=lambda item: -item[1][1]):
         lines.append(f"  {kind:<12}{group:<10}{calls:>8,}{nbytes / 1e6:>14,.3f}")
+    lines.append(
+        f"  saving: {one.saving['held'] / 1e9:,.3f} GB on the host of the process that writes, of which "
+        f"{one.saving['received'] / 1e9:,.3f} GB come from others"
+    )
     settings = " ".join(f"{key}={str(value).lower()}" for key, value in one.settings().items())
     return [*lines, f"  in a recipe: {settings}"]

@@ -61,6 +61,7 @@ def train(case: Case, resume: Path | None = None) -> None:
         same_after_a_round_trip(trainer, resume)
     trainer.train()
     note_traffic(case, world)
+    note_saving(case, trainer)
     keep(case, trainer)
     world.barrier()
 
@@ -107,6 +108,16 @@ def note_traffic(case: Case, world) -> None:
     counts = {"/".join(key): [entry.calls, entry.bytes] for key, entry in world.meter.traffic().items()}
     (output / f"{case.name}.step_{job.rank}.json").write_text(json.dumps(counts))
     assert "all_" in world.traffic_report() or "send" in world.traffic_report()
+
+
+def note_saving(case: Case, trainer) -> None:
+    """What this process sends and receives for a checkpoint, and what the one that writes it holds then."""
+    with collectives.counting() as traffic:
+        _, optimizer, _ = state.snapshot(trainer)
+    counts = {name: traffic[name, "files"].bytes for name in ("send", "receive")}
+    arrays = {**{f"state.{name}": array for name, array in optimizer.items()}, **trainer.whole_weights}
+    counts["held"] = sum(array.nbytes for array in arrays.values())
+    (output / f"{case.name}.saving_{job.rank}.json").write_text(json.dumps(counts))
 
 
 def same_after_a_round_trip(trainer, checkpoint: Path) -> None:

@@ -19,6 +19,12 @@ from pet.cli.main import main
             "parallel.pipeline=2 parallel.micro_batches=2 adapter={method: prefix, projection: true}",
             "a projection that all layers share",
         ),
+        (
+            "parallel.tensor=2 adapter={method: adapter, placement: parallel}",
+            "Bottleneck beside transformer.layers.0.mlp cannot be divided; place it behind (houlsby)",
+        ),
+        ("parallel.tensor=2 adapter={method: adapter, targets: query_key_value}", "Bottleneck on transformer.layers.0"),
+        ("parallel.tensor=2 adapter={method: lora, targets: nothing}", "'nothing' matches no"),
         ("parallel.data=3", "4 rows cannot be divided over 3 copies"),
         ("parallel.pipeline=4 parallel.micro_batches=2", "2 micro-batches leave stages idle; expected at least 4"),
         ("parallel.data=2 parallel.pipeline=2 parallel.micro_batches=4", "cannot be divided over 2 × 4 micro-batches"),

@@ -28,7 +28,7 @@ from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.split import Division
 from pet.parallel.stages import balance
-from pet.planning.search import Work, memory
+from pet.planning.search import Work, memory, saving_bytes
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
 from pet.train.distributed import World
@@ -134,7 +134,7 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
 
 @pytest.mark.parametrize("case", [case for case in (*TWO, *FOUR) if case.planned], ids=lambda case: case.name)
 def test_plans_are_what_is_measured(jobs, case):
-    """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step."""
+    """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step and for a file."""
     outline = Outline(case.config)
     divided = shares(outline, config_for(case.method, outline.family), case.tensor, case.pipeline)
     optimizer = dict(case.settings).get("optimizer", "adamw")
@@ -142,6 +142,7 @@ def test_plans_are_what_is_measured(jobs, case):
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
     recompute = ("recompute", True) in case.settings
+    saved = []
     steps = Steps(case.data, case.tensor, case.pipeline, pieces, tokens, 4, case.shard_optimizer, recompute)
     for rank in range(case.data * case.tensor * case.pipeline):
         stage = Mesh(case.data, case.tensor, case.pipeline, rank).stage
@@ -161,6 +162,11 @@ def test_plans_are_what_is_measured(jobs, case):
         expected = step_traffic(outline, divided, steps, stage, work.adapter)
         expected.pop(("all_gather", "world"))  # whether all go on is asked after the step
         assert sent == {"/".join(key): counts for key, counts in expected.items()}
+        saved.append(json.loads((jobs / f"{case.name}.saving_{rank}.json").read_text()))
+    found = {"held": saved[0]["held"], "received": saved[0]["receive"]}
+    assert found == saving_bytes(work, divided, steps)
+    assert sum(each["send"] for each in saved) == found["received"]  # nothing goes anywhere else
+    assert not any(each["held"] or each["receive"] for each in saved[1:])
 
 
 def test_checkpoints_go_from_one_over_four_to_one(jobs):
