@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
+from adapters.method import AdapterModule, MethodConfig, OwnFormat
+from adapters.peft_config import BITFIT_KEYS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells
 from model_zoo.errors import InputError
@@ -38,6 +39,7 @@ class BitFitConfig(OwnFormat, MethodConfig):
 
     method: ClassVar[str] = "bitfit"
     peft_type: ClassVar[str] = "BITFIT"
+    peft_keys: ClassVar[tuple[str, ...]] = BITFIT_KEYS
 
     def family_targets(self, family):
         return ("all-linear",)
@@ -69,9 +71,6 @@ class BitFitConfig(OwnFormat, MethodConfig):
     def parameters_at(self, site) -> int:
         missing = own_parameters(site.cell).get("bias") is None
         return site.out_features if missing and self.add_missing else 0
-
-
-BitFitConfig.peft_keys = own_keys(BitFitConfig)
 
 
 class AddedBias(AdapterModule):

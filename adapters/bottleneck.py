@@ -17,9 +17,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.checks import above_zero, one_of, positive_int, share
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
-from adapters.method import AdapterModule, MethodConfig, OwnFormat, above_zero, one_of, own_keys, positive_int, share
+from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
 from adapters.sites import Site
 from model_zoo.layers import GeluTanh, LayerNorm, Linear, tanh
 

@@ -22,9 +22,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.checks import positive_int
 from adapters.factors import generator_for
 from adapters.lora import LoRAConfig
-from adapters.method import positive_int
 from adapters.registry import Adapter, registry
 from adapters.sites import weight_array
 from model_zoo.errors import InputError, nearest

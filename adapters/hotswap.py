@@ -14,7 +14,7 @@ from mindspore import nn
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
 from adapters.registry import Adapter, registry
-from adapters.saving import CONFIG, config_from_peft, fill, located, read_adapter_config, read_arrays
+from adapters.saving import adapter_config, fill, located, read_arrays
 from model_zoo.errors import InputError
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")
@@ -42,8 +42,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     if not isinstance(adapter.config, LoRAConfig):
         raise InputError(f"adapter {name!r} is of method {adapter.config.method}; only LoRA can be exchanged")
     directory = Path(directory)
-    values = read_adapter_config(directory)
-    config = config_from_peft(values, directory / CONFIG)
+    values, config = adapter_config(directory)
     if not isinstance(config, LoRAConfig):
         raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
     with located(directory):

@@ -14,9 +14,11 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from adapters.deltas import ia3_delta
-from adapters.lora_peft import default_names, targets_from_peft, targets_to_peft
-from adapters.matching import as_list, matches, select
-from adapters.method import COMMON_KEYS, AdapterModule, MethodConfig
+from adapters.lora_peft import default_names, targets_to_peft
+from adapters.matching import matches, select
+from adapters.method import AdapterModule, MethodConfig
+from adapters.patterns import as_list
+from adapters.peft_config import IA3_KEYS, ia3_settings
 from model_zoo.errors import InputError
 
 
@@ -33,17 +35,8 @@ class IA3Config(MethodConfig):
 
     method: ClassVar[str] = "ia3"
     peft_type: ClassVar[str] = "IA3"
-    peft_keys: ClassVar[tuple[str, ...]] = (
-        *COMMON_KEYS,
-        "exclude_modules",
-        "fan_in_fan_out",
-        "feedforward_modules",
-        "init_ia3_weights",
-        "modules_to_save",
-        "peft_version",
-        "runtime_config",
-        "target_modules",
-    )
+    peft_keys: ClassVar[tuple[str, ...]] = IA3_KEYS
+    marks: ClassVar[tuple[str, ...]] = ("ia3_l",)
 
     def family_targets(self, family):
         return family.ia3_targets if family is not None else None
@@ -92,13 +85,7 @@ class IA3Config(MethodConfig):
 
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
-        feedforward = targets_from_peft(values.get("feedforward_modules"), "feedforward_modules")
-        return cls(
-            targets=targets_from_peft(values.get("target_modules"), "target_modules"),
-            exclude=targets_from_peft(values.get("exclude_modules"), "exclude_modules"),
-            feedforward=[] if feedforward is None else feedforward,
-            modules_to_save=values.get("modules_to_save"),
-        )
+        return cls(**ia3_settings(values))
 
     def check_tensors(self, model, tensors, where) -> None:
         if not any(name.endswith(".ia3_l") for name in tensors):

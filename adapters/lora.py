@@ -20,15 +20,12 @@ from adapters.dora import Magnitude, rescaled, row_norms
 from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START
-from adapters.matching import pattern_value
-from adapters.method import AdapterModule, MethodConfig, positive_int, share
+from adapters.method import AdapterModule, MethodConfig
+from adapters.patterns import pattern_value
+from adapters.peft_config import LORA_KEYS, check_lora, lora_scale, lora_settings
 from adapters.sites import weight_array
 from model_zoo import fused
 from model_zoo.errors import InputError
-
-INITS = ("default", "gaussian", *START)
-MAX_RANK = 1 << 16
-"""Beyond any use: a rank from a file above this is a mistake or worse, and is refused before anything is allocated."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -67,26 +64,11 @@ class LoRAConfig(MethodConfig):
     method: ClassVar[str] = "lora"
     peft_type: ClassVar[str] = "LORA"
     kinds: ClassVar[tuple[str, ...]] = ("linear", "embedding", "conv")
-    peft_keys: ClassVar[tuple[str, ...]] = lora_peft.KEYS
+    peft_keys: ClassVar[tuple[str, ...]] = LORA_KEYS
+    marks: ClassVar[tuple[str, ...]] = ("lora_A.weight", "lora_embedding_A")
 
     def validate(self) -> None:
-        positive_int("lora", "rank", self.rank, MAX_RANK)
-        for key, value in (self.rank_pattern or {}).items():
-            positive_int("lora", f"rank_pattern[{key!r}]", value, MAX_RANK)
-        for key, value in {"alpha": self.alpha, **(self.alpha_pattern or {})}.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise InputError(f"lora: {key} is {value!r}; a number above 0 was expected")
-        share("lora", "dropout", self.dropout)
-        if self.init not in INITS:
-            raise InputError(f"lora: init is {self.init!r}; supported: {', '.join(INITS)}")
-        if self.bias not in ("none", "lora_only", "all"):
-            raise InputError(f"lora: bias is {self.bias!r}; supported: none, lora_only, all")
-        if self.use_dora and self.init in START:
-            raise InputError(f"lora: init {self.init!r} with use_dora; DoRA's norm is that of the weight it starts on")
-        ratio = self.learning_rate_ratio
-        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio < math.inf:
-            raise InputError(f"lora: learning_rate_ratio is {ratio!r}; a number above 0 was expected")
-        tokens.validate(self.trainable_tokens)
+        check_lora(**vars(self))
 
     def rank_at(self, path: str) -> int:
         """r of this cell."""
@@ -95,7 +77,7 @@ class LoRAConfig(MethodConfig):
     def scale_at(self, path: str) -> float:
         """The factor in front of B·A at this cell."""
         alpha, rank = pattern_value(self.alpha_pattern, path, self.alpha), self.rank_at(path)
-        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+        return lora_scale(alpha, rank, self.use_rslora)
 
     def parameters_at(self, site) -> int:
         rank = self.rank_at(site.path)
@@ -130,7 +112,6 @@ class LoRAConfig(MethodConfig):
         return lora_peft.unpack(arrays, model)
 
     def check_tensors(self, model, tensors, where) -> None:
-        lora_peft.resolve_saved(self, model, tensors)
         lora_peft.check_ranks(self, model, tensors, where)
 
     def to_peft(self, model, adapter):
@@ -138,7 +119,7 @@ class LoRAConfig(MethodConfig):
 
     @classmethod
     def from_peft(cls, values):
-        return cls(**lora_peft.from_peft(values))
+        return cls(**lora_settings(values))
 
 
 class LoRALinear(AdapterModule):

@@ -16,8 +16,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from adapters.bottleneck import NON_LINEARITIES, Activation
+from adapters.checks import one_of, positive_int
 from adapters.factors import Factor, generator_for, kaiming_uniform
-from adapters.method import AdapterModule, MethodConfig, OwnFormat, one_of, own_keys, positive_int
+from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
 from model_zoo.errors import InputError
 
 

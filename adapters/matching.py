@@ -18,8 +18,9 @@ import re
 from collections.abc import Iterable
 
 from adapters.method import MethodConfig
+from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
 from adapters.replacement import wanted
-from adapters.sites import Site, named, sites
+from adapters.sites import Site, sites
 from model_zoo.errors import InputError, nearest
 
 GROUPS = ("attention", "mlp", "all-linear")
@@ -68,18 +69,6 @@ class Plan:
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
-def as_list(value) -> list:
-    """A single entry as a list of one; None as an empty list."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, (str, int)) else list(value)
-
-
-def is_glob(pattern: str) -> bool:
-    """Whether a target is a glob rather than a name."""
-    return any(sign in pattern for sign in "*?[")
-
-
 def matches(entry: str, site: Site, family) -> bool:
     """Whether a target entry means this site."""
     if entry == "all-linear":
@@ -87,14 +76,14 @@ def matches(entry: str, site: Site, family) -> bool:
     if entry in ("attention", "mlp") and family is not None:
         return site.kind == "linear" and any(named(site.path, name) for name in getattr(family, entry))
     if entry.startswith("re:"):
-        return re.fullmatch(entry[3:], site.path) is not None
+        return full_match(entry[3:], site.path)
     return fnmatch.fnmatchcase(site.path, entry) if is_glob(entry) else named(site.path, entry)
 
 
 def is_expression(entry: str, candidates: list[Site]) -> bool:
     """Whether an entry, read as the regular expression that it does not say it is, would match a cell."""
     try:
-        return any(re.fullmatch(entry, site.path) for site in candidates)
+        return any(full_match(entry, site.path) for site in candidates)
     except re.error:
         return False
 
@@ -162,23 +151,13 @@ def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None
     problems = []
     for key in patterns or {}:
         try:
-            if pattern_value({key: True}, "", None) is None and not any(
-                pattern_value({key: True}, site.path, None) for site in chosen
-            ):
+            if not any(pattern_matches(key, site.path) for site in chosen):
                 names = {site.path.rsplit(".", 1)[-1] for site in chosen}
                 problems.append(f"{name}: {key!r} matches no target{nearest(key, names)}")
         except re.error as error:
             problems.append(f"{name}: {key!r} is no valid regular expression: {error}")
     if problems:
         raise InputError.collect(problems)
-
-
-def pattern_value(patterns: dict | None, path: str, default):
-    """The value whose key, a regular expression for a path or its last parts (PEFT's convention), matches first."""
-    for key, value in (patterns or {}).items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{key})", path):
-            return value
-    return default
 
 
 def chosen_sites(model, config: MethodConfig) -> list[Site]:

@@ -9,15 +9,15 @@ method.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 from mindspore import Parameter, nn
 
+from adapters.peft_config import COMMON_KEYS
 from model_zoo.checkpoint.reading import write_parameter
-from model_zoo.errors import InputError, nearest, similar
+from model_zoo.errors import InputError, nearest
 
 
 class AdapterModule(nn.Cell):
@@ -104,6 +104,8 @@ class MethodConfig:
     peft_type: ClassVar[str | None] = None
     kinds: ClassVar[tuple[str, ...]] = ("linear",)
     peft_keys: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
+    """By which tensors a file shows that a cell is adapted."""
     prefixed: ClassVar[bool] = True
     """Whether tensor names in a file begin with PEFT's ``base_model.model.``."""
     stackable: ClassVar[bool] = True
@@ -217,36 +219,6 @@ class OwnFormat:
         return cls(**{key: value for key, value in values.items() if key in names})
 
 
-COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
-"""Keys that every adapter_config.json has."""
-
-
 def own_keys(cls) -> tuple[str, ...]:
     """The JSON keys of an `OwnFormat` configuration."""
     return COMMON_KEYS + tuple(field.name for field in dataclasses.fields(cls))
-
-
-def one_of(owner: str, name: str, value, choices: tuple[str, ...]) -> None:
-    """Raises InputError, naming the nearest, unless value is one of the choices."""
-    if value not in choices:
-        hint = similar(value, choices) if isinstance(value, str) else ""
-        raise InputError(f"{owner}: {name} is {value!r}; supported: {', '.join(choices)}{hint}")
-
-
-def above_zero(owner: str, name: str, value) -> None:
-    """Raises InputError unless value is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise InputError(f"{owner}: {name} is {value!r}; a number above 0 was expected")
-
-
-def positive_int(owner: str, name: str, value, most: int | None = None) -> None:
-    """Raises InputError unless value is a whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1 or (most and value > most):
-        limit = f" and at most {most}" if most else ""
-        raise InputError(f"{owner}: {name} is {value!r}; a whole number of at least 1{limit} was expected")
-
-
-def share(owner: str, name: str, value) -> None:
-    """Raises InputError unless value is a number from 0 to below 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise InputError(f"{owner}: {name} is {value!r}; a number from 0 to below 1 was expected")

@@ -11,6 +11,7 @@ from adapters.method import MethodConfig
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
+from adapters.tokens import TrainableTokensConfig
 
 ALL = (
     LoRAConfig,
@@ -24,4 +25,6 @@ ALL = (
     BitFitConfig,
 )
 METHODS: dict[str, type[MethodConfig]] = {cls.method: cls for cls in ALL}
-BY_PEFT_TYPE: dict[str, type[MethodConfig]] = {cls.peft_type: cls for cls in METHODS.values() if cls.peft_type}
+BY_PEFT_TYPE: dict[str, type[MethodConfig]] = {
+    cls.peft_type: cls for cls in (*ALL, TrainableTokensConfig) if cls.peft_type
+}

@@ -20,8 +20,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.checks import positive_int
 from adapters.factors import generator_for, kaiming_uniform
-from adapters.method import COMMON_KEYS, AdapterModule, MethodConfig, positive_int
+from adapters.method import AdapterModule, MethodConfig
+from adapters.peft_config import COMMON_KEYS
 from adapters.sites import sites
 from model_zoo.errors import InputError
 from model_zoo.layers import tanh

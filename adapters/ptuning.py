@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from adapters.method import COMMON_KEYS
+from adapters.peft_config import COMMON_KEYS
 from adapters.prefix import PEFT_NAME, TRUNK_KEYS, PrefixConfig, check_only, gathered, model_dims
 
 NATIVE = "transformer.prefix_encoder."

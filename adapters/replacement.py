@@ -10,7 +10,8 @@ import dataclasses
 
 from mindspore import Parameter, Tensor, nn
 
-from adapters.sites import named, plain_cells
+from adapters.patterns import within
+from adapters.sites import plain_cells
 from model_zoo.errors import InputError, nearest
 
 
@@ -69,7 +70,7 @@ def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
     problems = []
     cells = [(path, cell) for path, cell in plain_cells(model) if own_parameters(cell)]
     for entry in config.modules_to_save or []:
-        found = [(path, cell) for path, cell in cells if named(path, entry)]
+        found = [(path, cell) for path, cell in cells if within(path, entry)]
         if not found:
             hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
             problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")

@@ -17,52 +17,36 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
+from adapters.fitting import fit
+from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
+from adapters.peft_config import CONFIG, FINGERPRINT, PREFIX, WEIGHTS, read_adapter_config, read_settings
 from adapters.registry import Adapter, registry
-from model_zoo.atomic import atomic_write, read_json
+from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, nearest, similar
+from model_zoo.errors import InputError, nearest
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-FINGERPRINT = "base_fingerprint"
+OF_CELLS = ("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save")
+"""Settings of PEFT's that narrow ``target_modules``: written anew together with these, also where they are none."""
 
 
-def read_adapter_config(directory: str | Path) -> dict[str, Any]:
-    """The dictionary in an adapter directory's adapter_config.json, checked as far as no model is needed.
+def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]:
+    """An adapter directory's adapter_config.json, and the method's configuration that it describes.
 
     Raises:
-        InputError: no such directory or file, no JSON object, no or an unknown ``peft_type``.
+        InputError: see `adapters.peft_config`; a value out of range.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such adapter directory")
-    values = read_json(directory / CONFIG, "a PEFT adapter configuration")
-    kind = values.get("peft_type")
-    if not isinstance(kind, str) or kind not in BY_PEFT_TYPE:
-        raise InputError(
-            f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(BY_PEFT_TYPE))}"
-            + (similar(kind, BY_PEFT_TYPE) if isinstance(kind, str) else "")
-        )
-    return values
-
-
-def config_from_peft(values: dict[str, Any], where: str | Path):
-    """The method's configuration for an adapter_config.json; warns once about keys that this version does not know."""
+    values = read_adapter_config(directory, BY_PEFT_TYPE)
     cls = BY_PEFT_TYPE[values["peft_type"]]
-    unknown = sorted(set(values) - set(cls.peft_keys))
-    if unknown:
-        warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=3)
-    try:
+
+    def read(values):
         config = cls.from_peft(values)
         config.validate()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{where}: a value of the wrong type ({error})") from None
-    return config
+        return config
+
+    return values, read_settings(values, Path(directory) / CONFIG, cls.peft_keys, read)
 
 
 def saved_name(key: str, config) -> str:
@@ -89,7 +73,8 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     else:
         tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
         kept, told = source.get("values", {}), described(model, adapter)
-        values = {**kept, **{key: value for key, value in told.items() if value is not None or key not in kept}}
+        told = {key: value for key, value in told.items() if value is not None or key not in kept or key in OF_CELLS}
+        values = dict(sorted({**kept, **told}.items()))
         # The name under which its makers know the base says more than the directory that it was loaded from here.
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():
@@ -97,7 +82,7 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
-        file.write(json.dumps(values, indent=2, sort_keys=True).encode())
+        file.write(json.dumps(values, indent=2).encode())
 
 
 def known_fingerprint(model: nn.Cell) -> str:
@@ -191,8 +176,7 @@ def load_adapter(
     directory = Path(directory)
     state = registry(model)
     state.check_new(name)
-    values = read_adapter_config(directory)
-    config = config_from_peft(values, directory / CONFIG)
+    values, config = adapter_config(directory)
     skipped: list[str] = []
     with located(directory):
         arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
@@ -233,6 +217,9 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
     with SafetensorsFile(directory / WEIGHTS) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
+        dropped = fit(model, config, plain)
+        if dropped:
+            warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)
         config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
         stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
         arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)

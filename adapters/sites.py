@@ -124,11 +124,6 @@ def plain_cells(model: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
             yield path, cell
 
 
-def named(path: str, name: str) -> bool:
-    """Whether a name is a cell's whole path or its last parts."""
-    return path == name or path.endswith("." + name)
-
-
 def layer_index(path: str, layers: str | None) -> int | None:
     """The decoder layer in a path: the number behind the family's layer list, or the first number there is."""
     if layers is not None:

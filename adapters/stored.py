@@ -7,22 +7,35 @@ This is how an adapter is merged on disk. `StoredAdapter` reads and checks ``ada
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
-from model_zoo.atomic import read_json
+from adapters.initial import START
+from adapters.patterns import named, pattern_value, within
+from adapters.peft_config import (
+    BITFIT_KEYS,
+    CONFIG,
+    FINGERPRINT,
+    IA3_KEYS,
+    LORA_KEYS,
+    PREFIX,
+    TOKENS_KEYS,
+    WEIGHTS,
+    adapts,
+    ia3_settings,
+    lora_scale,
+    lora_settings,
+    read_adapter_config,
+    read_settings,
+    tokens_settings,
+)
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
 
 # why a kind of adapter is no part of any weight
 UNMERGEABLE = {
@@ -33,11 +46,16 @@ UNMERGEABLE = {
     "LOW_RANK_ADAPTER": "there is a non-linear function between its projections, so it is no matrix",
     "BOTTLENECK": "there is a non-linear function between its projections, so it is no matrix",
 }
-# starts of LoRA that take the first product off the base
-CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# what is read out of the configuration of each kind that is part of the weights
+MERGEABLE = {
+    "LORA": (LORA_KEYS, lora_settings),
+    "IA3": (IA3_KEYS, ia3_settings),
+    "TRAINABLE_TOKENS": (TOKENS_KEYS, tokens_settings),
+    "BITFIT": (BITFIT_KEYS, lambda values: {"targets": None}),
+}
 PARTS = re.compile(
-    r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
-    r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|token_adapter\.trainable_tokens_delta)"
+    r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"
+    r"lora_embedding_B|lora_A\.bias|lora_B\.bias|ia3_l|(token_adapter\.)?trainable_tokens_delta)"
 )
 
 
@@ -70,23 +88,15 @@ class StoredAdapter:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        if not self.directory.is_dir():
-            raise InputError(f"{self.directory}: no such directory; an adapter directory was expected")
-        self.config = read_json(self.directory / CONFIG, "PEFT's adapter configuration")
-        kind = str(self.config.get("peft_type", self.config.get("method", ""))).upper()
-        if kind not in ("LORA", "IA3", "BITFIT"):
-            reason = UNMERGEABLE.get(kind)
-            if reason is None:
-                raise InputError(
-                    f"{self.directory / CONFIG}: peft_type {kind!r} cannot be merged; LORA, IA3 and BITFIT can"
-                )
-            raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {reason}")
-        self.kind = kind
-        start = self.config.get("init_lora_weights")
-        if isinstance(start, str) and start.lower().split("_niter_")[0] in CHANGED_BASE:
+        values = read_adapter_config(directory, (*MERGEABLE, *UNMERGEABLE))
+        kind = values["peft_type"]
+        if kind in UNMERGEABLE:
+            raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {UNMERGEABLE[kind]}")
+        self.settings = read_settings(values, self.directory / CONFIG, *MERGEABLE[kind])
+        if self.settings.get("init") in START:
             raise InputError(
-                f"{self.directory / CONFIG}: init_lora_weights is {start!r}: its start is computed from the "
-                "base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
+                f"{self.directory / CONFIG}: init_lora_weights is {values['init_lora_weights']!r}: its start is "
+                "computed from the base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
             )
         if not (self.directory / WEIGHTS).is_file():
             pickled = (self.directory / "adapter_model.bin").is_file()
@@ -100,7 +110,7 @@ class StoredAdapter:
     @property
     def fingerprint(self) -> str | None:
         """The fingerprint of the base that this was trained on, where its writer recorded one."""
-        return self.file.metadata.get("base_fingerprint")
+        return self.file.metadata.get(FINGERPRINT)
 
     def changes(
         self,
@@ -135,8 +145,12 @@ class StoredAdapter:
                 kind = {"lora_embedding_A": "embedding", "lora_embedding_B": "embedding", "ia3_l": "ia3"}.get(part)
                 if part == "lora_magnitude_vector" and key.partition(".lora_magnitude_vector")[0] in tables:
                     kind = "embedding"
-                kind = kind or ("rows" if part.startswith("token_adapter") else "lora")
+                kind = kind or ("rows" if part.endswith("trainable_tokens_delta") else "lora")
                 grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
+        copies = [grouped.get((name, "rows")) for name in head or ()]
+        contents = {self.tensor(key).tobytes() for rows in copies if rows for key in rows.values()}
+        if copies and all(copies) and len(contents) == 1:
+            del grouped[head[0], "rows"]  # PEFT writes a tied head's rows a second time
         found = []
         for (name, kind), tensors in grouped.items():
             if name not in shapes:
@@ -151,9 +165,31 @@ class StoredAdapter:
                 problems.append(str(error))
         if not grouped:
             problems.append("holds no tensors")
+        problems += [
+            f"holds nothing for {name}, which {setting} names" for name, setting in self._missing(shapes, grouped)
+        ]
         if problems:
             raise InputError.collect([f"{self.directory / WEIGHTS}: {problem}" for problem in problems])
         return found
+
+    def _missing(
+        self, shapes: Mapping[str, tuple[int, ...]], found: Collection[tuple[str, str]]
+    ) -> Iterator[tuple[str, str]]:
+        """(tensor name, setting) of what the configuration says is changed and no tensor changes."""
+        settings, changed = self.settings, {name for name, kind in found if kind != "whole"}
+        whole = {name for name, kind in found if kind == "whole"}
+        bias = settings.get("bias")
+        for name, shape in shapes.items():
+            module, _, last = name.rpartition(".")
+            adapted = adapts(settings, module)
+            if last == "weight" and len(shape) == 2 and adapted and name not in changed:
+                yield name, "target_modules"
+            elif name not in whole and any(within(module, entry) for entry in settings.get("modules_to_save") or []):
+                yield name, "modules_to_save"
+            elif name not in whole and last == "bias" and (bias == "all" or (bias == "lora_only" and adapted)):
+                yield name, "bias"
+        if settings.get("trainable_tokens") and not any(kind == "rows" for _, kind in found):
+            yield "any embedding", "trainable_token_indices"
 
     def _checked(
         self, name: str, kind: str, tensors: dict[str, str], shape: tuple[int, ...], transposed: bool
@@ -184,54 +220,28 @@ class StoredAdapter:
             return Change(name, kind, tensors)
         if any(part.endswith(".bias") for part in tensors):
             raise InputError(f"{module} has a bias inside LoRA (lora_bias), which is not supported")
-        rank = self._rank(module)
+        settings = self.settings
+        rank = pattern_value(settings["rank_pattern"], module, settings["rank"])
+        alpha = pattern_value(settings["alpha_pattern"], module, settings["alpha"])
         if kind == "embedding":
             expect("lora_embedding_A", (rank, shape[0]))
             expect("lora_embedding_B", (shape[1], rank))
-            if "lora_magnitude_vector" in sizes or self.config.get("use_dora"):
+            if "lora_magnitude_vector" in sizes or self.settings.get("use_dora"):
                 expect("lora_magnitude_vector", (width,), (width, 1), (1, width))
         else:
             expect("lora_A", (rank, width))
             expect("lora_B", (out, rank))
-            if "lora_magnitude_vector" in sizes or self.config.get("use_dora"):
+            if "lora_magnitude_vector" in sizes or self.settings.get("use_dora"):
                 expect("lora_magnitude_vector", (out,), (out, 1), (1, out))
-        return Change(name, kind, tensors, self._alpha(module) / (math.sqrt(rank) if self.rslora else rank))
-
-    @property
-    def rslora(self) -> bool:
-        return bool(self.config.get("use_rslora", False))
-
-    def _rank(self, module: str) -> int:
-        rank = self._pattern("rank_pattern", module, self.config.get("r", self.config.get("rank")))
-        if type(rank) is not int or rank < 1:
-            raise InputError(f"{CONFIG}: r is {rank!r} for {module}; a whole number of at least 1 was expected")
-        return rank
-
-    def _alpha(self, module: str) -> float:
-        alpha = self._pattern("alpha_pattern", module, self.config.get("lora_alpha"))
-        if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
-            raise InputError(f"{CONFIG}: lora_alpha is {alpha!r} for {module}; a number above 0 was expected")
-        return alpha
-
-    def _pattern(self, key: str, module: str, default: object) -> object:
-        patterns = self.config.get(key) or {}
-        if not isinstance(patterns, dict):
-            raise InputError(f"{CONFIG}: {key} must map regular expressions to numbers")
-        for pattern, value in patterns.items():
-            try:
-                if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
-                    return value
-            except re.error as error:
-                raise InputError(f"{CONFIG}: {key} has the invalid expression {pattern!r} ({error})") from None
-        return default
+        return Change(name, kind, tensors, lora_scale(alpha, rank, settings["use_rslora"]))
 
     def token_rows(self, module: str, vocabulary: int) -> list[int]:
         """The token ids whose rows the adapter replaces in an embedding."""
-        given = self.config.get("trainable_token_indices") or []
+        given = self.settings.get("trainable_tokens") or []
         if isinstance(given, dict):
-            given = next((ids for name, ids in given.items() if f".{module}".endswith(f".{name}")), [])
-        if not isinstance(given, list) or not all(type(index) is int and 0 <= index < vocabulary for index in given):
-            raise InputError(f"{CONFIG}: trainable_token_indices must be ids from 0 to {vocabulary - 1}")
+            given = next((ids for name, ids in given.items() if named(module, name)), [])
+        if max(given, default=0) >= vocabulary:
+            raise InputError(f"{CONFIG}: id {max(given)}, but {module} has ids 0 … {vocabulary - 1}")
         return list(given)
 
     def tensor(self, key: str) -> np.ndarray:

@@ -9,15 +9,78 @@ embedding's weight, it uses the trained rows too; a merge then changes the share
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, ClassVar
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.method import AdapterModule, Companion
-from adapters.sites import named, sites, weight_array, weight_of
+from adapters.checks import token_ids
+from adapters.matching import select
+from adapters.method import AdapterModule, Companion, MethodConfig
+from adapters.patterns import as_list, named
+from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
+from adapters.sites import sites, weight_array, weight_of
 from model_zoo.errors import InputError, nearest
 
-KEY = "token_adapter.trainable_tokens_delta"
+KEY_ALONE = "trainable_tokens_delta"
+KEY = f"token_adapter.{KEY_ALONE}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainableTokensConfig(MethodConfig):
+    """Trained rows alone: PEFT's TRAINABLE_TOKENS. `LoRAConfig.trainable_tokens` trains them beside LoRA.
+
+    Args:
+        trainable_tokens: the ids, for every embedding that `targets` mean; None for the family's token embedding.
+    """
+
+    trainable_tokens: list[int]
+
+    method: ClassVar[str] = "trainable_tokens"
+    peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
+    kinds: ClassVar[tuple[str, ...]] = ("embedding", "linear")
+    peft_keys: ClassVar[tuple[str, ...]] = TOKENS_KEYS
+
+    def validate(self) -> None:
+        token_ids(self.trainable_tokens)
+
+    def fixed_sites(self, model) -> list:
+        return []
+
+    def companions(self, model, chosen) -> list[Companion]:
+        if self.targets is None:
+            return companions(model, self.trainable_tokens, chosen)
+        found = select(as_list(self.targets), weighted(model), getattr(model, "family", None), "targets")
+        return companions(model, {site.path: self.trainable_tokens for site in found}, chosen)
+
+    def pack(self, arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
+        return {key.replace(f".{KEY}", f".{KEY_ALONE}"): array for key, array in arrays.items()}
+
+    def unpack(self, arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
+        """PEFT writes a tied head's rows a second time; the copy is left out."""
+        rows = {key.removesuffix(f".{KEY_ALONE}"): array for key, array in arrays.items()}
+        tables = [site for site in weighted(model) if site.path in rows]
+        embeddings = {id(weight_of(site.cell)): site.path for site in tables if site.kind == "embedding"}
+        for site in tables:
+            shared = embeddings.get(id(weight_of(site.cell)), site.path)
+            if shared != site.path and np.array_equal(rows[site.path], rows[shared]):
+                del rows[site.path]
+        return {f"{path}.{KEY}": array for path, array in rows.items()}
+
+    def to_peft(self, model, adapter) -> dict[str, Any]:
+        rows = [path for path, module in adapter.modules.items() if module.tensors()]
+        return {
+            "init_weights": True,
+            "peft_version": LORA_DEFAULTS["peft_version"],
+            "target_modules": sorted(rows),
+            "token_indices": list(self.trainable_tokens),
+        }
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]) -> TrainableTokensConfig:
+        return cls(**tokens_settings(values))
 
 
 class TokenRows(AdapterModule):
@@ -98,20 +161,9 @@ class TokenOutputs(AdapterModule):
         return change
 
 
-def validate(tokens) -> None:
-    """Raises InputError unless this is None, a list of ids, or {embedding name: list of ids}."""
-    groups = list(tokens.values()) if isinstance(tokens, dict) else [tokens]
-    if isinstance(tokens, dict) and not all(isinstance(name, str) and name for name in tokens):
-        raise InputError(f"trainable_tokens: {list(tokens)!r}; names of embeddings were expected")
-    for ids in groups:
-        if ids is None and tokens is None:
-            return
-        whole = isinstance(ids, (list, tuple)) and all(type(index) is int and index >= 0 for index in ids)
-        if not whole or not ids:
-            raise InputError(f"trainable_tokens: {ids!r}; a list of token ids was expected")
-        if len(set(ids)) < len(ids):
-            twice = sorted({index for index in ids if ids.count(index) > 1})
-            raise InputError(f"trainable_tokens: {twice} named twice")
+def weighted(model) -> list:
+    """The sites that have a row for every token, or may have."""
+    return [site for site in sites(model) if site.kind in ("embedding", "linear")]
 
 
 def companions(model, tokens, chosen) -> list[Companion]:
@@ -122,7 +174,7 @@ def companions(model, tokens, chosen) -> list[Companion]:
     """
     if not tokens:
         return []
-    everything = [site for site in sites(model) if site.kind in ("embedding", "linear")]
+    everything = weighted(model)
     if not isinstance(tokens, dict):
         family = getattr(model, "family", None)
         if family is None:

@@ -90,6 +90,6 @@ def main(arguments: Sequence[str]) -> int:
             values = read_json(config)
             # so that whoever gets the adapter knows what it belongs on
             values["base_model_name_or_path"] = values.get("base_model_name_or_path") or recipe.model.path
-            config.write_text(json.dumps(values, indent=2, sort_keys=True))
+            config.write_text(json.dumps(values, indent=2))
     print(f"{output}: {result.name} of {recipe.name}, from {result}")
     return 0

@@ -76,10 +76,11 @@ def _base_of(adapter: Path) -> str:
     Raises:
         InputError: it names none, or one that is not on this machine.
     """
-    from adapters.saving import read_adapter_config
+    from adapters.methods import BY_PEFT_TYPE
+    from adapters.peft_config import read_adapter_config
     from pet.names import find_model
 
-    base = read_adapter_config(adapter).get("base_model_name_or_path")
+    base = read_adapter_config(adapter, BY_PEFT_TYPE).get("base_model_name_or_path")
     if not base:
         raise InputError(f"{adapter}: its adapter_config.json names no base; give it by --model")
     try:

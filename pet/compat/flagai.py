@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adapters.method import positive_int
+from adapters.checks import positive_int
 from model_zoo.errors import InputError, nearest
 from pet.compat.translation import Ignored, Translation
 

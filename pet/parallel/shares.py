@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from math import prod
 
 from adapters.initial import START
-from adapters.matching import chosen_sites, named, plan
+from adapters.matching import chosen_sites, plan
 from adapters.method import MethodConfig
+from adapters.patterns import named
 from adapters.replacement import wanted
 from model_zoo.counting import stored_transposed, tied_head
 from model_zoo.errors import InputError

@@ -29,8 +29,8 @@ from adapters.dora import SMALLEST, Magnitude
 from adapters.dropout import STRIDE, Dropout
 from adapters.ia3 import IA3
 from adapters.low_rank_adapter import LowRankAdapter
-from adapters.matching import named
 from adapters.method import AdapterModule
+from adapters.patterns import named
 from adapters.registry import registry
 from adapters.sites import select_rows
 from model_zoo.errors import InputError

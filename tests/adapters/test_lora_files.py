@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
+import warnings
 
 import mindspore as ms
 import numpy as np
@@ -179,30 +180,34 @@ ABSURD = {
     "no rank": ({"r": None}, "rank is None"),
     "rank pattern": ({"rank_pattern": {"v_proj": 10**9}}, "1000000000"),
     "rank pattern list": ({"rank_pattern": ["v_proj"]}, "rank_pattern is"),
-    "rank pattern nowhere": ({"rank_pattern": {"w_proj": 4}}, "rank_pattern: 'w_proj' matches no target"),
     "alpha": ({"lora_alpha": "16"}, "alpha is '16'"),
     "alpha infinite": ({"lora_alpha": float("inf")}, "alpha is inf"),
     "alpha nan": ({"lora_alpha": float("nan")}, "alpha is nan"),
     "dropout": ({"lora_dropout": 7}, "dropout is 7"),
     "targets of numbers": ({"target_modules": ["q_proj", 3]}, "target_modules is"),
     "targets a dictionary": ({"target_modules": {"q_proj": 1}}, "target_modules is"),
-    "targets nowhere": ({"target_modules": ["q_proj", "w_proj"]}, "'w_proj' matches no cell"),
     "targets no expression": ({"target_modules": "q_proj("}, "no valid regular expression"),
     "more targets than tensors": (
         {"target_modules": ["q_proj", "v_proj", "o_proj"], "rank_pattern": {"o_proj": 60000}},
         "no factors for model.layers.0.self_attn.o_proj",
     ),
-    "layers": ({"layers_to_transform": [0, 99]}, "layers: 99"),
-    "layers text": ({"layers_to_transform": "all"}, "layers: 'all'"),
+    "no target anywhere": ({"target_modules": ["w_proj", "x_proj"]}, "(?s)'w_proj' matches no cell.*'x_proj'"),
+    "no layer anywhere": ({"layers_to_transform": [98, 99]}, "layers: 98"),
+    "layers text": ({"layers_to_transform": "all"}, "layers_to_transform is 'all'"),
+    "layers below 0": ({"layers_to_transform": [-1]}, "layers_to_transform is"),
+    "scale as text": ({"use_rslora": "false"}, "use_rslora is 'false'"),
+    "invocation tokens": ({"alora_invocation_tokens": [4]}, "alora_invocation_tokens"),
+    "expression nowhere": ({"target_modules": r".*\.w_proj"}, "matches no cell"),
+    "look-around in a pattern": ({"rank_pattern": {"(?<!x)v_proj": 8}}, "bounded time"),
+    "endless pattern": ({"alpha_pattern": {"q" * 20_000: 3}}, "bounded time"),
+    "vast pattern": ({"alpha_pattern": {"(?:.{0,500}){0,500}": 3}}, "bounded time"),
+    "pattern no expression": ({"alpha_pattern": {"(": 3}}, "no valid regular expression"),
     "bias": ({"bias": 3}, "bias is 3"),
     "dora as text": ({"use_dora": "no"}, "use_dora is 'no'"),
     "saved text": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head'"),
     "saved numbers": ({"modules_to_save": [1]}, "modules_to_save is"),
-    "saved nowhere": ({"modules_to_save": ["haed"]}, "modules_to_save: 'haed'"),
     "tokens": ({"trainable_token_indices": [10**12]}, "id 1000000000000"),
     "tokens text": ({"trainable_token_indices": "all"}, "trainable_tokens"),
-    "slow expression": ({"target_modules": "((.*)+.?)*(.*)*x"}, "repeats a repeat"),
-    "slow pattern": ({"rank_pattern": {"(a+)+b": 3}}, "repeats a repeat"),
     "lost start": ({"init_lora_weights": "loftq"}, "changed base"),
     "start of a number": ({"init_lora_weights": 3}, "init_lora_weights is 3"),
     "tied adapters": ({"ensure_weight_tying": True}, "ensure_weight_tying"),
@@ -218,6 +223,112 @@ def test_absurd_configurations(llama, directory, name, strict):
     changes, message = ABSURD[name]
     edit(directory, **changes)
     assert str(directory) in refuse(llama, directory, message, strict=strict)
+
+
+@pytest.mark.parametrize("name", sorted({*ABSURD} - {"no target anywhere", "no layer anywhere", "expression nowhere"}))
+def test_merging_on_disk_refuses_what_loading_refuses(fixtures, directory, tmp_path, name):
+    """But for what the tensors say: which cells, whatever the names of the configuration are."""
+    changes, _ = ABSURD[name]
+    edit(directory, **changes)
+    with pytest.raises(pet.InputError, match=str(directory)):
+        pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("name", ["lora_A", "v_proj"])
+def test_neither_loads_nor_merges_a_part_of_an_adapter(llama, fixtures, directory, tmp_path, name):
+    def cut(tensors):
+        for key in [key for key in tensors if "layers.1." in key and name in key]:
+            del tensors[key]
+
+    change_tensors(directory, cut)
+    refuse(llama, directory, r"layers\.1\.self_attn.*missing")
+    with pytest.raises(pet.InputError, match=r"layers\.1\.self_attn"):
+        pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged")
+
+
+MEANINGLESS = {
+    "rank pattern": {"rank_pattern": {"w_proj": 4}},
+    "alpha pattern": {"alpha_pattern": {"w_proj": 4}},
+    "target": {"target_modules": ["q_proj", "v_proj", "w_proj"]},
+    "exclude": {"exclude_modules": ["w_proj"]},
+    "exclude expression": {"exclude_modules": r".*\.w_proj"},
+    "layer": {"layers_to_transform": [0, 1, 2, 99]},
+    "saved": {"modules_to_save": ["score"]},
+    "several": {"modules_to_save": ["score"], "exclude_modules": ["w_proj"], "rank_pattern": {"w_proj": 4}},
+    "look-around": {"target_modules": r"(?!.*k_proj).*\.[qkv]_proj"},
+    "no layers": {"layers_to_transform": []},
+}
+
+
+@pytest.mark.parametrize("name", MEANINGLESS)
+def test_what_means_nothing_in_a_file_is_one_warning(llama, directory, tmp_path, name):
+    pet.load_adapter(llama, directory)
+    expected = llama(IDS).asnumpy()
+    pet.delete_adapter(llama, "default")
+    edit(directory, **MEANINGLESS[name])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert pet.load_adapter(llama, directory) == []
+    assert len([one for one in seen if str(directory) in str(one.message)]) == (name != "no layers")
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+    pet.save_adapter(llama, tmp_path / "same")
+    assert json.loads((tmp_path / "same" / NAMES[0]).read_text()) == json.loads((directory / NAMES[0]).read_text())
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path / "trained")
+    pet.delete_adapter(llama, "default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pet.load_adapter(llama, tmp_path / "trained")
+    np.testing.assert_array_equal(llama(IDS).asnumpy(), expected)
+
+
+# Each keeps Python's engine busy for hours with one of this model's names.
+CATASTROPHIC = [
+    r"(\w|\.|\w)*!",
+    r"((.*)+.?)*(.*)*x",
+    r"(?:(?:\w+\.?)+)+!",
+    r"(.+.+)+!",
+    r"(?:.?){60}.{60}!",
+    r"(\w+|\.)+\b!",
+]
+
+
+@pytest.mark.parametrize("expression", CATASTROPHIC)
+def test_an_expression_in_a_file_cannot_keep_the_reader_busy(llama, fixtures, directory, tmp_path, expression):
+    edit(directory, exclude_modules=expression, rank_pattern={expression: 3}, alpha_pattern={expression: 3})
+    with pytest.warns(UserWarning, match="matches nothing here"):
+        pet.load_adapter(llama, directory)
+    pet.delete_adapter(llama, "default")
+    assert pet.merge_checkpoint(fixtures / "llama_gqa", directory, tmp_path / "merged").changed == 6
+    edit(directory, target_modules=expression)
+    refuse(llama, directory, "matches no cell")
+
+
+@pytest.mark.parametrize("init", ["default", "pissa"])
+def test_the_order_of_patterns_survives_the_file(llama, tmp_path, init):
+    """The first match counts, in PEFT too, which sorts the keys of what it saves."""
+    patterns = {"layers.1.self_attn.q_proj": 5, "q_proj": 3, ".*layers.[12].*": 4}
+    assert list(patterns) != sorted(patterns)
+    pet.apply_lora(
+        llama, rank=2, targets=["q_proj", "v_proj"], rank_pattern=patterns, alpha_pattern=patterns, init=init
+    )
+    randomise(llama)
+    expected = llama(IDS).asnumpy()
+    pet.save_adapter(llama, tmp_path)
+    pet.delete_adapter(llama, "default")
+    values = json.loads((tmp_path / NAMES[0]).read_text())
+    for key in ("rank_pattern", "alpha_pattern"):
+        for order in (sorted, lambda items: sorted(items, reverse=True)):
+            values[key] = dict(order(values[key].items()))
+            (tmp_path / NAMES[0]).write_text(json.dumps(values, indent=2))
+            pet.load_adapter(llama, tmp_path)
+            np.testing.assert_allclose(llama(IDS).asnumpy(), expected, atol=1e-5)
+            pet.save_adapter(llama, tmp_path / "again")
+            pet.delete_adapter(llama, "default")
+            again = json.loads((tmp_path / "again" / NAMES[0]).read_text())
+            assert list(again[key].items()) == list(values[key].items())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +378,7 @@ def test_paths_as_names(llama, directory, name):
 
 
 def test_no_such_directory_and_missing_files(llama, directory, tmp_path):
-    refuse(llama, tmp_path / "nowhere", "no such adapter directory")
+    refuse(llama, tmp_path / "nowhere", "an adapter directory was expected")
     (directory / NAMES[1]).unlink()
     refuse(llama, directory, "adapter_model.safetensors")
     (directory / NAMES[0]).unlink()

@@ -178,6 +178,77 @@ def test_theirs_opens_here_and_is_saved_byte_for_byte(pairs, family, name, tmp_p
     assert first.read_bytes() == again.read_bytes()
 
 
+# What PEFT passes over, or names in another way: its own files, in its own words.
+THEIRS = {
+    "absent target": {"target_modules": ["q_proj", "w_proj"]},
+    "unmatched exclude": {"target_modules": ["q_proj"], "exclude_modules": ["w_proj"]},
+    "unmatched patterns": {"target_modules": ["q_proj"], "rank_pattern": {"w": 2}, "alpha_pattern": {"w": 3}},
+    "target saved whole": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]},
+    "block saved whole": {"target_modules": ["q_proj", "down_proj"], "modules_to_save": ["mlp"]},
+    "absent saved": {"target_modules": ["q_proj"], "modules_to_save": ["score"]},
+    "no layers": {"target_modules": ["q_proj"], "layers_to_transform": []},
+    "layers beyond": {"target_modules": ["q_proj"], "layers_to_transform": [1, 99]},
+    "look-ahead": {"target_modules": r"^(?!.*layers\.1).*\.q_proj"},
+    "tokens alone": {"token_indices": [5, 77]},
+    "tokens of an embedding": {"token_indices": [5, 77], "target_modules": ["embed_tokens"]},
+}
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
+@pytest.mark.parametrize("name", THEIRS)
+def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
+    if family == "gpt2" and name != "tokens alone":
+        pytest.skip("GPT-2 is for the rows that a tied head uses too")
+    pair, given = pairs(family), THEIRS[name]
+    method = peft.TrainableTokensConfig if "token_indices" in given else peft.LoraConfig
+    sizes = {} if "token_indices" in given else {"r": 4, "lora_alpha": 16}
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), method(task_type="CAUSAL_LM", **sizes, **given)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+    made.save_pretrained(tmp_path / "theirs")
+    expected = their_logits(made)
+    bare = pair.our_logits()
+    assert np.abs(expected - bare).max() > 0.01
+    pet.load_adapter(pair.ours, tmp_path / "theirs")
+    try:
+        found = pair.our_logits()
+        randomise(registry(pair.ours).get("default").parameters(), 4)
+        trained = pair.our_logits()
+        pet.save_adapter(pair.ours, tmp_path / "trained")
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT)
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "trained").eval()
+    np.testing.assert_allclose(their_logits(opened), trained, rtol=0, atol=LIMIT)
+    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
+
+
+def test_patterns_keep_their_order_through_peft(pairs, tmp_path):
+    """PEFT takes the first match as we do, and sorts the keys when it saves."""
+    pair, patterns = pairs("llama_gqa"), {"layers.1.self_attn.q_proj": 5, "q_proj": 3, ".*layers.[12].*": 4}
+    pet.apply_lora(pair.ours, rank=2, targets=["q_proj", "v_proj"], rank_pattern=patterns, alpha_pattern=patterns)
+    try:
+        randomise(registry(pair.ours).get("default").parameters(), 1)
+        expected = pair.our_logits()
+        pet.save_adapter(pair.ours, tmp_path / "ours")
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "ours").eval()
+    np.testing.assert_allclose(their_logits(opened), expected, rtol=0, atol=LIMIT)
+    opened.save_pretrained(tmp_path / "theirs")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval()
+    np.testing.assert_allclose(their_logits(again), expected, rtol=0, atol=LIMIT)
+    pet.load_adapter(pair.ours, tmp_path / "theirs")
+    try:
+        np.testing.assert_allclose(pair.our_logits(), expected, rtol=0, atol=LIMIT)
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+
+
 class OurPictures(nn.Cell):
     def __init__(self):
         super().__init__()

@@ -1,0 +1,88 @@
+"""The configuration of an adapter file on the model that it is loaded into.
+
+A file's tensors say what was adapted. PEFT passes over entries of the configuration that mean nothing on the model at
+hand, and so does loading here, with one warning. What a user asks for stays strict (`adapters.matching.chosen_sites`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from adapters.matching import chosen_sites, matches
+from adapters.method import MethodConfig
+from adapters.patterns import as_list, in_linear_time, pattern_matches, within
+from adapters.replacement import own_parameters
+from adapters.sites import plain_cells, sites
+
+PATTERNS = ("rank_pattern", "alpha_pattern")
+
+
+def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
+    """Takes out of a configuration, in place, what means nothing on this model.
+
+    Args:
+        model: the base.
+        config: as the file has it.
+        tensors: the names of the file's tensors, without PEFT's prefix.
+
+    Returns:
+        A phrase for every entry that was taken out.
+
+    Raises:
+        InputError: no target is left, or any other fault of the configuration that the tensors do not make good.
+    """
+    family = getattr(model, "family", None)
+    everything = sites(model)
+    fitting = [site for site in everything if site.kind in config.kinds]
+    dropped: list[str] = []
+
+    def keep(setting: str, means: Callable[[object], bool]) -> None:
+        entries = getattr(config, setting, None)
+        left = [entry for entry in as_list(entries) if means(entry)]
+        lost = [entry for entry in as_list(entries) if entry not in left]
+        if lost and (left or setting not in ("targets", "layers")):  # else the error names them
+            dropped.extend(f"{setting}: {entry!r} matches nothing here" for entry in lost)
+            if setting in PATTERNS:
+                left = {key: entries[key] for key in left}
+            setattr(config, setting, left if left or setting == "feedforward" else None)
+
+    def among(candidates):
+        return lambda entry: any(matches(entry, site, family) for site in candidates)
+
+    entries = as_list(config.targets) + as_list(config.exclude)
+    expressions = [entry[3:] for entry in entries if isinstance(entry, str) and entry.startswith("re:")]
+    if config.marks and any(in_linear_time(expression) is None for expression in expressions):
+        dropped.append("targets: no bounded match for an expression; the tensors name the cells")
+        config.exclude, config.layers = None, None
+        config.targets = [
+            site.path for site in fitting if any(f"{site.path}.{mark}" in tensors for mark in config.marks)
+        ]
+    numbers = {site.layer for site in everything}
+    keep("targets", among(everything))
+    keep("exclude", among(fitting))
+    keep("layers", lambda entry: not isinstance(entry, int) or entry in numbers)
+    in_full = [path for path, cell in plain_cells(model) if own_parameters(cell)]
+    saved_as_peft_reads_it(config, in_full, tensors)
+    keep("modules_to_save", lambda entry: any(within(path, entry) for path in in_full))
+    patterns = {name: getattr(config, name) for name in PATTERNS if getattr(config, name, None)}
+    for name in patterns:
+        setattr(config, name, None)
+    chosen = chosen_sites(model, config)
+    both = [site.path for site in chosen if any(within(site.path, entry) for entry in config.modules_to_save or [])]
+    if both:
+        dropped.append(f"targets: {', '.join(both)} in modules_to_save too")
+        config.exclude = [*as_list(config.exclude), *both]
+        chosen = chosen_sites(model, config)
+    for name, value in patterns.items():
+        setattr(config, name, value)
+        keep(name, lambda key: any(pattern_matches(key, site.path) for site in chosen))
+    keep("feedforward", among(chosen))
+    return dropped
+
+
+def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Collection[str]) -> None:
+    """Names in full what PEFT's looser reading of modules_to_save (paths that end so) meant, as the tensors show."""
+    entries, in_file = list(config.modules_to_save or []), {name.rpartition(".")[0] for name in tensors}
+    for path in in_file.intersection(paths):
+        if not any(within(path, entry) for entry in entries) and any(path.endswith(entry) for entry in entries):
+            config.modules_to_save = [*config.modules_to_save, path]

@@ -1,0 +1,106 @@
+"""Names, and regular expressions for names that a file may bring; without MindSpore.
+
+An adapter file's expressions are matched in time linear in the name, by the automaton of Rust's ``regex`` (it comes
+with pydantic): Python's engine backtracks, so that ``(a|a)*b`` takes for ever on a name of forty letters. The automaton
+has neither look-around nor back-references. A user's own expression with those goes to Python's engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from model_zoo.errors import InputError
+
+LONGEST = 10_000  # characters of an expression; the size of its automaton has a limit of its own
+
+
+def as_list(value) -> list:
+    """A single entry as a list of one; None as an empty list."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, (str, int)) else list(value)
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a target is a glob rather than a name."""
+    return any(sign in pattern for sign in "*?[")
+
+
+def named(path: str, name: str) -> bool:
+    """Whether a name is a cell's whole path or its last parts."""
+    return path == name or path.endswith("." + name)
+
+
+def within(path: str, name: str) -> bool:
+    """Whether a name is that of a cell or of one that it lies in."""
+    return f".{name}." in f".{path}."
+
+
+@lru_cache(maxsize=4096)
+def in_linear_time(expression: str) -> Callable[[str], bool] | None:
+    """Tells in linear time whether a whole text matches; None for an expression that needs backtracking or is too long.
+
+    Raises:
+        re.error: no regular expression of Python's.
+    """
+    if len(expression) > LONGEST:
+        return None
+    try:
+        re.compile(expression)
+    except (RecursionError, OverflowError):
+        raise re.error("nested too deeply") from None
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=rf"\A(?:{expression})\z")).isinstance_python
+    except SchemaError:
+        return None
+
+
+def full_match(expression: str, text: str) -> bool:
+    """Whether a whole text matches.
+
+    Raises:
+        re.error: no regular expression.
+    """
+    matches = in_linear_time(expression)
+    return matches(text) if matches else re.fullmatch(expression, text) is not None
+
+
+def pattern_matches(key: str, path: str) -> bool:
+    """Whether a key of a pattern, a regular expression for a path or its last parts (PEFT's convention), matches."""
+    return full_match(rf"(?:.*\.)?(?:{key})", path)
+
+
+def pattern_value(patterns: dict | None, path: str, default):
+    """The value of the first key that matches (`pattern_matches`)."""
+    return next((value for key, value in (patterns or {}).items() if pattern_matches(key, path)), default)
+
+
+def in_any_order(patterns: dict | None, paths: Iterable[str]) -> dict:
+    """The same values for these paths, whatever order the keys are read in: PEFT sorts them when it saves.
+
+    Where keys of different values match one path, the first one counts here and in PEFT; each path gets a key of its
+    own then, which matches nothing else.
+    """
+    patterns, paths = patterns or {}, list(paths)
+    found = {path: [value for key, value in patterns.items() if pattern_matches(key, path)] for path in paths}
+    if all(len(set(values)) < 2 for values in found.values()):
+        return dict(patterns)
+    return {f"^{re.escape(path)}": values[0] for path, values in found.items() if values}
+
+
+def check_expression(key: str, text, bounded: bool = True) -> None:
+    """Raises InputError for no regular expression, or, where `bounded`, for one that needs more than linear time."""
+    shown = repr(text if len(str(text)) < 80 else f"{str(text)[:77]}...")
+    try:
+        matches = in_linear_time(text) if isinstance(text, str) else None
+    except re.error as error:
+        raise InputError(f"{key}: {shown} is no valid regular expression: {error}") from None
+    if matches is None and bounded:
+        raise InputError(
+            f"{key}: {shown} cannot be matched in bounded time (look-around, back-references, or too large); "
+            "name the cells instead"
+        )

@@ -1,0 +1,296 @@
+"""PEFT's adapter_config.json, read and checked; without MindSpore.
+
+Loading into a model (`adapters.saving`) and merging on disk (`adapters.stored`) both read it here, so that what one
+refuses the other refuses too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from adapters.checks import above_zero, one_of, positive_int, share, token_ids
+from adapters.initial import START
+from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
+from model_zoo.atomic import read_json
+from model_zoo.errors import InputError, similar
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+FINGERPRINT = "base_fingerprint"
+
+INITS = ("default", "gaussian", *START)
+MAX_RANK = 1 << 16
+"""Beyond any use: a rank from a file above this is a mistake or worse, and is refused before anything is allocated."""
+
+COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
+"""Keys that every adapter_config.json has."""
+BITFIT_KEYS = (*COMMON_KEYS, "add_missing", "exclude", "layers", "modules_to_save", "targets")
+IA3_KEYS = (
+    *COMMON_KEYS,
+    "exclude_modules",
+    "fan_in_fan_out",
+    "feedforward_modules",
+    "init_ia3_weights",
+    "modules_to_save",
+    "peft_version",
+    "runtime_config",
+    "target_modules",
+)
+TOKENS_KEYS = (*COMMON_KEYS, "init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
+# Settings of LoRA that change the result and that nothing here computes: refused unless they are off.
+UNSUPPORTED = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "ensure_weight_tying",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "monteclora_config",
+    "target_parameters",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+)
+# What PEFT writes for LoRA when nothing else is asked for.
+LORA_DEFAULTS: dict[str, Any] = {
+    "corda_config": None,
+    "eva_config": None,
+    "layers_pattern": None,
+    "loftq_config": {},
+    "lora_ga_config": None,
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "peft_version": "0.21.2",
+    "qalora_group_size": 16,
+    **dict.fromkeys(UNSUPPORTED),
+    **dict.fromkeys(("ensure_weight_tying", "lora_bias", "use_qalora"), False),
+}
+LORA_KEYS = (
+    *LORA_DEFAULTS,
+    *COMMON_KEYS,
+    "alpha_pattern",
+    "bias",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "init_lora_weights",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "r",
+    "rank_pattern",
+    "runtime_config",
+    "target_modules",
+    "trainable_token_indices",
+    "use_dora",
+    "use_rslora",
+)
+# Starting points that change the base weight in a way that the file does not record.
+LOST_START = ("corda", "loftq", "lora_ga")
+
+
+def read_adapter_config(directory: str | Path, supported: Collection[str]) -> dict[str, Any]:
+    """The dictionary in an adapter directory's adapter_config.json, checked as far as no model is needed.
+
+    Raises:
+        InputError: no such directory or file, no JSON object, or a ``peft_type`` that is none of `supported`.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory; an adapter directory was expected")
+    values = read_json(directory / CONFIG, "a PEFT adapter configuration")
+    kind = values.get("peft_type")
+    if not isinstance(kind, str) or kind not in supported:
+        raise InputError(
+            f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
+            + (similar(kind, supported) if isinstance(kind, str) else "")
+        )
+    return values
+
+
+def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):
+    """What `read` makes of an adapter_config.json; every InputError names the file, and keys that this version does
+    not know are a warning."""
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=4)
+    try:
+        return read(values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+# The methods' settings -----------------------------------------------------------------------------------------------
+
+
+def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `LoRAConfig` for an adapter_config.json.
+
+    Raises:
+        InputError: a setting that changes the result and is not supported, or a value that makes no sense.
+    """
+    used = [key for key in UNSUPPORTED if values.get(key)]
+    if used:
+        raise InputError(f"{', '.join(used)} set to {', '.join(repr(values[key]) for key in used)}: not supported")
+    for key in ("use_rslora", "use_dora", "fan_in_fan_out", "ensure_weight_tying"):
+        if not isinstance(values.get(key, False), (bool, type(None))):
+            raise InputError(f"{key} is {values[key]!r}; true or false was expected")
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(values.get(key) or {}, dict):
+            raise InputError(f"{key} is {values[key]!r}; {{regular expression: value}} was expected")
+        for expression in values.get(key) or {}:
+            check_expression(key, expression)
+    settings = {
+        "rank": values.get("r", 8),
+        "alpha": values.get("lora_alpha", 8),
+        "dropout": values.get("lora_dropout", 0.0),
+        "targets": cells(values, "target_modules"),
+        "exclude": cells(values, "exclude_modules"),
+        "layers": layer_list(values.get("layers_to_transform")),
+        "modules_to_save": whole_cells(values),
+        "rank_pattern": values.get("rank_pattern") or None,
+        "alpha_pattern": values.get("alpha_pattern") or None,
+        "use_rslora": bool(values.get("use_rslora", False)),
+        "use_dora": bool(values.get("use_dora", False)),
+        "init": init_name(values.get("init_lora_weights", True)),
+        "bias": values.get("bias", "none"),
+        "trainable_tokens": values.get("trainable_token_indices"),
+    }
+    check_lora(**settings)
+    return settings
+
+
+def check_lora(
+    *,
+    rank,
+    alpha,
+    dropout,
+    rank_pattern,
+    alpha_pattern,
+    use_dora,
+    init,
+    bias,
+    trainable_tokens,
+    learning_rate_ratio=1.0,
+    **_,
+) -> None:
+    """Raises InputError for settings of `LoRAConfig` that make no sense."""
+    positive_int("lora", "rank", rank, MAX_RANK)
+    for key, value in (rank_pattern or {}).items():
+        positive_int("lora", f"rank_pattern[{key!r}]", value, MAX_RANK)
+    for key, value in {"alpha": alpha, **(alpha_pattern or {})}.items():
+        above_zero("lora", key, value)
+    share("lora", "dropout", dropout)
+    one_of("lora", "init", init, INITS)
+    one_of("lora", "bias", bias, ("none", "lora_only", "all"))
+    if use_dora and init in START:
+        raise InputError(f"lora: init {init!r} with use_dora; DoRA's norm is that of the weight it starts on")
+    above_zero("lora", "learning_rate_ratio", learning_rate_ratio)
+    token_ids(trainable_tokens)
+
+
+def ia3_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `IA3Config` for an adapter_config.json."""
+    feedforward = cells(values, "feedforward_modules", bounded=True)
+    return {
+        "targets": cells(values, "target_modules"),
+        "exclude": cells(values, "exclude_modules"),
+        "feedforward": [] if feedforward is None else feedforward,
+        "modules_to_save": whole_cells(values),
+    }
+
+
+def tokens_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `TrainableTokensConfig` for an adapter_config.json."""
+    ids = values.get("token_indices")
+    if not isinstance(ids, list):
+        raise InputError(f"token_indices is {ids!r}; a list of token ids was expected")
+    token_ids(ids)
+    return {"targets": cells(values, "target_modules"), "trainable_tokens": ids}
+
+
+# Their values --------------------------------------------------------------------------------------------------------
+
+
+def cells(values: dict[str, Any], key: str, bounded: bool = False):
+    """PEFT's list of names, or its regular expression, as our targets.
+
+    An expression that linear time does not suffice for is not matched where not `bounded`: the file's tensors say which
+    cells it meant (`adapters.fitting`).
+    """
+    value = values.get(key)
+    if value is None or value == "all-linear":
+        return value
+    if isinstance(value, str):
+        check_expression(key, value, bounded)
+        return "re:" + value
+    if not isinstance(value, (list, tuple, set)) or not all(isinstance(entry, str) for entry in value):
+        raise InputError(f"{key} is {value!r}; a list of names or a regular expression was expected")
+    return sorted(value)
+
+
+def whole_cells(values: dict[str, Any]) -> list[str] | None:
+    """``modules_to_save``: a list of names."""
+    value = values.get("modules_to_save")
+    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) and name for name in value)):
+        raise InputError(f"modules_to_save is {value!r}; a list of names was expected")
+    return value
+
+
+def layer_list(value) -> list[int] | int | None:
+    """``layers_to_transform``; PEFT takes an empty list for all layers."""
+    if value is not None and not all(type(number) is int and number >= 0 for number in as_list(value)):
+        raise InputError(f"layers_to_transform is {value!r}; a layer's number or a list of them was expected")
+    return None if value == [] else value
+
+
+def init_name(value) -> str:
+    """Our name for PEFT's ``init_lora_weights``.
+
+    It matters for a file in PEFT's own PiSSA or OLoRA form, where the base weight is meant to be without the first
+    product. Other starting points left the base alone, so that the factors in the file say everything.
+    """
+    if isinstance(value, str) and value.lower() in LOST_START:
+        raise InputError(
+            f"init_lora_weights is {value!r}: the adapter belongs to a changed base, which the file does not describe; "
+            "save it in PEFT with path_initial_model_for_weight_conversion"
+        )
+    if isinstance(value, str) and value.startswith("pissa_niter_"):
+        warnings.warn(f"init_lora_weights {value!r}: the exact singular vectors are used", stacklevel=2)
+        return "pissa"
+    if not isinstance(value, (str, bool, type(None))):
+        raise InputError(f"init_lora_weights is {value!r}; true, false or a name was expected")
+    return value if value in ("gaussian", *START) else "default"
+
+
+def lora_scale(alpha: float, rank: int, use_rslora: bool) -> float:
+    """The factor in front of B·A: alpha / r, or alpha / √r for rsLoRA."""
+    return alpha / (math.sqrt(rank) if use_rslora else rank)
+
+
+def adapts(settings: dict[str, Any], path: str) -> bool:
+    """Whether a file's settings say, as PEFT reads them, that the cell at this path is adapted.
+
+    False also where the tensors alone can say: without targets, or with an expression that cannot be matched in linear
+    time.
+    """
+    targets, excluded = as_list(settings["targets"]), as_list(settings.get("exclude"))
+    expressions = [entry[3:] for entry in targets + excluded if entry.startswith("re:")]
+    if targets == ["all-linear"] or any(in_linear_time(expression) is None for expression in expressions):
+        return False
+
+    def listed(entries: list[str]) -> bool:
+        return any(full_match(entry[3:], path) if entry.startswith("re:") else named(path, entry) for entry in entries)
+
+    layers = as_list(settings.get("layers"))
+    number = re.match(r".*?\.[^.]*\.(\d+)\.", path)
+    in_layers = not layers or (number is not None and int(number[1]) in layers)
+    saved = any(within(path, entry) for entry in settings.get("modules_to_save") or [])
+    return listed(targets) and in_layers and not listed(excluded) and not saved
