@@ -37,6 +37,14 @@ LAYOUTS = {
     GLMConfig: "chatglm",
     ChatGLM2Config: "chatglm2",
 }
+# By layout: buffers that published files carry beside the parameters and that nobody reads.
+BUFFERS = {
+    "gpt2": (r"\.attn\.bias$", r"\.attn\.masked_bias$"),
+    "llama": (r"rotary_emb\.inv_freq$",),
+    "glm4": (r"rotary_emb\.inv_freq$",),
+    "chatglm": (r"rotary_emb\.inv_freq$",),
+    "chatglm2": (r"rotary_pos_emb\.inv_freq$",),
+}
 
 
 def layout_of(config: Mapping[str, Any]) -> str:

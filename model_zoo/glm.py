@@ -17,6 +17,7 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM, Family
 from model_zoo.configs import Dims, GLMConfig
+from model_zoo.counting import BUFFERS
 from model_zoo.errors import InputError
 from model_zoo.layers import (
     AttentionCore,
@@ -226,7 +227,7 @@ FAMILY = Family(
     fused={"query_key_value": "heads"},
     tied={"lm_head.weight": "transformer.word_embeddings.weight"},
     saved_tied=("lm_head.weight",),
-    ignored_tensors=(r"rotary_emb\.inv_freq$",),
+    ignored_tensors=BUFFERS["chatglm"],
     document_layout=document_layout,
     advance=advance,
 )

@@ -11,6 +11,7 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM, Family, causal_document, next_position
 from model_zoo.configs import ChatGLM2Config, Dims, GlmConfig
+from model_zoo.counting import BUFFERS
 from model_zoo.layers import (
     AttentionCore,
     Embedding,
@@ -276,7 +277,7 @@ REMOTE_CODE_FAMILY = Family(
     column=("query_key_value", "dense_h_to_4h"),
     row=("dense", "dense_4h_to_h"),
     fused={"query_key_value": "qkv", "dense_h_to_4h": "gate_up"},
-    ignored_tensors=(r"rotary_pos_emb\.inv_freq$",),
+    ignored_tensors=BUFFERS["chatglm2"],
     document_layout=causal_document,
     advance=next_position,
 )
@@ -296,7 +297,7 @@ NATIVE_FAMILY = Family(
     row=("o_proj", "down_proj"),
     fused={"gate_up_proj": "gate_up"},
     tied={"lm_head.weight": "model.embed_tokens.weight"},
-    ignored_tensors=(r"rotary_emb\.inv_freq$",),
+    ignored_tensors=BUFFERS["glm4"],
     document_layout=causal_document,
     advance=next_position,
 )

@@ -7,6 +7,7 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM, Family, causal_document, next_position
 from model_zoo.configs import Dims, GPT2Config
+from model_zoo.counting import BUFFERS
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, SplitHeads
 
 
@@ -123,7 +124,7 @@ FAMILY = Family(
     row=("attn.c_proj", "mlp.c_proj"),
     fused={"c_attn": "qkv"},
     tied={"lm_head.weight": "transformer.wte.weight"},
-    ignored_tensors=(r"\.attn\.bias$", r"\.attn\.masked_bias$"),
+    ignored_tensors=BUFFERS["gpt2"],
     optional_prefix="transformer.",
     document_layout=causal_document,
     advance=next_position,

@@ -6,6 +6,7 @@ from mindspore import nn
 
 from model_zoo.causal_lm import Family, causal_document, next_position
 from model_zoo.configs import LlamaConfig
+from model_zoo.counting import BUFFERS
 from model_zoo.layers import (
     GroupedAttention,
     Linear,
@@ -91,7 +92,7 @@ FAMILY = Family(
     column=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
     row=("o_proj", "down_proj"),
     tied={"lm_head.weight": "model.embed_tokens.weight"},
-    ignored_tensors=(r"rotary_emb\.inv_freq$",),
+    ignored_tensors=BUFFERS["llama"],
     document_layout=causal_document,
     advance=next_position,
 )

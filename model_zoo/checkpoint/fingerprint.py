@@ -3,7 +3,8 @@
 It depends on the architecture and on every weight, and on nothing else: not on shards, file names, the form of
 config.json, buffers, or the type the weights are held in. For the last, each weight counts rounded to bfloat16: a
 bfloat16 checkpoint has the same fingerprint on disk and loaded as float32, and a float32 checkpoint the same when it
-is loaded as bfloat16. Another fine-tuning of the same model differs in some of its millions of rounded weights.
+is loaded as bfloat16. Loaded as float16, unchanged weights count as those of the files that they were loaded from.
+Another fine-tuning of the same model differs in some of its millions of rounded weights.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,9 +53,35 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
     absent = [name for name in shapes if name not in parameters]
     if absent:
         raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
-    arrays = {name: parameters[name] for name in shapes}
-    described = {name: (as_storage(value.asnumpy())[1], tuple(value.shape)) for name, value in arrays.items()}
-    return digest(config, described, lambda name: _pieces(as_storage(arrays[name].asnumpy())[0]))
+    held = {name: as_storage(parameters[name].asnumpy()) for name in shapes}
+    with ExitStack() as stack:
+        stored, pieces = _rounded_from(source, shapes, held, stack)
+        described = {name: (stored.get(name, word), shapes[name]) for name, (_, word) in held.items()}
+        return digest(config, described, lambda name: pieces(name) if name in stored else _pieces(held[name][0]))
+
+
+def _rounded_from(model: nn.Cell, shapes, held, stack: ExitStack):
+    """What the float16 weights of a model were in its checkpoint: ({name: stored type}, name -> pieces).
+
+    float16 loses what bfloat16 keeps (small and large numbers) and moves others across the middle between two of
+    bfloat16's: no digest of the rounded weights could be that of the file. A weight that still is what the file's
+    becomes in float16 counts as the file's.
+    """
+    directory = getattr(model, "loaded_from", None)
+    if directory is None or all(word != "float16" for _, word in held.values()):
+        return {}, None
+    try:
+        checkpoint = stack.enter_context(Checkpoint(directory))
+        places, _ = assignment(checkpoint, shapes, ignored=(".",))
+    except InputError:  # the files are gone, or others by now
+        return {}, None
+    same = {
+        name: checkpoint.dtype(places[name])
+        for name, (array, word) in held.items()
+        if word == "float16"
+        and np.array_equal(checkpoint.raw(places[name], word).view(np.uint16), array.view(np.uint16))
+    }
+    return same, _file(checkpoint, places)
 
 
 def glance(model: nn.Cell) -> int:

@@ -482,6 +482,36 @@ def test_whole_weights_of_a_narrow_base(fixtures, tmp_path):
     assert (tmp_path / "again" / NAMES[1]).read_bytes() == (tmp_path / NAMES[1]).read_bytes()
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+def test_an_adapter_fits_its_base_in_every_type(fixtures, tmp_path, stored):
+    """Numbers that float16 cannot hold, and numbers that it moves across the middle between two of bfloat16's."""
+    base = tmp_path / "base"
+    model = pet.AutoModel.from_pretrained(fixtures / "llama_gqa")
+    weight = model.model.layers[1].mlp.down_proj.weight
+    values = weight.asnumpy().copy()
+    values[0, :6] = 1e-9, -3e-8, 7e4, 1.00390625 - 2.0**-13, 1.01171875 + 2.0**-13, 6e-6
+    weight.set_data(ms.Tensor(values))
+    pet.save_pretrained(model, base, dtype=stored)
+    for dtype in DTYPES:
+        model = pet.AutoModel.from_pretrained(base, dtype=dtype)
+        pet.apply_lora(model, rank=2)
+        pet.save_adapter(model, tmp_path / dtype)
+    for held in DTYPES:
+        model = pet.AutoModel.from_pretrained(base, dtype=held)
+        for dtype in DTYPES:
+            assert pet.load_adapter(model, tmp_path / dtype, name=dtype) == []
+    pet.merge_checkpoint(base, [tmp_path / dtype for dtype in DTYPES], tmp_path / "merged")
+    weight = model.model.layers[0].mlp.down_proj.weight  # in float16
+    values = weight.asnumpy().copy()
+    values[3] += np.float16(0.5)
+    write_parameter(weight, values)
+    with pytest.raises(InputError, match="made on another base"):
+        pet.load_adapter(model, tmp_path / "float16", name="changed")
+
+
 def test_a_base_is_hashed_once_as_long_as_it_is_the_same(fixtures, tmp_path, monkeypatch):
     from adapters import saving as files
 

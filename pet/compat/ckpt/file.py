@@ -84,8 +84,11 @@ class CkptFile:
         if self._map[max(0, end - 17) : max(0, end - 10)] == CHECKSUM:
             end -= 17
         for field, start, stop in self._fields(0, end):
-            if field == 1:
-                self._value(start, stop)
+            if field != 1:
+                raise ValueError(f"byte {start} belongs to no value")
+            self._value(start, stop)
+        if not self.tensors:
+            raise ValueError("it holds no tensors")
         for name, (dtype, shape) in self.tensors.items():
             needed = int(np.prod(shape, dtype=np.int64)) * storage(dtype).itemsize
             found = sum(stop - start for start, stop in self._pieces[name])
@@ -130,6 +133,8 @@ class CkptFile:
             elif key & 7 == 0:
                 _, end = self._varint(begin)
             else:
+                raise ValueError(f"byte {start} begins no field")
+            if not key >> 3:
                 raise ValueError(f"byte {start} begins no field")
             if end > stop:
                 raise ValueError(f"a field at byte {start} ends {end - stop} bytes too late")

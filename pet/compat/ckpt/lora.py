@@ -24,7 +24,7 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import is_lora, rearrange
+from pet.compat.ckpt.view import is_lora, is_weight, rearrange
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 _LORA = re.compile(LORA)
@@ -60,6 +60,12 @@ def to_adapter(
             f"{path}: {name.removesuffix('.weight')} is no matrix of this model{nearest(name, places)}"
             for name in names
             if name not in places
+        ]
+        known = {name for group in groups(values, form) for name in group.theirs}
+        problems += [
+            f"{path}: {name} is no parameter of this model{nearest(name, known)}"
+            for name in file.tensors
+            if is_weight(name) and name not in known
         ]
         if problems:
             raise InputError.collect(problems)

@@ -15,7 +15,7 @@ import numpy as np
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
 from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
-from model_zoo.counting import parameter_shapes, tied_head
+from model_zoo.counting import BUFFERS, layout_of, parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.file import CkptFile, part
 from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
@@ -190,7 +190,9 @@ class HuggingFaceView:
         self.checkpoint = checkpoint
         shapes = dict(parameter_shapes(config))
         head = tied_head(config)
-        self.sources, copies = assignment(checkpoint, shapes, dict([head]) if head else None, ignored=(".",))
+        self.sources, copies = assignment(
+            checkpoint, shapes, dict([head]) if head else None, BUFFERS[layout_of(config)]
+        )
         check_tied(checkpoint, self.sources, copies)
         if head is not None:
             shapes[head[0]], self.sources[head[0]] = shapes[head[1]], self.sources[head[1]]

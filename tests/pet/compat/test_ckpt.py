@@ -222,6 +222,33 @@ def test_mindspores_own_files(fixtures, tmp_path, monkeypatch):
     assert all(np.array_equal(again[name].asnumpy(), value.asnumpy()) for name, value in tensors.items())
 
 
+@pytest.mark.parametrize("content", [bytes(1000), bytes(1), b"\x12\x02ab", b"\x0a\x00", b"\x08\x01"])
+def test_bytes_that_are_no_checkpoint(tmp_path, content):
+    (tmp_path / "a.ckpt").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.ckpt: not a whole MindSpore checkpoint"):
+        CkptFile(tmp_path / "a.ckpt")
+
+
+def test_tensors_that_the_model_does_not_have_are_refused_both_ways(fixtures, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(fixtures / "llama_gqa", source)
+    tensors = read_file(source / "model.safetensors")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
+    write_file(source / "model.safetensors", {**tensors, **buffer}, {"format": "pt"})
+    to_file(source, tmp_path / "a.ckpt")
+    odd = {"model.layers.0.self_attn.q_norm.weight": np.ones(16, np.float32)}
+    write_file(source / "model.safetensors", {**tensors, **odd}, {"format": "pt"})
+    with pytest.raises(InputError, match=r"q_norm\.weight .* is no parameter of the model"):
+        to_file(source, tmp_path / "b.ckpt")
+    parts = {"model.layers.0.attention.wq.mindpet_delta_lora_a": (2, 64)}
+    parts |= {"model.layers.0.attention.wq.mindpet_delta_lora_b": (64, 2), "model.layers.0.attention.q_norm": (16,)}
+    described = {name: ("float32", shape) for name, shape in parts.items()}
+    write_ckpt(tmp_path / "lora.ckpt", described, lambda name: np.ones(parts[name], np.float32))
+    with pytest.raises(InputError, match="q_norm is no parameter of this model"):
+        to_adapter(tmp_path / "lora.ckpt", tmp_path / "adapter", 8, source)
+    assert not (tmp_path / "b.ckpt").exists() and not (tmp_path / "adapter").exists()
+
+
 def test_what_does_not_fit_is_listed(fixtures, tmp_path):
     file = tmp_path / "a.ckpt"
     to_file(fixtures / "llama_gqa", file)
