@@ -6,6 +6,7 @@ is a regular file, and what is wrong with it is an `InputError` that names it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from model_zoo import progress
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 
 # What a write in progress is called. Whatever bears this mark after a crash may be deleted.
 UNFINISHED = ".unfinished-"
@@ -95,12 +96,28 @@ SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a d
 """What is no file, though it lies in a directory: reading it may wait for ever or never end."""
 
 
+def check_name(name: str | Path) -> None:
+    """Raises InputError where no file can have this name: too long, or with a NUL in it."""
+    try:
+        os.stat(name)
+    except ValueError as error:
+        raise InputError(f"{shown(str(name))}: no file can have this name ({error})") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise InputError(f"{shown(str(name))}: no file can have this name ({error.strerror})") from None
+
+
 def special_kind(path: str | Path) -> str | None:
     """What is there, if it is no regular file, no directory and not absent: ``"a pipe"``, say."""
     try:
         return SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
     except (OSError, ValueError):
         return None
+
+
+def files_below(directory: str | Path) -> list[Path]:
+    """All files in a directory and below it, by name. What cannot be read, or goes away meanwhile, is left out."""
+    return sorted(Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
 
 
 def open_file(path: str | Path, mode: str = "rb", **options) -> IO:

@@ -59,6 +59,8 @@ def similar(name: object, candidates: Iterable[object], limit: int = 3) -> str:
         return f" (did you mean {synonym!r}?)"
     ranked = []
     for candidate in names:
+        if abs(len(candidate) - len(text)) > max(1, max(len(candidate), len(text)) // 3):
+            continue  # what follows takes long for long names
         matcher = difflib.SequenceMatcher(None, candidate.lower(), text)
         longer = max(len(candidate), len(text))
         wrong = longer - sum(block.size for block in matcher.get_matching_blocks())

@@ -21,6 +21,7 @@ RULES: dict[Any, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: type(value) is bool, "true or false"),
     str: (lambda value: type(value) is str, "a text"),
     dict: (lambda value: type(value) is dict, "an object"),
+    list: (lambda value: type(value) is list, "a list"),
     list[TokenId]: (lambda value: type(value) is list and all(map(RULES[TokenId][0], value)), "a list of ids"),
 }
 

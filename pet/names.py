@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import special_kind
+from model_zoo.atomic import check_name, special_kind
 from model_zoo.errors import InputError, nearest
 
 # Directories below the bundled one that hold no recipes.
@@ -68,11 +68,9 @@ def find_recipe(name: str | os.PathLike) -> Path:
     """
     text = os.fspath(name)
     path = Path(text).expanduser()
-    try:
-        if path.is_file() or special_kind(path):  # what reads it says why it cannot
-            return path
-    except (OSError, ValueError) as error:  # too long, or with a NUL character
-        raise InputError(f"recipe {text[:60]!r}: no file can have this name ({error.args[-1]})") from None
+    check_name(path)
+    if path.is_file() or special_kind(path):  # what reads it says why it cannot
+        return path
     recipes = bundled_recipes()
     key = text[: -len(".yaml")] if text.endswith(".yaml") else text
     if key in recipes:
@@ -107,6 +105,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     if text in bundled:
         return bundled[text]
     path = Path(directory, Path(text).expanduser())
+    check_name(path)
     if (path / "config.json").is_file():
         return path
     if path.is_dir():
@@ -140,6 +139,7 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
 
     text = os.fspath(name)
     path = Path(text).expanduser()
+    check_name(path)
     if path.is_file() and path.suffix == ".json":
         return read_json(path, "a model's configuration")
     if text in PRESETS and not path.is_dir():
@@ -155,6 +155,7 @@ def find_tokenizer(name: str | os.PathLike) -> Path:
     """
     text = os.fspath(name)
     path = bundled_models().get(text) or Path(text).expanduser()
+    check_name(path)
     if not path.exists() and text in preset_names():
         raise InputError(
             f"tokenizer {text!r}: is a known size, but its files are not bundled: download the checkpoint and give its "

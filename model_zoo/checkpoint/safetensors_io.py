@@ -211,8 +211,8 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Tenso
     if not isinstance(header, dict):
         raise corrupt("its header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict):
-        raise corrupt("its __metadata__ is not a JSON object")
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise corrupt("its __metadata__ is not a JSON object of texts")
     begin = 8 + length
     tensors = {}
     for name, entry in header.items():
@@ -223,7 +223,7 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Tenso
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise corrupt(f"the header's entry of {name!r} is malformed") from None
-        if code not in DTYPES:
+        if type(code) is not str or code not in DTYPES:
             raise corrupt(f"{name!r} has the unknown type {code!r}")
         word, bits = DTYPES[code]
         elements = 1

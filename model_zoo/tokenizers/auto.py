@@ -6,7 +6,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer, extra_tokens
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
-from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.fast import FastTokenizer, parse_description
 from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, read_bytes
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
@@ -104,7 +104,7 @@ def _llama(files: TokenizerFiles) -> type[Tokenizer]:
 
 
 def _bare(files: TokenizerFiles) -> type[Tokenizer]:
-    named = files.settings.get("tokenizer_class", "")
+    named = files.settings.get("tokenizer_class") or ""
     if files.has("ice_text.model"):
         return ChatGLMTokenizer
     if files.has("tokenizer.model"):
@@ -116,7 +116,8 @@ def _bare(files: TokenizerFiles) -> type[Tokenizer]:
     if files.has("tokenizer.json"):
         if named.startswith("GPT2"):
             return GPT2Tokenizer
-        added = files.json("tokenizer.json").get("added_tokens") or []
+        source = files.path("tokenizer.json")
+        added = parse_description(read_bytes(source), source).get("added_tokens") or []
         return GLM4Tokenizer if {"[gMASK]", "<sop>"} <= {token.get("content") for token in added} else FastTokenizer
     if not files.has("merges.txt"):
         _expect(files, "vocab.json", family="GPT-2 (or a tokenizer.model, tokenizer.json or ice_text.model)")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from model_zoo.ends import listed_ends
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, shown
 from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
 from model_zoo.tokenizers.streaming import StreamDecoder
@@ -353,8 +353,16 @@ def named_token(settings: dict, key: str) -> str | None:
 
 def extra_tokens(settings: dict) -> dict[str, int]:
     """Control tokens that ``added_tokens_decoder`` in tokenizer_config.json declares."""
-    declared = settings.get("added_tokens_decoder") or {}
-    return {entry["content"]: int(number) for number, entry in declared.items() if entry.get("special", False)}
+    found = {}
+    for number, entry in (settings.get("added_tokens_decoder") or {}).items():
+        if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise InputError(
+                f"tokenizer_config.json: added_tokens_decoder: {shown(number)} is {shown(entry)}; "
+                "an id with an object that has a content was expected"
+            )
+        if entry.get("special", False):
+            found[entry["content"]] = int(number)
+    return found
 
 
 def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:

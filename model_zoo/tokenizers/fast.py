@@ -41,7 +41,7 @@ class FastTokenizer(Tokenizer):
         files: TokenizerFiles | None = None,
     ):
         data = read_bytes(tokenizer_file)
-        description = parse_json(data, tokenizer_file)
+        description = parse_description(data, tokenizer_file)
         self._setup(description, str(tokenizer_file), {"tokenizer.json": data}, prompt_style, settings, files)
 
     @classmethod
@@ -50,10 +50,6 @@ class FastTokenizer(Tokenizer):
 
     def _setup(self, description: dict, source: str, sources: dict[str, bytes], prompt_style, settings, files) -> None:
         settings = dict(settings or {})
-        model = description.get("model") or {}
-        if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or model.get("type", "BPE") != "BPE":
-            found = f"a {model['type']} model" if isinstance(model, dict) and "type" in model else "no tokenizer model"
-            raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
         added = description.get("added_tokens") or []
         controls = {token["content"]: token["id"] for token in added if token.get("special", False)}
         for name, number in extra_tokens(settings).items():
@@ -118,10 +114,28 @@ class FastTokenizer(Tokenizer):
         return piece.replace(SPACE, " ").encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
 
 
-def _engine(description: dict, controls: dict[str, int], source: str):
-    """The library's tokenizer without control tokens, templates, truncation and padding."""
+def parse_description(data: bytes, source) -> dict:
+    """The content of a tokenizer.json. The library, which knows what may stand there, looks at it first."""
+    description = parse_json(data, source)
+    model = description.get("model") or {}
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or model.get("type", "BPE") != "BPE":
+        found = f"a {model['type']} model" if isinstance(model, dict) and "type" in model else "no tokenizer model"
+        raise InputError(f"{source}: found {found} in the JSON, expected a tokenizer.json with a BPE model")
+    _build(description, source)
+    return description
+
+
+def _build(description: dict, source):
     from tokenizers import Tokenizer as Engine
 
+    try:
+        return Engine.from_str(json.dumps(description, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception for everything
+        raise InputError(f"{source}: not a tokenizer.json that the tokenizers library can use ({error})") from None
+
+
+def _engine(description: dict, controls: dict[str, int], source: str):
+    """The library's tokenizer without control tokens, templates, truncation and padding."""
     plain = dict(description)
     plain.update(post_processor=None, truncation=None, padding=None)
     kept = [token for token in description.get("added_tokens") or [] if token["content"] not in controls]
@@ -135,10 +149,7 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     # The library numbers added tokens itself, from the ones it sees; only those in the vocabulary keep their ids.
     model["vocab"] = {**model["vocab"], **{token["content"]: token["id"] for token in kept}}
     plain.update(added_tokens=kept, model=model)
-    try:
-        return Engine.from_str(json.dumps(plain, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception for everything
-        raise InputError(f"{source}: not a tokenizer.json that the tokenizers library can use ({error})") from None
+    return _build(plain, source)
 
 
 def _joined(merge) -> str:

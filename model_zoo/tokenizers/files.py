@@ -10,9 +10,22 @@ from pathlib import Path
 
 from model_zoo import atomic
 from model_zoo.errors import InputError
+from model_zoo.field_types import TokenId, check_types
 
 # Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
 COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenization_chatglm.py")
+
+CONFIG = {"model_type": str, "padded_vocab_size": int, "position_encoding_2d": bool}
+SETTINGS = {
+    **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), str | dict),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "legacy"), bool),
+    "added_tokens_decoder": dict,
+    "chat_template": str | list,
+    "num_image_tokens": TokenId,
+    "prompt_style": str,
+    "tokenizer_class": str,
+}
+"""What is read of config.json and of tokenizer_config.json."""
 
 
 class TokenizerFiles:
@@ -33,6 +46,8 @@ class TokenizerFiles:
         self.config = self.json("config.json")
         self.generation_config = self.json("generation_config.json")
         self.settings = self.json("tokenizer_config.json")
+        check_types(f"{self.path('config.json')}", self.config, CONFIG)
+        check_types(f"{self.path('tokenizer_config.json')}", self.settings, SETTINGS)
 
     def has(self, *names: str) -> bool:
         paths = [self.directory / name for name in names]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.bytelevel import to_characters
-from model_zoo.tokenizers.fast import FastTokenizer
-from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_json, parse_ranks, read_bytes
+from model_zoo.tokenizers.fast import FastTokenizer, parse_description
+from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, read_bytes
 
 # How a text is cut into words before merging; LLaMA-3 uses the same expression.
 WORDS = (
@@ -54,7 +54,7 @@ class GLM4Tokenizer(FastTokenizer):
         data = read_bytes(vocab_file)
         if describe(data) == "JSON":
             self.class_name = FastTokenizer.class_name
-            description, sources = parse_json(data, vocab_file), {"tokenizer.json": data}
+            description, sources = parse_description(data, vocab_file), {"tokenizer.json": data}
         else:
             description, sources = _describe(parse_ranks(data, vocab_file)), {"tokenizer.model": data}
         names = {token.get("content") for token in description.get("added_tokens") or []}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import extra_tokens, named_token
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
-from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.fast import FastTokenizer, parse_description
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
 
 END = "<|endoftext|>"
@@ -41,7 +41,7 @@ class GPT2Tokenizer(FastTokenizer):
         if merges_file is None:
             if "model" not in description:
                 raise InputError(f"{vocab_file}: found a plain vocabulary, expected merges.txt with it")
-            sources = {"tokenizer.json": data}
+            description, sources = parse_description(data, vocab_file), {"tokenizer.json": data}
         else:
             merges = read_bytes(merges_file)
             sources = {"vocab.json": data, "merges.txt": merges}

@@ -20,6 +20,7 @@ from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+MOST_LINES, WIDEST = 19, 1000
 
 HELP = """\
 usage: pet COMMAND ...
@@ -48,7 +49,15 @@ def _report(prog: str, error: BaseException, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     text = str(error).strip() or type(error).__name__
-    print(text if text.startswith(f"{prog}: ") else f"{prog}: {text}", file=sys.stderr)
+    text = text if text.startswith(f"{prog}: ") else f"{prog}: {text}"
+    print(text if debug else _shortened(text), file=sys.stderr)
+
+
+def _shortened(text: str) -> str:
+    """What fits on a terminal: a value may be endless, and so may be a list of problems."""
+    lines = [line if len(line) <= WIDEST else f"{line[:WIDEST]} …" for line in text.splitlines()]
+    left = len(lines) - MOST_LINES
+    return "\n".join([*lines[:MOST_LINES], f"… and {left} more lines (--debug shows all)"] if left > 0 else lines)
 
 
 def _first_line(error: BaseException) -> str:
@@ -135,7 +144,8 @@ def answer(arguments: Sequence[str] | None) -> int:
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED
-        print(f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", file=sys.stderr)
+        text = f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)"
+        print(_shortened(text), file=sys.stderr)
         return FAILED
 
 

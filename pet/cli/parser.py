@@ -6,7 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from model_zoo.atomic import check_name
 from model_zoo.errors import SYNONYMS, InputError, nearest
+
+PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
+PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
+"""Names and placeholders of arguments that are, or may be, a file or a directory."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,6 +53,11 @@ class Parser(argparse.ArgumentParser):
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             kind = "option" if word.startswith("-") else "argument"
             raise InputError(f"{self.prog} has no {kind} {word!r}{nearest(word, options)}")
+        for action in self._actions:
+            if {action.dest, action.metavar} & PATHS:
+                given = getattr(known, action.dest)
+                for name in given if isinstance(given, list) else [given] if isinstance(given, str) else []:
+                    check_name(name)
         return known
 
     def setting_like(self, word: str) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from model_zoo.atomic import files_below
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
 
@@ -23,7 +23,7 @@ def _recipes(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if "=" in word and not os.path.exists(word):
             overrides.append(word)
         elif os.path.isdir(word):
-            inside = sorted(str(path) for path in Path(word).rglob("*.y*ml"))
+            inside = [str(path) for path in files_below(word) if path.match("*.y*ml")]
             if not inside:
                 raise InputError(f"{word}: the directory holds no recipes (*.yaml)")
             files.extend(inside)

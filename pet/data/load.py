@@ -56,7 +56,14 @@ def load_dataset(
 
 
 def _rows(files: Iterable[Path], settings: DataSettings, answers: bool = True) -> Iterator[Row]:
-    return read_rows(files, limit=settings.max_samples, answers=answers, **settings.reading)
+    return read_rows(
+        files,
+        format=settings.format,
+        columns=settings.columns,
+        system=settings.system,
+        answers=answers,
+        limit=settings.max_samples,
+    )
 
 
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import special_kind
+from model_zoo.atomic import files_below, special_kind
 from model_zoo.errors import InputError, nearest
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord")
@@ -97,7 +97,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(
                 entry
-                for entry in path.rglob("*")
+                for entry in files_below(path)
                 if entry.is_file()
                 and kind_of(entry)
                 and not any(part.startswith(".") for part in entry.relative_to(path).parts)

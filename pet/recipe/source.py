@@ -51,7 +51,20 @@ def plain_scalar(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser without its YAML 1.1 guesses: unquoted, untagged scalars are marked and read by ourselves."""
+    """PyYAML's parser without its YAML 1.1 guesses: unquoted, untagged scalars are marked and read by ourselves.
+
+    It also stops where the text is nested too deep, since the time it takes grows with the square of the depth.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        if self.depth > MAX_DEPTH:
+            raise RecursionError
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def resolve(self, kind: type, value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode and implicit[0]:

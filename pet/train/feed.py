@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from pet.data.dataset import IGNORED
+from pet.train.loss import IGNORED
 
 
 class BatchList:

@@ -359,14 +359,15 @@ def test_files_of_another_family(make, fixtures):
     assert "expected one of ChatGLM2/3" in complaint(ice_as_llama, ChatGLM2Tokenizer)
     vocabulary_as_json = rename(make(VOCABULARY), "vocab.json", "tokenizer.json")
     assert "found no tokenizer model in the JSON, expected a tokenizer.json" in complaint(vocabulary_as_json)
-    assert "there is no <|endoftext|>, [gMASK]" in complaint(vocabulary_as_json, GLM4Tokenizer)
+    assert "found no tokenizer model in the JSON" in complaint(vocabulary_as_json, GLM4Tokenizer)
     llama_json = make(tokenizer=sentencepiece_like_json(fixtures), config={"model_type": "gpt2"})
     assert "there is no '<|endoftext|>' in it, expected the vocabulary of GPT-2" in complaint(llama_json)
     model_as_json = rename(make(LLAMA, config={"model_type": "llama"}), "tokenizer.model", "tokenizer.json")
     assert "tokenizer.json: found sentencepiece, expected JSON" in complaint(model_as_json)
     words = make(tokenizer={"model": {"type": "WordPiece", "vocab": {"a": 0}}})
     assert "found a WordPiece model in the JSON, expected a tokenizer.json with a BPE model" in complaint(words)
-    words = make(tokenizer={"model": {"type": "BPE", "vocab": {"a": 0}}, "decoder": {"type": "WordPiece"}})
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    words = make(tokenizer={"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "decoder": decoder})
     assert "found the decoder WordPiece, expected byte-level" in complaint(words)
     broken = make(
         tokenizer={"model": {"type": "BPE", "vocab": {"a": 0}, "merges": 4}, "decoder": {"type": "ByteLevel"}}
@@ -435,3 +436,14 @@ def test_other_damage(make):
     assert "config.json, line 1, column 16: not valid JSON" in complaint(directory)
     (directory / "config.json").write_text("[1]")
     assert "config.json: a JSON object was expected, it holds a list" in complaint(directory)
+
+
+@pytest.mark.parametrize(
+    "key", ("tokenizer_class", "add_bos_token", "added_tokens_decoder", "eos_token", "chat_template")
+)
+@pytest.mark.parametrize("wrong", (3, 2.5))
+def test_settings_of_the_wrong_type(make, key, wrong):
+    directory = make(LLAMA)
+    (directory / "tokenizer_config.json").write_text(json.dumps({key: wrong}))
+    message = complaint(directory)
+    assert f"tokenizer_config.json: {key} is {wrong!r}; " in message and "\n" not in message

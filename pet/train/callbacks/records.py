@@ -15,15 +15,18 @@ from pet.train.callbacks.base import Callback
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl or samples.jsonl. A last line that a kill cut off is left out."""
+    """The lines of a metrics.jsonl or samples.jsonl, up to one that is damaged: a kill may have cut off the last."""
     lines = []
     path = Path(path)
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
                 break
+            if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+                break
+            lines.append(found)
     return lines
 
 

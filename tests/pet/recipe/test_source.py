@@ -98,3 +98,9 @@ def test_deep_nesting_is_a_problem_not_a_crash():
     for depth in (150, 20_000):
         (problem,) = parse("[" * depth + "]" * depth, "f").problems
         assert "deep" in problem
+
+
+def test_deep_nesting_is_refused_where_it_becomes_too_deep():
+    """Reading on would take time by the square of the depth."""
+    source = parse("[" * 1_000_000, "job.yaml")
+    assert source.problems == ["job.yaml: nested too deep for a recipe"]

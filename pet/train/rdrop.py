@@ -1,0 +1,55 @@
+"""R-Drop (Liang et al. 2021) under MindPet's names, for training loops of one's own.
+
+The trainer has it built in (``train.r_drop_alpha``); both compute by `pet.train.loss.CausalLoss`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.errors import InputError
+from pet.train.loss import IGNORED, CausalLoss, shift_labels
+
+
+def rdrop_repeat(*arrays):
+    """Each row of a batch twice, one after the other, as `RDropLoss` wants its pairs.
+
+    Args:
+        arrays: NumPy arrays or Tensors with rows along the first axis.
+
+    Returns:
+        The repeated arrays: one alone, several as a tuple.
+    """
+    repeated = tuple(
+        ops.repeat_interleave(array, 2, 0) if isinstance(array, Tensor) else np.repeat(np.asarray(array), 2, axis=0)
+        for array in arrays
+    )
+    return repeated[0] if len(repeated) == 1 else repeated
+
+
+class RDropLoss(nn.Cell):
+    """Mean cross-entropy plus ``α/4 · (KL(p‖q) + KL(q‖p))`` between the rows of each pair.
+
+    Rows 2i and 2i + 1 are the same sample under different dropout (`rdrop_repeat`). Both terms are means over labels.
+
+    Args:
+        alpha: α; 4 is MindPet's default.
+    """
+
+    def __init__(self, alpha: float = 4.0):
+        super().__init__()
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or alpha < 0:
+            raise InputError(f"RDropLoss: alpha is {alpha!r}; a number of at least 0 was expected")
+        self.loss = CausalLoss(r_drop_alpha=float(alpha))
+
+    def construct(self, logits, labels):
+        """Logits ``(B, S, V)`` and unshifted labels ``(B, S)``, or a classifier's ``(B, V)``, ``(B,)`` → a scalar."""
+        if len(labels.shape) == 1:  # one label per row: put where the row's first token predicts it
+            ignored = ops.full_like(labels, IGNORED)
+            labels = ops.stack((ignored, labels), 1)
+            logits = ops.stack((logits, ops.zeros_like(logits)), 1)
+        if labels.shape[0] % 2:
+            raise ValueError("RDropLoss: the batch has an odd number of rows; repeat each with rdrop_repeat")
+        count = (shift_labels(labels) != IGNORED).astype(logits.dtype).sum()
+        return self.loss(logits, labels) / count
