@@ -35,7 +35,7 @@ class Mine:
             self.prepare()
 
     def prepare(self) -> None:
-        from pet.train.loss import CausalLoss
+        from pet.train.objectives.causal import CausalLM
         from pet.train.optimizers import AdamW
         from pet.train.segments import make_segments
         from pet.train.step import TrainStep
@@ -44,7 +44,7 @@ class Mine:
         optimizer = AdamW(make_segments(parameters, learning_rate=LEARNING_RATE))
         self.model.set_train(True)
         self.model.set_fast(True)
-        self.step = TrainStep(self.model, optimizer, CausalLoss())
+        self.step = TrainStep(self.model, optimizer, CausalLM())
         if self.case.kind == "train":
             index = np.zeros_like(self.tokens) + np.arange(self.case.length, dtype=np.int32)
             batch = {"input_ids": self.tokens, "labels": self.tokens, "position_ids": index}

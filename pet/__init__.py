@@ -50,7 +50,7 @@ _NAMES = {
     ),
     "adapters.combine": ("combine_adapters",),
     "adapters.freeze": ("TrainableParamsCheckPoint", "freeze_delta", "freeze_from_config", "freeze_modules"),
-    "pet.train.rdrop": ("RDropLoss", "rdrop_repeat"),
+    "pet.train.objectives.rdrop": ("RDropLoss", "rdrop_repeat"),
     "adapters.saving": ("load_adapter", "save_adapter"),
     "adapters.hotswap": ("hotswap_adapter",),
     "adapters.merge": ("merge", "merge_and_unload", "unmerge"),

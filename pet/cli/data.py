@@ -38,11 +38,12 @@ def main(arguments: Sequence[str]) -> int:
     if recipe.model.tokenizer is None:
         raise InputError(f"{recipe.where('model.tokenizer')}: is missing; {recipe.model.path} is a size without files")
     from model_zoo.tokenizers import AutoTokenizer
-    from pet.data import DataSettings, load_dataset, show, split_dataset
+    from pet.data import load_dataset, show, split_dataset
     from pet.names import find_tokenizer
+    from pet.train.prepare import data_settings
 
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
-    settings = DataSettings.of(recipe.data)
+    settings = data_settings(recipe)
     dataset = load_dataset(paths or recipe.data.train, tokenizer, settings=settings)
     if recipe.data.eval_fraction and (held_out or options.split == "train"):
         remaining, held = split_dataset(dataset, recipe.data.eval_fraction, recipe.data.seed)

@@ -27,7 +27,7 @@ from adapters.low_rank_adapter import LowRankAdapter, LowRankAdapterConfig
 from adapters.prefix import PrefixTrunk
 from adapters.sites import Site
 from model_zoo.errors import InputError, nearest, similar
-from pet.train.rdrop import RDropLoss, rdrop_repeat
+from pet.train.objectives.rdrop import RDropLoss, rdrop_repeat
 
 __all__ = [
     "AdapterDense",

@@ -235,6 +235,7 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         adapter: a trained adapter to put on the recipe's model, in the place of a new one.
     """
     from pet.train.evaluate import Evaluation, LossEvaluation
+    from pet.train.objectives import make_objective
     from pet.train.prepare import make_world
     from pet.train.run import fast
 
@@ -247,7 +248,7 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
     if data is None:
         raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
     feed = make_feed(data, recipe, model, tokenizer, world, objects, train=False)
-    losses = LossEvaluation(model, feed, forward_step=objects.forward_step, world=world)
+    losses = LossEvaluation(model, feed, make_objective(recipe.train, objects.forward_step), world=world)
     evaluation = Evaluation(losses, None, recipe.eval)
     if not hasattr(model, "set_fast"):
         return evaluation()

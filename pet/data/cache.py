@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -69,8 +70,19 @@ def settings_digest(tokenizer: Any, settings: DataSettings) -> str:
     """A digest of the tokenizer and of the settings that decide which samples come out."""
     chosen = {name: getattr(settings, name) for name in DECIDING}
     chosen["columns"] = dict(chosen["columns"] or {})
+    if settings.conversations is not None:
+        chosen["conversations"] = source_of(settings.conversations)
     text = json.dumps([VERSION, chosen], sort_keys=True) + tokenizer_digest(tokenizer)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def source_of(function: Any) -> str:
+    """What a function of the user's own is known by: its name and its text, where that can be had."""
+    name = f"{function.__module__}:{function.__qualname__}"
+    try:
+        return f"{name}\n{inspect.getsource(function)}"
+    except (OSError, TypeError):
+        return name
 
 
 def content_digest(files: Iterable[Path]) -> str:
@@ -178,4 +190,5 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
             dataset = read_cache(base / name, files)
     if dataset is None:
         raise OSError(f"{base / name}: the cache was written and cannot be read back")
+    dataset.documents = settings.documents
     return dataset

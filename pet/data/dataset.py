@@ -122,6 +122,8 @@ class TokenDataset:
             of its row where the line holds several (otherwise 0).
         files: names of the files.
         counts: rows cut and dropped on the way.
+        documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
+            it is more than 1, the arrays above have an entry for each of its documents.
     """
 
     tokens: np.ndarray
@@ -131,6 +133,7 @@ class TokenDataset:
     origin: np.ndarray
     files: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    documents: int = 1
     _label_counts: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
@@ -174,7 +177,8 @@ class TokenDataset:
             self.lengths[indices],
             origin,
             self.files,
-            Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices)),
+            Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
+            self.documents,
             self.label_counts[indices],
         )
 

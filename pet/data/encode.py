@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -63,22 +63,26 @@ class Encoder:
             if self.is_empty(row):
                 encoded.counts.note_empty(row.where)
                 continue
-            for ids, trained in self._fit(row, *self.tokens(row), encoded.counts):
-                if not any(trained[1:]):
+            for documents in self._fit(row, encoded.counts):
+                if not all(any(trained[1:]) for _, trained in documents):
                     encoded.counts.dropped_unlabelled += 1
                     continue
-                encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
-                encoded.rows.append(number)
-        encoded.counts.samples = len(encoded.samples)
+                for ids, trained in documents:
+                    encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
+                    encoded.rows.append(number)
+        encoded.counts.samples = len(encoded.samples) // self.settings.documents
         return encoded
 
     def is_empty(self, row: Row) -> bool:
         """Whether an answer that would be learnt, or a raw text, has no word in it: only an end would be learnt."""
         if row.messages is None:
             return row.text is not None and not row.text.strip()
-        answers = [message["content"] for message in row.messages if message["role"] == "assistant"]
-        learnt = answers if self.settings.train_on == "answers" else answers[-1:]
-        return not all(answer.strip() for answer in learnt)
+        for messages in (row.messages, *row.others):
+            answers = [message["content"] for message in messages if message["role"] == "assistant"]
+            learnt = answers if self.settings.train_on == "answers" else answers[-1:]
+            if not all(answer.strip() for answer in learnt):
+                return True
+        return False
 
     def check_template(self) -> None:
         """Say what is wrong with the template before any row is read.
@@ -88,8 +92,10 @@ class Encoder:
         """
         fill_template(self.settings.template, {})
 
-    def tokens(self, row: Row) -> tuple[list[int], list[bool]]:
-        """All ids of a row, and which are labels; not yet cut."""
+    def tokens(self, row: Row, messages: list[dict[str, str]] | None = None) -> tuple[list[int], list[bool]]:
+        """All ids of a row, and which are labels; not yet cut. ``messages``: one of its documents, by default the
+        first."""
+        messages = messages or row.messages
         if row.messages is None and self.settings.template is not None:
             raise InputError(f"{row.where}: no question and answer, which data.template needs")
         if row.tokens is not None:
@@ -100,15 +106,15 @@ class Encoder:
             return head + ids + self._end(), [False] * len(head) + [True] * (len(ids) + len(self._end()))
         if self.settings.template is None:
             try:
-                ids, trained = self.tokenizer.example(row.messages, train_on=self.settings.train_on)
+                ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on)
             except InputError as error:
                 raise InputError(f"{row.where}: {error}") from None
             return list(ids), list(trained)
-        question = self.prompt(row)
-        answer = self.tokenizer.encode(row.messages[-1]["content"], add_special_tokens=False) + self._end()
+        question = self.prompt(row, messages)
+        answer = self.tokenizer.encode(messages[-1]["content"], add_special_tokens=False) + self._end()
         return question + answer, [self.settings.train_on == "all"] * len(question) + [True] * len(answer)
 
-    def prompt(self, row: Row) -> list[int]:
+    def prompt(self, row: Row, messages: list[dict[str, str]] | None = None) -> list[int]:
         """The ids that a model is given to answer the last question of a row.
 
         Raises:
@@ -116,7 +122,8 @@ class Encoder:
         """
         if row.messages is None:
             raise InputError(f"{row.where}: a raw text has no question")
-        messages = row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
+        messages = messages or row.messages
+        messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if self.settings.template is None:
             try:
                 return list(self.tokenizer.prompt(messages))
@@ -144,20 +151,22 @@ class Encoder:
     def _end(self) -> list[int]:
         return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
 
-    def _fit(
-        self, row: Row, ids: list[int], trained: list[bool], counts: Counts
-    ) -> Iterator[tuple[list[int], list[bool]]]:
+    def _fit(self, row: Row, counts: Counts) -> Iterator[list[tuple[list[int], list[bool]]]]:
+        """The samples of a row, each its documents, within ``max_length``."""
         limit = self.settings.max_length
-        counts.longest = max(counts.longest, len(ids))
-        if len(ids) <= limit:
-            yield ids, trained
+        documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
+        longest = max(len(ids) for ids, _ in documents)
+        counts.longest = max(counts.longest, longest)
+        if longest <= limit:
+            yield documents
         elif self.settings.too_long == "drop":
             counts.dropped_long += 1
         elif row.text is None:
             counts.cut += 1
-            yield ids[:limit], trained[:limit]
+            yield [(ids[:limit], trained[:limit]) for ids, trained in documents]
         else:
             # nothing of a raw text is lost: each piece opens like a text of its own
+            ids, trained = documents[0]
             head = trained.index(True)
             body, room = ids[head:], limit - head
             if room < 2:
@@ -165,7 +174,7 @@ class Encoder:
             counts.divided += 1
             for at in range(0, len(body), room):
                 piece = body[at : at + room]
-                yield ids[:head] + piece, [False] * head + [True] * len(piece)
+                yield [(ids[:head] + piece, [False] * head + [True] * len(piece))]
 
 
 def encode_rows(
@@ -237,7 +246,8 @@ def start_workers(encoder: Encoder) -> Workers | None:
     if count < 2:
         return None
     try:
-        return Workers(encoder, count)
+        # rows are read in this process: the others need no function of the user's own
+        return Workers(replace(encoder, settings=replace(encoder.settings, conversations=None)), count)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         log.warning("this tokenizer cannot be sent to other processes (%s); one process tokenises", error)
         return None

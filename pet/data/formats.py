@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ class Row:
         tokens: (ids, trained) of a row that was tokenised before.
         input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
         prompt: the question without that input; for templates.
+        others: further documents of the same sample, messages each.
         place: where reading goes on after it.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
     """
@@ -85,6 +86,7 @@ class Row:
     tokens: tuple[list[int], list[bool]] | None = None
     input: str = ""
     prompt: str = ""
+    others: list[list[dict[str, str]]] = field(default_factory=list)
     place: tuple[int, int] = (0, 0)
     row: int = 0
 
@@ -98,24 +100,13 @@ class _Wrong(Exception):
     """A row that cannot be used; the message says why."""
 
 
-def read_rows(
-    paths: str | Path | Iterable[str | Path],
-    *,
-    format: str = "auto",
-    columns: Mapping[str, str] | None = None,
-    system: str | None = None,
-    answers: bool = True,
-    limit: int | None = None,
-) -> Iterator[Row]:
+def read_rows(paths: str | Path | Iterable[str | Path], *, limit: int | None = None, **options: Any) -> Iterator[Row]:
     """The rows of files or directories, one at a time.
 
     Args:
         paths: a file, a directory, or several.
-        format: one of the table above; ``auto`` decides for each file by its first row. ``mindrecord`` is ``auto``.
-        columns: role → name of the file's column.
-        system: a system message for conversations that bring none.
-        answers: the last message must be an answer. Without (for prediction) it may be missing.
         limit: stop after so many rows.
+        options: of :func:`read_file`.
 
     Raises:
         InputError: at the end, with all problems of all files (up to ``limit``), after the rows that could be read.
@@ -123,8 +114,7 @@ def read_rows(
     problems = Problems()
     left = limit
     for path in find_files(paths):
-        rows = read_file(path, problems, format=format, columns=columns, system=system, answers=answers)
-        for row in islice(rows, left):
+        for row in islice(read_file(path, problems, **options), left):
             yield row
             left = None if left is None else left - 1
     problems.raise_if_any()
@@ -139,10 +129,22 @@ def read_file(
     system: str | None = None,
     answers: bool = True,
     place: tuple[int, int] = (0, 0),
+    conversations: Callable[[dict[str, Any]], list] | None = None,
+    documents: int = 1,
 ) -> Iterator[Row]:
-    """The rows of one file from ``place`` on; what is wrong goes to ``problems`` (arguments as :func:`read_rows`)."""
+    """The rows of one file from ``place`` on; what is wrong goes to ``problems``.
+
+    Args:
+        format: one of the table above; ``auto`` decides by the first row. ``mindrecord`` is ``auto``.
+        columns: role → name of the file's column.
+        system: a system message for conversations that bring none.
+        answers: the last message must be an answer. Without (for prediction) it may be missing.
+        conversations, documents: of an objective that reads rows itself; ``format`` and ``columns`` are not used then.
+    """
     convert: Callable[[Record], Row] | None = None
-    if place != (0, 0):  # the first row of the file decides, not the first one that is wanted
+    if conversations is not None:
+        convert = _documents_of(path, conversations, documents, answers)
+    elif place != (0, 0):  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
         convert = _converter(path, list(first.columns), format, columns or {}, answers)
     for record in read_records(path, problems, place):
@@ -150,14 +152,36 @@ def read_file(
             if convert is None:
                 convert = _converter(path, list(record.columns), format, columns or {}, answers)
             row = convert(record)
-            if system is not None and row.messages is not None and row.messages[0]["role"] != "system":
-                row.messages.insert(0, {"role": "system", "content": system})
+            if system is not None and row.messages is not None:
+                for messages in (row.messages, *row.others):
+                    if messages[0]["role"] != "system":
+                        messages.insert(0, {"role": "system", "content": system})
         except _Wrong as error:
             problems.add(path, record.line, str(error))
             if convert is None:  # the format is unknown: every row would say so again
                 return
             continue
         yield row
+
+
+def _documents_of(path: Path, conversations: Callable, documents: int, answers: bool) -> Callable[[Record], Row]:
+    """Rows by a function of the objective's."""
+
+    def convert(record: Record) -> Row:
+        try:
+            found = conversations(dict(record.columns))
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"no column {error}" if isinstance(error, KeyError) else str(error)
+            raise _Wrong(text) from error
+        if len(found) != documents:
+            raise _Wrong(f"{len(found)} documents; the objective compares {documents}")
+        every = [_messages(messages) for messages in found]
+        for messages in every:
+            _check_turns(messages, answers)
+        prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
+        return Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place)
+
+    return convert
 
 
 def recognise(names: Iterable[str], answers: bool = True) -> str | None:

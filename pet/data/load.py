@@ -56,14 +56,7 @@ def load_dataset(
 
 
 def _rows(files: Iterable[Path], settings: DataSettings, answers: bool = True) -> Iterator[Row]:
-    return read_rows(
-        files,
-        format=settings.format,
-        columns=settings.columns,
-        system=settings.system,
-        answers=answers,
-        limit=settings.max_samples,
-    )
+    return read_rows(files, limit=settings.max_samples, answers=answers, **settings.reading)
 
 
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:

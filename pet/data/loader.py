@@ -123,6 +123,7 @@ class Loader:
             epoch=epoch,
             buckets=self.settings.buckets,
             window=window,
+            documents=self.dataset.documents,
         )
 
     def steps_per_epoch(self, epoch: int = 0) -> int | None:

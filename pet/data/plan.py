@@ -47,8 +47,12 @@ def make_plan(
     epoch: int,
     buckets: Sequence[int] | None = None,
     window: int = 0,
+    documents: int = 1,
 ) -> Plan:
     """Arrange samples of these ``lengths`` into rows.
+
+    Where a sample has several ``documents``, ``lengths`` and the rows are of documents, those of a sample lie side by
+    side, and a row has room for ``documents × max_length`` tokens.
 
     The order of rows depends on the seed, the epoch (and the window, when streaming) alone, not on how a step is
     divided into batches and ranks: 8 x 1, 4 x 2 and 2 x 4 rows per step see the same rows in every step. (With
@@ -56,6 +60,7 @@ def make_plan(
     it is divided.)
     """
     random = np.random.default_rng([seed, epoch, window])
+    lengths, max_length = lengths.reshape(-1, documents).sum(axis=1), max_length * documents
     count = len(lengths)
     order = random.permutation(count) if shuffle else np.arange(count)
     if packing == "pack":
@@ -74,6 +79,8 @@ def make_plan(
             for step in range(len(step_lengths)):
                 longest = int(lengths[order[step * rows_per_step : (step + 1) * rows_per_step]].max())
                 step_lengths[step] = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)
+    if documents > 1:
+        rows = [(row[:, None] * documents + np.arange(documents)).reshape(-1) for row in rows]
     missing = len(step_lengths) * rows_per_step - len(rows)
     rows.extend(np.zeros(0, np.int64) for _ in range(missing))
     return Plan(rows, step_lengths, rows_per_step)

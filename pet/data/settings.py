@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,6 +45,7 @@ class DataSettings:
         stream_window: rows that are shuffled and packed together when streaming.
         cache_dir: where tokenised data is kept for the next run; by default ``mindspore-pet`` in the user's cache
             directory (``$XDG_CACHE_HOME`` or ``~/.cache``).
+        conversations, documents: of the objective, see `pet.train.objectives.base.Objective`; no settings of a recipe.
     """
 
     format: str = "auto"
@@ -63,6 +64,8 @@ class DataSettings:
     streaming: bool = False
     stream_window: int = 8192
     cache_dir: str | None = None
+    conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
+    documents: int = 1
 
     def __post_init__(self) -> None:
         problems = []
@@ -90,6 +93,11 @@ class DataSettings:
                 )
         if problems:
             raise InputError.collect(problems)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What :func:`pet.data.formats.read_file` takes of these."""
+        return {name: getattr(self, name) for name in ("format", "columns", "system", "conversations", "documents")}
 
     @classmethod
     def of(cls, settings: Any = None, **changes: Any) -> DataSettings:

@@ -113,6 +113,7 @@ def describe(
             seed=settings.seed or 0,
             epoch=0,
             buckets=settings.buckets,
+            documents=dataset.documents,
         )
         share = 1 - total / (int(plan.lengths.sum()) * batch_size)
         shapes = len(np.unique(plan.lengths))

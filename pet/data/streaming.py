@@ -54,6 +54,7 @@ class StreamDataset:
             raise InputError(f"data.stream_window: expected at most {PACKED_TOGETHER}, found {settings.stream_window}")
         self.files = [str(path) for path in files]
         self.encoder, self.settings, self._told = encoder, settings, False
+        self.documents = settings.documents
         stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for path in files for part in parts_of(path)]
         key = json.dumps([stats, settings.stream_window, settings_digest(encoder.tokenizer, settings)])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
@@ -76,14 +77,7 @@ class StreamDataset:
 
     def _read(self, file: int, place: tuple[int, int], problems: Problems) -> Iterator[Any]:
         settings = self.settings
-        return read_file(
-            Path(self.files[file]),
-            problems,
-            format=settings.format,
-            columns=settings.columns,
-            system=settings.system,
-            place=place,
-        )
+        return read_file(Path(self.files[file]), problems, place=place, **settings.reading)
 
     def _index(self) -> Iterator[tuple[int, tuple[int, int], int]]:
         problems = Problems()
@@ -112,6 +106,7 @@ class StreamDataset:
             counts.add(encoded.counts)
         problems.raise_if_any()
         dataset = TokenDataset.from_samples(samples)
+        dataset.documents = self.settings.documents
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
         dataset.counts = counts
         self._tell(counts)
@@ -192,12 +187,13 @@ class StreamLoader(Loader):
     def shapes(self, epoch: int = 0) -> list[tuple[int, int]]:
         """The (B, S) that may come; ``longest`` has every multiple of 64."""
         chosen = self.settings
+        longest = chosen.max_length * self.dataset.documents
         if chosen.packing == "buckets":
             lengths = sorted(chosen.buckets)
         elif chosen.packing == "longest":
-            lengths = [min(length, chosen.max_length) for length in range(64, chosen.max_length + 64, 64)]
+            lengths = [min(length, longest) for length in range(64, longest + 64, 64)]
         else:
-            lengths = [chosen.max_length]
+            lengths = [longest]
         return [(self.batch_size, int(length)) for length in lengths]
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:

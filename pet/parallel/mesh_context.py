@@ -24,6 +24,7 @@ from pet.parallel.tensor import shard
 from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer
 from pet.train.distributed import World
+from pet.train.objectives.custom import CustomForward
 
 _concat = ops.Concat(0)
 
@@ -255,7 +256,7 @@ class ParallelWorld(World):
             InputError: a forward of the user's own, which nobody can cut into stages.
         """
         if self.mesh.pipeline > 1:
-            if step.custom_forward:
+            if isinstance(step.objective, CustomForward):
                 raise InputError("parallel.pipeline: a forward_step of your own cannot be cut into stages")
             pipeline = Pipeline(step, model, self.mesh, self.pipeline_group, self.micro_batches, self.stages)
             step.accumulate, step.gradient = pipeline.accumulate, pipeline
@@ -263,10 +264,10 @@ class ParallelWorld(World):
             self.meter = Meter(step, sums_in_graphs=self.mesh.tensor > 1)
         return step
 
-    def wrap_measure(self, measure, model):
+    def wrap_measure(self, measure, model, objective):
         if self.mesh.pipeline == 1:
             return measure
-        return PipelineMeasure(measure, model, self.mesh, self.pipeline_group)
+        return PipelineMeasure(measure, objective, model, self.mesh, self.pipeline_group)
 
 
 def role_of_segment(segment) -> str:

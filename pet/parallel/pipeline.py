@@ -26,9 +26,9 @@ from pet.launching.heartbeat import waiting
 from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
 from pet.train.compiled import Compiled
-from pet.train.forward import make_forward
+from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.segments import flatten
-from pet.train.step import BATCH_KEYS, TrainStep, in_whole, mix, tensors
+from pet.train.step import TrainStep, in_whole, mix, tensors, weighted
 
 log = logging.getLogger("pet")
 
@@ -38,7 +38,7 @@ def bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def pieces_of(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
+def pieces_of(batch: dict[str, Any], count: int, arrays: Sequence[str]) -> list[dict[str, Any]]:
     """A batch as micro-batches of equally many rows.
 
     Raises:
@@ -49,7 +49,7 @@ def pieces_of(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
         raise InputError(f"parallel.micro_batches: {rows} rows cannot be divided over {count} micro-batches")
     size = rows // count
     return [
-        {**batch, **{key: np.asarray(batch[key])[first : first + size] for key in BATCH_KEYS}}
+        {**batch, **{name: np.asarray(batch[name])[first : first + size] for name in (*MODEL_ARRAYS, *arrays)}}
         for first in range(0, rows, size)
     ]
 
@@ -71,7 +71,7 @@ class Neighbours:
 
     def receive(self, rank: int, batch: dict[str, Any]) -> Tensor:
         """The activations, or their gradient, of a micro-batch."""
-        return collectives.receive((int(np.size(batch["labels"])), self.width), self.dtype, rank)
+        return collectives.receive((int(np.prod(np.shape(batch["start"]))), self.width), self.dtype, rank)
 
     def send(self, rank: int, x: Tensor) -> None:
         """Starts sending; the tensor is kept until `arrived` or `finish`."""
@@ -125,9 +125,10 @@ class Pipeline:
         weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
         compiled = step.gradient.graph is not None
         parameters = list(model.get_parameters())
+        self.arrays = step.objective.arrays
         self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
         if mesh.is_last:
-            backward = last_gradient(make_forward(model, step.loss, None, fast=compiled), weights, tuple(spans))
+            backward = last_gradient(step.objective.forward(model, compiled), weights, tuple(spans))
         else:
             backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
         around = functools.partial(in_whole, model, weights, not mesh.is_first)
@@ -140,7 +141,7 @@ class Pipeline:
 
     def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
         """As `TrainStep.accumulate`."""
-        pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches)]
+        pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches, self.arrays)]
         # of the whole batch, and the place of the piece's rows in it: what is drawn is what one process would draw
         first = self.step.world.data_rank * self.micro_batches
         keys = [
@@ -180,13 +181,12 @@ class Pipeline:
 
     def _run_forward(self, piece: dict[str, Any], key: tuple[int, int]) -> list[Tensor]:
         """The stage's inputs, after their activations are on their way to the next stage."""
-        arguments = tensors(piece)
+        arguments = tensors(piece, self.arrays)
         if not self.mesh.is_first:
             arguments[0] = self.neighbours.receive(self.neighbours.before, piece)
         if not self.mesh.is_last:
             self._set_key(key)
-            ids, _, *layout = arguments
-            self.neighbours.send(self.neighbours.behind, self.forward(ids, *layout))
+            self.neighbours.send(self.neighbours.behind, self.forward(*arguments[: len(MODEL_ARRAYS)]))
         return arguments
 
     def _run_backward(
@@ -201,8 +201,7 @@ class Pipeline:
         else:
             received = self.neighbours.receive(self.neighbours.behind, piece)
             self._set_key(key)
-            ids, _, *layout = arguments
-            slope, *vectors = self.backward(ids, *layout, received)
+            slope, *vectors = self.backward(*arguments[: len(MODEL_ARRAYS)], received)
         if not self.mesh.is_first:
             self.neighbours.send(self.neighbours.before, slope)
         return total, vectors
@@ -212,25 +211,26 @@ class PipelineMeasure:
     """An evaluation's forward through all stages; every process gets the result.
 
     Args:
-        measure: ``(input_ids or activations, labels, position_ids, start, end) → (summed loss, labels ranked first)``.
+        measure: ``(input_ids or activations, …) → sums``, the last stage's part.
+        objective: says how many sums there are.
         model, mesh, group: as for `Pipeline`.
     """
 
-    def __init__(self, measure: Compiled, model, mesh: Mesh, group: collectives.Group):
-        self.measure, self.mesh, self.group = measure, mesh, group
+    def __init__(self, measure: Compiled, objective: Objective, model, mesh: Mesh, group: collectives.Group):
+        self.measure, self.sums, self.mesh, self.group = measure, objective.sums, mesh, group
         self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
         around = functools.partial(in_whole, model)
         self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
 
-    def __call__(self, input_ids, labels, *layout) -> list[Tensor]:
+    def __call__(self, input_ids, position_ids, start, end, *own) -> list[Tensor]:
         x = input_ids
         if not self.mesh.is_first:
-            x = self.neighbours.receive(self.neighbours.before, {"labels": labels})
-        numbers = [0.0, 0.0]
+            x = self.neighbours.receive(self.neighbours.before, {"start": start})
+        numbers = [0.0] * self.sums
         if self.mesh.is_last:
-            numbers = [float(value.asnumpy()) for value in self.measure(x, labels, *layout)]
+            numbers = [float(value.asnumpy()) for value in self.measure(x, position_ids, start, end, *own)]
         else:
-            self.neighbours.send(self.neighbours.behind, self.forward(x, *layout))
+            self.neighbours.send(self.neighbours.behind, self.forward(x, position_ids, start, end))
             self.neighbours.finish()
         return [Tensor(value, ms.float64) for value in collectives.sum_numbers(numbers, self.group)]
 
@@ -273,16 +273,11 @@ def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callabl
 
 
 def last_gradient(loss: Callable, weights, spans) -> Callable:
-    """``(x, labels, layout …, weight) → (summed loss, dx, gradient vectors …)`` of the last stage."""
+    """``(x, layout …, the objective's arrays …, weight) → (summed loss, dx, gradient vectors …)`` of the last stage."""
+    differentiate = ms.value_and_grad(weighted(loss), 0, weights, has_aux=True)
 
-    def scaled(x, labels, position_ids, start, end, weight):
-        total = loss(x, labels, position_ids, start, end)
-        return total * weight, total
-
-    differentiate = ms.value_and_grad(scaled, 0, weights, has_aux=True)
-
-    def last(x, labels, position_ids, start, end, weight):
-        (_, total), (dx, gradients) = differentiate(x, labels, position_ids, start, end, weight)
+    def last(*arguments):
+        (_, total), (dx, gradients) = differentiate(*arguments)
         return (total, dx, *vectors_of(gradients, spans))
 
     return last

@@ -13,6 +13,7 @@ from typing import Any
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
+from pet.train.objectives import OPTIONS
 
 Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
 
@@ -114,6 +115,7 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
         "decay": (("wsd",), "schedule"),
         "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
         "loss_scale": (("fp16",), "precision"),
+        **{option: ((name,), "objective") for name, options in OPTIONS.items() for option in options},
     }
     for name, (users, chooser) in uses.items():
         chosen = getattr(train, chooser)

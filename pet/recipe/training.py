@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -90,6 +90,9 @@ class Train(Section):
     recompute: bool = Field(
         False, description="Forget a layer's activations and compute them again backwards: less memory, more time."
     )
+    objective: str = Field(
+        "causal", description="What is learnt: causal, the next token; or module:Class, an objective of your own."
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the label spread over the vocabulary.")
     neftune_alpha: float = Field(
         0.0, ge=0, description="NEFTune (Jain et al. 2023): noise on the embeddings while training; 5 is usual."
@@ -120,6 +123,7 @@ class Train(Section):
 
 
 Metric = Literal["loss", "perplexity", "accuracy", "rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match"]
+METRICS = get_args(Metric)
 # Metrics for which the model has to write its answers; the others come from the logits of the given answer.
 GENERATED = ("rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match")
 SMALLER_IS_BETTER = ("loss", "perplexity")

@@ -86,8 +86,8 @@ class World:
         """The training step (`pet.train.step.TrainStep`) as this layout carries it out."""
         return step
 
-    def wrap_measure(self, measure: Callable, model) -> Callable:
-        """The same for an evaluation's ``(input_ids, …) → (summed loss, labels ranked first)``."""
+    def wrap_measure(self, measure: Callable, model, objective) -> Callable:
+        """The same for an evaluation's ``(*arrays) → sums`` of the objective."""
         return measure
 
     def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from model_zoo.errors import InputError
+from pet.recipe.training import GENERATED, METRICS
 from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
 from pet.train.feed import checked
-from pet.train.forward import make_measure
-from pet.train.metrics import GENERATED, score
-from pet.train.step import count_labels, in_whole, tensors
+from pet.train.metrics import score
+from pet.train.objectives.base import Objective
+from pet.train.step import in_whole, tensors
 
 log = logging.getLogger("pet")
 
@@ -27,12 +27,12 @@ PROMPT_MULTIPLE = 32
 
 
 class LossEvaluation:
-    """Mean loss per label token over a feed, in one more compiled graph.
+    """What an objective measures over a feed, in one more compiled graph.
 
     Args:
         model: measured as it is at each call; dropout is off meanwhile.
         feed: its ``batches(0)`` are measured, all of them.
-        forward_step: the user's own forward, see `pet.train.forward.make_forward`.
+        objective: what is measured.
         world: sums over processes.
         compiled: False runs operator by operator.
 
@@ -40,40 +40,36 @@ class LossEvaluation:
         measure: the graph; its ``seconds`` say how long its first forwards took.
     """
 
-    def __init__(self, model, feed, *, forward_step=None, world: World | None = None, compiled: bool = True):
+    def __init__(self, model, feed, objective: Objective, *, world: World | None = None, compiled: bool = True):
         self.model, self.feed = model, feed
         self.world = world or World()
-        self.forward_step, self.compiled = forward_step, compiled
+        self.objective, self.compiled = objective, compiled
         self.compile_anew()
 
     def compile_anew(self) -> None:
         """A graph of the model as it is now: which adapters take part is fixed in it."""
         self.state = getattr(self.model, "adapter_state", None)
         around = functools.partial(in_whole, self.model)
-        function = make_measure(self.model, self.forward_step, fast=self.compiled)
+        function = self.objective.measured(self.model, self.compiled)
         measure = Compiled(function, self.compiled, around, self.model.get_parameters())
-        self.measure = self.world.wrap_measure(measure, self.model)
+        self.measure = self.world.wrap_measure(measure, self.model, self.objective)
 
     def __call__(self) -> dict[str, float]:
-        """``{"loss", "perplexity", "accuracy"}``; accuracy is the share of label tokens ranked first."""
+        """What the objective's `metrics` makes of the sums over all batches."""
         if getattr(self.model, "adapter_state", None) != self.state:
             self.compile_anew()
         training = self.model.training
         self.model.set_train(False)
-        total, hits, labels = 0.0, 0.0, 0
+        totals = np.zeros(self.objective.sums + 1, np.float64)  # the last is the count
         try:
             for batch in checked(self.feed, self.feed.batches(0, 0), self.model):
-                found = count_labels(np.asarray(batch["labels"]))
-                loss, first = self.measure(*tensors(batch))
-                total += float(loss.asnumpy())
-                hits += float(first.asnumpy())
-                labels += found
+                batch = self.objective.prepare(batch, training=False)
+                sums = self.measure(*tensors(batch, self.objective.arrays))
+                totals += [*(float(value.asnumpy()) for value in sums), self.objective.count(batch)]
         finally:
             self.model.set_train(training)
-        total, hits, labels = self.world.sum_numbers([total, hits, labels])
-        mean = total / max(labels, 1)
-        perplexity = math.exp(mean) if mean < 700 else math.inf
-        return {"loss": mean, "perplexity": perplexity, "accuracy": hits / max(labels, 1)}
+        *sums, count = self.world.sum_numbers(totals.tolist())
+        return self.objective.metrics(sums, int(count))
 
 
 def context_of(model) -> int:
@@ -233,5 +229,5 @@ class Evaluation:
 
     def from_logits(self) -> dict[str, float]:
         """Those of the metrics for which nothing has to be written."""
-        wanted = {"loss", "perplexity", *self.settings.metrics}
-        return {name: value for name, value in self.losses().items() if name in wanted}
+        unwanted = set(METRICS) - {"loss", "perplexity", *self.settings.metrics}
+        return {name: value for name, value in self.losses().items() if name not in unwanted}

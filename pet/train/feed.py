@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from pet.train.loss import IGNORED
+from pet.data.dataset import IGNORED
 
 
 class BatchList:

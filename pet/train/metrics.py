@@ -18,8 +18,6 @@ from model_zoo.errors import InputError
 _CJK = "㐀-䶿一-鿿豈-﫿぀-ヿㇰ-ㇿ가-힯𠀀-𯨟"
 _TOKENS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
 
-GENERATED = ("rouge_1", "rouge_2", "rouge_l", "bleu", "exact_match")
-
 
 def tokens(text: str) -> list[str]:
     """Lower-case words and single CJK characters, without punctuation: ``"Die 天气 is好"`` → die 天 气 is 好."""

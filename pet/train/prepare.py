@@ -190,9 +190,10 @@ def check_loaded(model, recipe, config) -> None:
 def data_settings(recipe, **changes):
     """The recipe's data section as the loader takes it; the order follows ``train.seed`` unless it has its own."""
     from pet.data import DataSettings
+    from pet.train.objectives import rows_of
 
     seed = recipe.data.seed if recipe.data.seed is not None else recipe.train.seed
-    return DataSettings.of(recipe.data, **{"seed": seed, **changes})
+    return DataSettings.of(recipe.data, **{"seed": seed, **rows_of(recipe.train.objective), **changes})
 
 
 def load_data(recipe, tokenizer) -> tuple[Any, Any]:
@@ -280,8 +281,8 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
         InputError: they must, and there is no question.
     """
     from pet.data.load import load_questions
+    from pet.recipe.training import GENERATED
     from pet.train.evaluate import context_of
-    from pet.train.metrics import GENERATED
 
     written = [metric for metric in recipe.eval.metrics if metric in GENERATED]
     if prepared.evaluation is None or not (written or recipe.eval.shown_samples):

@@ -98,13 +98,18 @@ def before(facts: dict[str, Any]) -> str:
     return "\n".join(f"{padded(label, widest)}  {value}" for label, value in facts.items())
 
 
+def titles_of(measured: dict[str, float]) -> dict[str, str]:
+    """Name → title of what was measured: those in `TITLES` in their order, then an objective's own."""
+    return {name: TITLES.get(name, name.replace("_", " ")) for name in (*TITLES, *measured) if name in measured}
+
+
 def comparison(first: dict[str, float] | None, last: dict[str, float] | None) -> str:
     """The measures before and after, side by side; empty where nothing was measured."""
-    names = [name for name in TITLES if name in (last or {}) or name in (first or {})]
-    if not names:
+    titles = titles_of({**(first or {}), **(last or {})})
+    if not titles:
         return ""
     rows = [["", "before", "after"]]
-    rows += [[TITLES[name], number((first or {}).get(name)), number((last or {}).get(name))] for name in names]
+    rows += [[title, number((first or {}).get(n)), number((last or {}).get(n))] for n, title in titles.items()]
     return "\n".join(table(rows))
 
 
@@ -159,9 +164,9 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     rows = train.batch_size * train.accumulation
     tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
     epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
-    counted_rows = f"{len(prepared.train):,} to train on" if known else "streamed"
+    counted_rows = f"{prepared.train.counts.samples:,} to train on" if known else "streamed"
     if prepared.evaluation is not None:
-        counted_rows += f", {len(prepared.evaluation):,} held out"
+        counted_rows += f", {prepared.evaluation.counts.samples:,} held out"
     lines = {
         "model": f"{prepared.base} ({prepared.model.family.name}, {dims.layers} layers, hidden {dims.hidden})",
         "method": f"{method}{f' ({chosen})' if chosen else ''}" if method != "none" else "every weight",

@@ -119,14 +119,16 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
     from pet.run_directory import open_for
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+    from pet.train.objectives import make_objective
     from pet.train.state import whole_weights
     from pet.train.stop import Interrupted
     from pet.train.trainer import Trainer
 
     begin = time.perf_counter()
     model, directory, evaluation = prepared.model, Path(recipe.output.dir), None
+    objective = make_objective(recipe.train, forward_step)
     if prepared.eval_feed is not None:
-        losses = LossEvaluation(model, prepared.eval_feed, forward_step=forward_step, world=world)
+        losses = LossEvaluation(model, prepared.eval_feed, objective, world=world)
         rows = recipe.eval.batch_size or recipe.train.batch_size
         answers = None
         if prepared.questions:
@@ -162,21 +164,19 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         eval=recipe.eval,
         directory=directory,
         callbacks=[*built_in, *recipe.callbacks, *callbacks],
-        forward_step=forward_step,
+        objective=objective,
         evaluation=evaluation,
         world=world,
         save_extra=lambda stage: save_result(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
         finish=finish,
         title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
     )
-    if recipe.train.resume and not recipe.output.force:
-        trainer.resume()  # before anything is written: a checkpoint may be damaged, or of another run
     if world.is_main:
         open_for(recipe)
         show(report.before(report.facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
-        summary = trainer.train()
+        summary = trainer.train(resume=recipe.train.resume)
     except Interrupted:
         if world.is_main:
             show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
@@ -297,6 +297,7 @@ def evaluate(
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.metrics import check_available
+    from pet.train.objectives import make_objective
     from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, make_feeds, make_world
 
     check_available(recipe.eval.metrics)
@@ -318,12 +319,13 @@ def evaluate(
         answers = Answers(
             loaded, tokenizer, prepared.questions, recipe.generation.in_evaluations(), rows, recipe.train.seed
         )
-    evaluation = Evaluation(LossEvaluation(loaded, prepared.eval_feed, world=world), answers, recipe.eval)
+    losses = LossEvaluation(loaded, prepared.eval_feed, make_objective(recipe.train), world=world)
+    evaluation = Evaluation(losses, answers, recipe.eval)
     with fast(loaded):
         found = evaluation()
     if world.is_main:
-        names = [name for name in report.TITLES if name in found]
-        show("\n".join(report.table([["", "held out"], *([report.TITLES[n], report.number(found[n])] for n in names)])))
+        titles = report.titles_of(found)
+        show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))
     return found
 
 

@@ -1,11 +1,11 @@
 """The one training step: gradients of every micro-batch, their sum, one check, one update.
 
     micro-batches ──► gradient (compiled per batch shape) ──► sum ──► over processes ──► norm ──► update (compiled once)
-                      loss · scale / label tokens                     world             finite?   clip, optimizer
+                      loss · scale / count                            world             finite?   clip, optimizer
 
-The loss of a micro-batch is divided by the number of label tokens of the *whole* step, which is known before it
-starts, so that gradients are simply added. Whether they are finite is seen on the host, before the update: an
-overflowing or broken step never touches a weight, and the update needs no branch.
+The loss of a micro-batch is divided by what the objective counts in the *whole* step (label tokens, for one), which is
+known before the step starts, so that gradients are simply added. Whether they are finite is seen on the host, before
+the update: an overflowing or broken step never touches a weight, and the update needs no branch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from mindspore import ParameterTuple, Tensor, ops
 from model_zoo.engine import available
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
-from pet.train.forward import make_forward
-from pet.train.loss import IGNORED, CausalLoss
+from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.optimizers import Optimizer, scalar
 from pet.train.segments import flatten
-
-BATCH_KEYS = ("input_ids", "labels", "position_ids", "start", "end")
 
 
 @dataclasses.dataclass
@@ -38,11 +35,12 @@ class StepResult:
     """What one optimizer step came to.
 
     Attributes:
-        loss: mean loss of the label tokens of the whole step, over all processes.
+        loss: summed loss of the whole step, over all processes, by ``count``.
         gradient_norm: before clipping.
         finite: whether all gradients and the loss are.
         applied: whether the update was made: finite, and the loss not above the limit.
-        label_tokens, useful_tokens, tokens: labels, tokens that are not padding, and all tokens of the step.
+        count: what the objective divides the loss by, such as label tokens.
+        useful_tokens, tokens: tokens that are not padding, and all tokens of the step.
         compile_seconds: time of first calls with a new batch shape; 0 in most steps.
     """
 
@@ -50,15 +48,10 @@ class StepResult:
     gradient_norm: float
     finite: bool
     applied: bool
-    label_tokens: int
+    count: int
     useful_tokens: int
     tokens: int
     compile_seconds: float
-
-
-def count_labels(labels: np.ndarray) -> int:
-    """Label tokens of a batch; nothing predicts the first column."""
-    return int((labels[:, 1:] != IGNORED).sum())
 
 
 def count_useful(batch: dict[str, Any]) -> int:
@@ -106,14 +99,21 @@ def square_sum(compiled: bool) -> Callable:
     return plain
 
 
-def tensors(batch: dict[str, Any]) -> list[Tensor]:
-    """A batch's arrays as the graph's arguments."""
-    return [Tensor(np.ascontiguousarray(batch[key], np.int32)) for key in BATCH_KEYS]
+def tensors(batch: dict[str, Any], arrays: Sequence[str]) -> list[Tensor]:
+    """The model's arrays and these of a batch as the graph's arguments: int32, or float32."""
+    found = [np.asarray(batch[name]) for name in (*MODEL_ARRAYS, *arrays)]
+    kinds = [np.float32 if np.issubdtype(array.dtype, np.floating) else np.int32 for array in found]
+    return [Tensor(np.ascontiguousarray(array, kind)) for array, kind in zip(found, kinds, strict=True)]
 
 
-def doubled(batch: dict[str, Any]) -> dict[str, Any]:
-    """Every row twice, one after the other, for R-Drop."""
-    return {**batch, **{key: np.repeat(np.asarray(batch[key]), 2, axis=0) for key in BATCH_KEYS}}
+def weighted(forward: Callable) -> Callable:
+    """``(*arrays, weight) → (summed loss · weight, summed loss)``: what is differentiated, and what is reported."""
+
+    def scaled(*arguments):
+        total = forward(*arguments[:-1])
+        return total * arguments[-1], total
+
+    return scaled
 
 
 class TrainStep:
@@ -122,13 +122,12 @@ class TrainStep:
     Args:
         model: its trainable parameters are those of the optimizer's segments.
         optimizer: what updates them.
-        loss: `CausalLoss` with its settings.
+        objective: what is learnt.
         clip_norm: gradients are scaled down to this global norm; None leaves them.
         set_key: called before every micro-batch with a number, of which dropout and noise are functions, and with the
             place of this process's rows in the batch.
         seed: that number depends on this, the step and the micro-batch, and on nothing else, so that a resumed run
             draws what the uninterrupted one would have drawn.
-        forward_step: the user's own forward, see `pet.train.forward.make_forward`.
         world: sums over processes.
         compiled: False runs everything operator by operator.
     """
@@ -137,32 +136,25 @@ class TrainStep:
         self,
         model,
         optimizer: Optimizer,
-        loss: CausalLoss,
+        objective: Objective,
         *,
         clip_norm: float | None = None,
         set_key: Callable[..., None] | None = None,
         seed: int = 0,
-        forward_step: Callable | None = None,
         world: World | None = None,
         compiled: bool = True,
     ):
-        self.optimizer, self.loss = optimizer, loss
+        self.optimizer, self.objective = optimizer, objective
         self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
-        self.world, self.custom_forward = world or World(), forward_step is not None
+        self.world = world or World()
         groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
         spans = tuple(itertools.pairwise(borders))
         weights = ParameterTuple([parameter for group in groups for parameter in group])
-        forward = make_forward(model, loss, forward_step, fast=compiled)
+        differentiate = ms.value_and_grad(weighted(objective.forward(model, compiled)), None, weights, has_aux=True)
 
-        def scaled(input_ids, labels, position_ids, start, end, weight):
-            total = forward(input_ids, labels, position_ids, start, end)
-            return total * weight, total
-
-        differentiate = ms.value_and_grad(scaled, None, weights, has_aux=True)
-
-        def gradient(input_ids, labels, position_ids, start, end, weight):
-            (_, total), gradients = differentiate(input_ids, labels, position_ids, start, end, weight)
+        def gradient(*arguments):
+            (_, total), gradients = differentiate(*arguments)
             vectors = []
             for first, last in spans:
                 vectors.append(flatten(gradients[first:last]))
@@ -200,7 +192,7 @@ class TrainStep:
         """One step.
 
         Args:
-            batches: the micro-batches of this process, NumPy arrays by the names in `BATCH_KEYS`.
+            batches: the micro-batches of this process, NumPy arrays by name (`MODEL_ARRAYS` and the objective's).
             step: optimizer steps done before this one.
             learning_rate: of this step.
             scale: the loss scale; 1 where there is none.
@@ -209,16 +201,15 @@ class TrainStep:
         """
         compiled_before = self.compile_seconds
         useful, tokens = sum(map(count_useful, batches)), sum(np.size(batch["input_ids"]) for batch in batches)
-        if self.loss.r_drop_alpha > 0:
-            batches = [doubled(batch) for batch in batches]
-        labels = sum(count_labels(np.asarray(batch["labels"])) for batch in batches)
-        labels, useful, tokens = (int(number) for number in self.world.sum_numbers([labels, useful, tokens]))
-        weight = scalar(scale / max(labels, 1))
+        batches = [self.objective.prepare(batch, training=True) for batch in batches]
+        count = sum(map(self.objective.count, batches))
+        count, useful, tokens = (int(number) for number in self.world.sum_numbers([count, useful, tokens]))
+        weight = scalar(scale / max(count, 1))
         total, vectors = self.accumulate(batches, step, weight)
         vectors = self.world.all_reduce_sum(vectors, self.optimizer.segments)
         total = self.world.sum_numbers([total])[0]
         norm = self.norm(vectors) / scale
-        loss = total / max(labels, 1)
+        loss = total / max(count, 1)
         finite = math.isfinite(norm) and math.isfinite(loss)
         applied = finite and loss <= limit
         if applied:
@@ -229,7 +220,7 @@ class TrainStep:
             gradient_norm=norm,
             finite=finite,
             applied=applied,
-            label_tokens=labels,
+            count=count,
             useful_tokens=useful,
             tokens=tokens,
             compile_seconds=self.compile_seconds - compiled_before,
@@ -242,7 +233,7 @@ class TrainStep:
             if self.set_key is not None:
                 # the replicas have neighbouring rows of one batch: together they draw what one process would
                 self.set_key(mix(self.seed, step, micro, 0), self.world.data_rank)
-            summed, fresh = self.gradient(*tensors(batch), weight)
+            summed, fresh = self.gradient(*tensors(batch, self.objective.arrays), weight)
             total += float(summed.asnumpy())
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
         return total, vectors

@@ -16,11 +16,12 @@ from pet.train.callbacks import Callback, make_callbacks
 from pet.train.distributed import World
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
-from pet.train.loss import CausalLoss
 from pet.train.loss_scale import LossScale
 from pet.train.measuring import Measuring
 from pet.train.memory import present_memory
 from pet.train.noise import key_setter
+from pet.train.objectives import make_objective
+from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer
 from pet.train.precision import set_precision, set_recompute
 from pet.train.saving import Saving
@@ -48,7 +49,9 @@ class Trainer(Measuring, Saving):
         directory: the run directory; None writes no file.
         callbacks: callbacks, their built-in names, or ``module:Class``.
         forward_step: ``(data, model) → {"loss": …, "logits": …}`` or a loss, called within the compiled step in place
-            of the model. ``data`` has input_ids, labels, position_ids, start and end.
+            of the model. ``data`` has the arrays of the batch, input_ids, labels, position_ids, start and end among
+            them.
+        objective: what is learnt, in place of ``train.objective``.
         evaluation: what measures the model, in place of the one made of ``eval_data``.
         world: sums over processes; default a single one.
         save_extra: called with a checkpoint's directory while it is written, to put more into it
@@ -75,6 +78,7 @@ class Trainer(Measuring, Saving):
         directory: str | Path | None = None,
         callbacks: Iterable[Callback | str] = (),
         forward_step: Callable | None = None,
+        objective: Objective | str | None = None,
         evaluation: Callable[[], dict[str, float]] | None = None,
         world: World | None = None,
         save_extra: Callable[[Path], str | None] | None = None,
@@ -85,7 +89,10 @@ class Trainer(Measuring, Saving):
     ):
         from pet.recipe.training import Eval
 
+        if isinstance(objective, str):
+            settings["objective"], objective = objective, None
         self.settings = with_settings(train, settings)
+        self.objective = make_objective(self.settings, forward_step, objective)
         self.begin_measuring(evaluation, eval or Eval())
         self.begin_saving(directory, save_extra)
         if self.eval_settings.load_best_model_at_end and self.directory is None:
@@ -117,18 +124,17 @@ class Trainer(Measuring, Saving):
         step = TrainStep(
             model,
             self.optimizer,
-            CausalLoss(self.settings.label_smoothing, self.settings.r_drop_alpha),
+            self.objective,
             clip_norm=self.settings.clip_norm,
             set_key=key_setter(model, self.settings.neftune_alpha),
             seed=self.settings.seed,
-            forward_step=forward_step,
             world=self.world,
             compiled=compiled,
         )
         self.train_step = self.world.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
             eval_feed = as_feed(eval_data, 1, model)
-            losses = LossEvaluation(model, eval_feed, forward_step=forward_step, world=self.world, compiled=compiled)
+            losses = LossEvaluation(model, eval_feed, self.objective, world=self.world, compiled=compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
 
     # The loop --------------------------------------------------------------------------------------------------------
@@ -240,7 +246,7 @@ class Trainer(Measuring, Saving):
             "loss": result.loss,
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm if math.isfinite(result.gradient_norm) else None,
-            "label_tokens": result.label_tokens,
+            self.objective.counted: result.count,
             "useful_tokens_per_second": result.useful_tokens / seconds,
             "tokens_per_second": result.tokens / seconds,
             "padding": 1.0 - result.useful_tokens / max(result.tokens, 1),

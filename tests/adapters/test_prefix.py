@@ -15,7 +15,7 @@ import pet
 from adapters.prefix import PrefixConfig
 from adapters.registry import registry
 from model_zoo.errors import InputError
-from pet.train.loss import CausalLoss
+from pet.train.objectives.causal import CausalLM
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 FAMILIES = ("gpt2", "llama_mha", "llama_gqa", "glm")
@@ -113,7 +113,7 @@ def test_training_follows_pefts_curve(fixtures, models, tmp_path, family, kind):
     try:
         set_encoder(registry(model).get("default"), reference)
         parameters = pet.trainable_parameters(model)
-        optimizer, loss = nn.Adam(parameters, 1e-3, beta1=0.9, beta2=0.999, eps=1e-8), CausalLoss()
+        optimizer, loss = nn.Adam(parameters, 1e-3, beta1=0.9, beta2=0.999, eps=1e-8), CausalLM()
 
         def mean_loss(ids, labels):
             total = loss(model.head(model.hidden_states(ids, *model.layout(ids))), labels)

@@ -25,7 +25,7 @@ from model_zoo.engine.layout import place_work, put_in_place
 from model_zoo.engine.steps import Unrecorded, layer_list
 from model_zoo.engine.together import PRODUCTS, bring_together
 from model_zoo.engine.together import groups as together
-from pet.train.loss import CausalLoss
+from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
 from pet.train.segments import make_segments
@@ -75,7 +75,7 @@ def gradients(model, batch, fast: bool) -> tuple[float, np.ndarray]:
     """The summed loss of a batch, and all gradients end to end."""
     model.set_fast(fast)
     trained = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
-    step = TrainStep(model, AdamW(make_segments(trained)), CausalLoss(), compiled=fast)
+    step = TrainStep(model, AdamW(make_segments(trained)), CausalLM(), compiled=fast)
     total, vectors = step.accumulate([batch], 0, Tensor(0.05, ms.float32))
     model.set_fast(False)
     assert not fast or step.gradient.graph is not None

@@ -21,12 +21,9 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                found = json.loads(line)
+                lines.append(json.loads(line))
             except (ValueError, RecursionError):
                 break
-            if not isinstance(found, dict) or not isinstance(found.get("step"), int):
-                break
-            lines.append(found)
     return lines
 
 

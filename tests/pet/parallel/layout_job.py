@@ -44,8 +44,7 @@ from pet.parallel.mesh_context import ParallelWorld  # noqa: E402
 from pet.parallel.split import division_of  # noqa: E402
 from pet.train import state  # noqa: E402
 from pet.train.distributed import World  # noqa: E402
-from pet.train.forward import make_forward  # noqa: E402
-from pet.train.loss import CausalLoss  # noqa: E402
+from pet.train.objectives.causal import CausalLM  # noqa: E402
 from pet.train.step import tensors  # noqa: E402
 
 output = Path(sys.argv[2])
@@ -146,8 +145,9 @@ def count_within_graphs() -> None:
     case = TWO[0]
     world = ParallelWorld(**case.layout)
     model = build(case, world)
-    forward = make_forward(model, CausalLoss(), None)
-    arguments = tensors(make_batch(model))
+    objective = CausalLM()
+    forward = objective.forward(model)
+    arguments = tensors(make_batch(model), objective.arrays)
     weights = ParameterTuple([parameter for parameter in model.get_parameters() if parameter.requires_grad])
     with collectives.counting() as ahead:
         forward(*arguments)

@@ -58,6 +58,8 @@ def test_every_key_is_a_setting_of_the_method_with_the_same_default(method, sect
 def test_data_settings():
     fields = {field.name: field.default for field in dataclasses.fields(DataSettings)}
     assert Data.model_fields.keys() - fields.keys() == {"train", "eval", "test", "eval_fraction"}
+    for name in ("conversations", "documents"):  # an objective's
+        assert name not in Data.model_fields and fields.pop(name) in (None, 1)
     assert fields.keys() <= Data.model_fields.keys()
     for name, default in fields.items():
         assert (Data.model_fields[name].get_default(call_default_factory=True) or None) == (default or None), name

@@ -13,6 +13,7 @@ from model_zoo.errors import InputError
 from pet.recipe.training import Eval, Generation
 from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 from pet.train.feed import BatchList
+from pet.train.objectives.causal import CausalLM
 from pet.train.trainer import Trainer
 
 
@@ -103,7 +104,7 @@ def test_stop_texts_and_limit():
 
 def test_evaluation_measures_what_was_asked_for(toy, batch):
     rows = batch(4, seed=1)
-    losses = LossEvaluation(toy(), BatchList([rows, batch(4, seed=2)]))
+    losses = LossEvaluation(toy(), BatchList([rows, batch(4, seed=2)]), CausalLM())
     asked = [question([2], "red"), question([3, 3], "green red")]
     answers = Answers(Echo(), Words(), asked, Generation(max_new_tokens=4))
     settings = Eval(metrics=["loss", "accuracy", "exact_match", "rouge_1"], shown_samples=1)
@@ -119,11 +120,11 @@ def test_accuracy_counts_labels_ranked_first(toy, batch):
     logits = model(Tensor(rows["input_ids"])).asnumpy()
     learnt = rows["labels"][:, 1:] != -100
     first = logits[:, :-1].argmax(-1) == rows["labels"][:, 1:]
-    found = LossEvaluation(model, BatchList([rows]))()
+    found = LossEvaluation(model, BatchList([rows]), CausalLM())()
     assert found["accuracy"] == pytest.approx((first & learnt).sum() / learnt.sum())
     hits = rows["labels"].copy()
     hits[:, 1:] = logits[:, :-1].argmax(-1)
-    assert LossEvaluation(model, BatchList([{**rows, "labels": hits}]))()["accuracy"] == 1.0
+    assert LossEvaluation(model, BatchList([{**rows, "labels": hits}]), CausalLM())()["accuracy"] == 1.0
 
 
 def test_what_only_training_does_is_off_while_measuring(toy, batch):
@@ -133,10 +134,10 @@ def test_what_only_training_does_is_off_while_measuring(toy, batch):
             return logits * 0.0 if self.training else logits
 
     rows = batch(2)
-    expected = LossEvaluation(toy(), BatchList([rows]))()
+    expected = LossEvaluation(toy(), BatchList([rows]), CausalLM())()
     model = Restless()
     model.set_train(True)
-    assert LossEvaluation(model, BatchList([rows]))() == expected
+    assert LossEvaluation(model, BatchList([rows]), CausalLM())() == expected
     assert model.training
 
 
@@ -145,7 +146,7 @@ def test_measures_follow_the_adapters_that_take_part(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     reference = np.load(fixtures / "llama_mha" / "lora_ref.npz")
     rows = {"input_ids": reference["train_input_ids"][0], "labels": reference["train_labels"][0]}
-    plain = LossEvaluation(model, BatchList([rows], model=model))()["loss"]
+    plain = LossEvaluation(model, BatchList([rows], model=model), CausalLM())()["loss"]
     load_adapter(model, fixtures / "llama_mha" / "lora")
     trainer = Trainer(model, [rows], [rows], steps=1)
     assert trainer.evaluate()["loss"] == pytest.approx(float(reference["train_losses_from_nonzero"][0]), abs=1e-4)

@@ -8,7 +8,7 @@ from adapters.apply import apply_lora
 from model_zoo.auto import AutoModel
 from pet.train.evaluate import LossEvaluation
 from pet.train.feed import BatchList
-from pet.train.loss import CausalLoss
+from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW, Momentum
 from pet.train.segments import make_segments
 from pet.train.step import TrainStep
@@ -55,8 +55,8 @@ def test_steps_and_measurements_are_those_of_the_new_weights(fixtures, kind):
         apply_lora(model, rank=4, seed=3)
         batch = batch_for(model)
         segments = make_segments([weight for weight in model.get_parameters() if weight.requires_grad])
-        step = TrainStep(model, kind(segments, compiled=compiled), CausalLoss(), compiled=compiled)
-        evaluation = LossEvaluation(model, BatchList([batch], model=model), compiled=compiled)
+        step = TrainStep(model, kind(segments, compiled=compiled), CausalLM(), compiled=compiled)
+        evaluation = LossEvaluation(model, BatchList([batch], model=model), CausalLM(), compiled=compiled)
         losses, compiling = [], []
         for number in range(4):
             if number == 2:

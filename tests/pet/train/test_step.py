@@ -5,11 +5,13 @@ import logging
 import numpy as np
 import pytest
 
-from pet.train.loss import CausalLoss
 from pet.train.loss_scale import LossScale
+from pet.train.objectives.causal import CausalLM, count_labels
+from pet.train.objectives.custom import CustomForward
+from pet.train.objectives.rdrop import RDrop
 from pet.train.optimizers import SGD, AdamW
 from pet.train.segments import make_segments
-from pet.train.step import TrainStep, count_labels, count_useful, mix
+from pet.train.step import TrainStep, count_useful, mix
 
 
 def softmax(logits):
@@ -38,7 +40,7 @@ def expected_loss(model, batches, smoothing=0.0):
 
 def make(model, loss=None, optimizer=AdamW, segments=None, **settings):
     segments = segments or make_segments([p for p in model.get_parameters() if p.requires_grad])
-    return TrainStep(model, optimizer(segments), loss or CausalLoss(), **settings)
+    return TrainStep(model, optimizer(segments), loss or CausalLM(), **settings)
 
 
 def split(batch, parts):
@@ -50,9 +52,9 @@ def split(batch, parts):
 def test_loss_is_the_mean_over_the_label_tokens_of_all_micro_batches(toy, batch, smoothing):
     model, batches = toy(), [batch(2, seed=1), batch(2, seed=2)]
     expected = expected_loss(model, batches, smoothing)
-    result = make(model, CausalLoss(label_smoothing=smoothing))(batches, 0, 0.01)
+    result = make(model, CausalLM(label_smoothing=smoothing))(batches, 0, 0.01)
     assert result.loss == pytest.approx(expected, abs=1e-5)
-    assert result.label_tokens == sum(count_labels(b["labels"]) for b in batches)
+    assert result.count == sum(count_labels(b["labels"]) for b in batches)
 
 
 def test_accumulation_equals_one_batch_with_uneven_rows(toy, batch, weights):
@@ -137,13 +139,13 @@ def test_r_drop_adds_the_divergence_of_twin_rows(toy, batch):
     """Without dropout the twins agree and it adds nothing; with two models' rows it is the formula."""
     model, rows = toy(), batch(2, seed=5)
     plain = make(toy())([rows], 0, 0.0).loss
-    assert make(model, CausalLoss(r_drop_alpha=4.0))([rows], 0, 0.0).loss == pytest.approx(plain, abs=1e-5)
+    assert make(model, RDrop(4.0))([rows], 0, 0.0).loss == pytest.approx(plain, abs=1e-5)
     from mindspore import Tensor
 
     logits = np.random.default_rng(0).normal(size=(2, 4, 7)).astype(np.float32)
     labels = np.array([[-100, 1, 2, -100]] * 2, np.int32)
-    both = CausalLoss(r_drop_alpha=3.0)(Tensor(logits), Tensor(labels)).asnumpy()
-    without = CausalLoss()(Tensor(logits), Tensor(labels)).asnumpy()
+    both = RDrop(3.0)(Tensor(logits), Tensor(labels)).asnumpy()
+    without = CausalLM()(Tensor(logits), Tensor(labels)).asnumpy()
     p, q = softmax(logits[0].astype(np.float64)), softmax(logits[1].astype(np.float64))
     divergence = (p * np.log(p / q) + q * np.log(q / p)).sum(-1)[:2].sum()
     # two rows, each with α/4 of the pair's divergence at its label tokens
@@ -160,10 +162,12 @@ def test_forward_step_may_give_a_loss_or_logits(toy, batch):
         return {"loss": (model.mix * model.mix).sum()}
 
     expected = make(toy())([rows], 0, 0.01).loss
-    assert make(toy(), forward_step=by_logits)([rows], 0, 0.01).loss == pytest.approx(expected, abs=1e-6)
+    assert make(toy(), loss=CustomForward(CausalLM(), by_logits))([rows], 0, 0.01).loss == pytest.approx(
+        expected, abs=1e-6
+    )
     model = toy()
     square = float((model.mix.asnumpy().astype(np.float64) ** 2).sum())
-    assert make(model, forward_step=by_loss)([rows], 0, 0.0).loss == pytest.approx(square, rel=1e-5)
+    assert make(model, loss=CustomForward(CausalLM(), by_loss))([rows], 0, 0.0).loss == pytest.approx(square, rel=1e-5)
 
 
 def test_a_step_that_cannot_be_compiled_runs_with_one_warning(toy, batch, caplog):
@@ -176,7 +180,7 @@ def test_a_step_that_cannot_be_compiled_runs_with_one_warning(toy, batch, caplog
         return {"logits": model(data["input_ids"])}
 
     expected = [make(toy())([rows], number, 0.01).loss for number in range(1)]
-    step = make(toy(), forward_step=with_python)
+    step = make(toy(), CustomForward(CausalLM(), with_python))
     with caplog.at_level(logging.WARNING, "pet"):
         found = [step([rows], number, 0.01).loss for number in range(2)]
     assert found[:1] == pytest.approx(expected, abs=1e-6)

@@ -10,9 +10,10 @@ from model_zoo import fused
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.graph import Graph
+from pet.data.dataset import IGNORED
 from pet.train.feed import complete
-from pet.train.forward import loss_of_head, make_forward, make_measure, measure_of_head, plain_head
-from pet.train.loss import IGNORED, CausalLoss
+from pet.train.objectives.causal import CausalLM, plain_head
+from pet.train.objectives.rdrop import RDrop
 from pet.train.step import tensors
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there are no kernels in C here")
@@ -23,7 +24,7 @@ def batch_for(model, answers: bool = True) -> list:
     random = np.random.default_rng(0)
     ids = random.integers(5, model.config.dims.vocab - 10, (3, 24)).astype(np.int32)
     labels = np.where((random.random(ids.shape) < 0.3) & answers, ids, IGNORED)
-    return tensors(complete({"input_ids": ids, "labels": labels}, model))
+    return tensors(complete({"input_ids": ids, "labels": labels}, model), CausalLM.arrays)
 
 
 @needs_kernels
@@ -35,10 +36,8 @@ def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers)
     model = AutoModel.from_pretrained(fixtures / name)
     weights = ParameterTuple(model.trainable_params())
     batch = batch_for(model, answers)
-    assert loss_of_head(model, CausalLoss()) is not None
-    fast, slow = (
-        ms.value_and_grad(make_forward(model, CausalLoss(), None, fast), None, weights) for fast in (True, False)
-    )
+    assert CausalLM().loss_of_hidden(model) is not None
+    fast, slow = (ms.value_and_grad(CausalLM().forward(model, fast), None, weights) for fast in (True, False))
     (mine, mine_of), (plain, plain_of) = Graph(fast)(*batch), slow(*batch)
     assert float(mine.asnumpy()) == pytest.approx(float(plain.asnumpy()), rel=1e-6)
     assert (float(plain.asnumpy()) > 0) == answers
@@ -51,23 +50,23 @@ def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers)
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_is_measured_is_that_by_logits(fixtures, answers):
     model = AutoModel.from_pretrained(fixtures / "chatglm2")
-    assert measure_of_head(model) is not None
+    assert CausalLM().measure_of_hidden(model) is not None
     batch = batch_for(model, answers)
     if answers:  # some that are ranked first: what the model itself would say
-        ids, _, positions, start, end = batch
+        ids, positions, start, end, labels = batch
         best = model.head(model.hidden_states(ids, positions, start, end, None)).asnumpy().argmax(-1).reshape(ids.shape)
-        batch[1] = ms.Tensor(np.where(batch[1].asnumpy() == IGNORED, IGNORED, np.roll(best, 1, 1)).astype(np.int32))
-        batch[1][0] = batch[0][0]
-    mine = [float(x.asnumpy()) for x in Graph(make_measure(model, None, fast=True))(*batch)]
-    plain = [float(x.asnumpy()) for x in make_measure(model, None)(*batch)]
+        batch[4] = ms.Tensor(np.where(labels.asnumpy() == IGNORED, IGNORED, np.roll(best, 1, 1)).astype(np.int32))
+        batch[4][0] = ids[0]
+    mine = [float(x.asnumpy()) for x in Graph(CausalLM().measured(model, fast=True))(*batch)]
+    plain = [float(x.asnumpy()) for x in CausalLM().measured(model)(*batch)]
     assert mine == pytest.approx(plain, rel=1e-6)
-    assert (mine[1] > 0) == answers and (not answers or mine[1] < (batch[1].asnumpy() != IGNORED).sum())
+    assert (mine[1] > 0) == answers and (not answers or mine[1] < (batch[4].asnumpy() != IGNORED).sum())
 
 
 def test_a_head_that_is_more_than_a_product_goes_by_logits(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_gqa")
     assert plain_head(model) is model.lm_head
-    for settings in ({"label_smoothing": 0.1}, {"r_drop_alpha": 1.0}):
-        assert loss_of_head(model, CausalLoss(**settings)) is None
+    for objective in (CausalLM(label_smoothing=0.1), RDrop(1.0)):
+        assert objective.loss_of_hidden(model) is None
     apply_lora(model, targets=["lm_head"])
-    assert plain_head(model) is None and loss_of_head(model, CausalLoss()) is None
+    assert plain_head(model) is None and CausalLM().loss_of_hidden(model) is None

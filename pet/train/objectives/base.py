@@ -1,0 +1,115 @@
+"""The contract of an objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspore import nn
+
+MODEL_ARRAYS = ("input_ids", "position_ids", "start", "end")
+"""What every model takes, in the order of `CausalLM.hidden_states`. The first arrays of every graph function."""
+
+
+class Objective(nn.Cell):
+    """What is learnt from a batch. A sub-class is one file; `loss` is all that it must have.
+
+    It is a cell because graphs are compiled from its methods. A graph function's arguments are the arrays of a batch:
+    `MODEL_ARRAYS`, then the objective's own. In a pipeline only the last stage runs the objective.
+
+    Attributes:
+        arrays: names of the batch's arrays that `loss` and `measure` take beside the logits.
+        documents: how many documents make one sample. They lie side by side in one row and never attend to each other,
+            as documents packed into a row do.
+        conversations: a function from the columns of a data row to its documents, each a list of messages
+            (``{"role", "content"}``); it raises ValueError where the row cannot be used. None: ``data.format`` decides,
+            and a row is one document.
+        sums: how many numbers `measure` gives.
+        counted: what `count` counts, as it is called in metrics.jsonl.
+    """
+
+    arrays: tuple[str, ...] = ("labels",)
+    documents: int = 1
+    conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
+    sums: int = 1
+    counted: str = "label_tokens"
+
+    @classmethod
+    def from_settings(cls, settings) -> Objective:
+        """From a recipe's ``train`` section."""
+        return cls()
+
+    def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        """A batch of the loader with all the arrays that are needed, on the host; rows may be added in training."""
+        return batch
+
+    def count(self, batch: dict[str, Any]) -> int:
+        """By what the summed loss of a prepared batch is divided, together with that of all others of its step."""
+        raise NotImplementedError(f"{type(self).__name__}.count: by what is the loss divided?")
+
+    def loss(self, logits, *arrays):
+        """Logits ``(B, S, V)`` or ``(B·S, V)`` and the arrays → the summed loss, a float32 scalar. Graph code."""
+        raise NotImplementedError(f"{type(self).__name__}.loss")
+
+    def construct(self, logits, *arrays):
+        return self.loss(logits, *arrays)
+
+    def measure(self, logits, *arrays) -> tuple:
+        """The same without dropout, for evaluation → sums, the loss first. Graph code."""
+        return (self.loss(logits, *arrays),)
+
+    def metrics(self, sums: Sequence[float], count: int) -> dict[str, float]:
+        """From the sums of `measure` over all data, and the sum of `count`, to what a user reads."""
+        return {"loss": sums[0] / max(count, 1)}
+
+    def loss_of_hidden(self, model) -> Callable | None:
+        """``(hidden states (B·S, H), *arrays) → summed loss`` that never holds all logits; None where there is no such
+        way. Used in compiled training."""
+        return None
+
+    def measure_of_hidden(self, model) -> Callable | None:
+        """The same for `measure`."""
+        return None
+
+    # Graph functions over a batch's arrays
+
+    def forward(self, model, fast: bool = False) -> Callable:
+        """``(*arrays) → summed loss``.
+
+        Args:
+            model: a `CausalLM` (or a pipeline's last stage, whose first array are hidden states), or any cell that maps
+                ``(B, S)`` ids to logits.
+            fast: use `loss_of_hidden`.
+        """
+        return through(model, self.loss, self.loss_of_hidden(model) if fast else None)
+
+    def measured(self, model, fast: bool = False) -> Callable:
+        """``(*arrays) → sums`` of `measure`."""
+        return through(model, self.measure, self.measure_of_hidden(model) if fast else None)
+
+
+def through(model, of_logits: Callable, of_hidden: Callable | None) -> Callable:
+    """``(*arrays)`` → what `of_hidden`, or else `of_logits`, makes of the model's output and the objective's arrays."""
+    if of_hidden is not None:
+
+        def by_hidden(input_ids, position_ids, start, end, *own):
+            return of_hidden(model.hidden_states(input_ids, position_ids, start, end, None), *own)
+
+        return by_hidden
+    if hasattr(model, "hidden_states") and hasattr(model, "head"):
+
+        def by_head(input_ids, position_ids, start, end, *own):
+            return of_logits(model.head(model.hidden_states(input_ids, position_ids, start, end, None)), *own)
+
+        return by_head
+
+    def plain(input_ids, position_ids, start, end, *own):
+        return of_logits(model(input_ids), *own)
+
+    return plain
+
+
+def perplexity(loss: float) -> float:
+    """``exp(loss)``; infinite where that is beyond a float."""
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,139 @@
+"""The next token: cross-entropy over the tokens that have a label, with label smoothing or R-Drop where asked for.
+
+The loss is a sum; the step divides it by the labels of its whole global batch. Dividing once, at the end, is what makes
+a batch of 8 equal to four batches of 2 whose rows have uneven lengths. ``LogSoftmax`` and a gather are used because
+``ops.cross_entropy`` takes over twenty times as long on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ops
+
+from model_zoo import fused
+from model_zoo.engine import available, is_product, native
+from model_zoo.layers import Linear
+from pet.data.dataset import IGNORED
+from pet.train.objectives.base import Objective, perplexity
+
+
+def shift_labels(labels):
+    """``(B, S)`` labels, where position t is the token itself → targets, where position t is the token after it."""
+    last = ops.full_like(labels[:, :1], IGNORED)
+    return ops.concat((labels[:, 1:], last), 1)
+
+
+def count_labels(labels: np.ndarray) -> int:
+    """Label tokens of a batch ``(B, S)``; nothing predicts the first column."""
+    return int((np.asarray(labels)[:, 1:] != IGNORED).sum())
+
+
+class CausalLM(Objective):
+    """Summed cross-entropy of the next token.
+
+    Args:
+        label_smoothing: ε; the target distribution is ``(1 − ε)·onehot + ε/V`` (Szegedy et al. 2016; torch's form).
+    """
+
+    sums = 2
+
+    def __init__(self, label_smoothing: float = 0.0):
+        super().__init__()
+        self.label_smoothing = label_smoothing
+        self.log_softmax = ops.LogSoftmax(-1)
+        self.pick = ops.GatherD()
+
+    @classmethod
+    def from_settings(cls, settings) -> CausalLM:
+        from pet.train.objectives.rdrop import RDrop
+
+        if settings.r_drop_alpha > 0:
+            return RDrop(settings.r_drop_alpha, settings.label_smoothing)
+        return cls(settings.label_smoothing)
+
+    def count(self, batch: dict[str, Any]) -> int:
+        return count_labels(batch["labels"])
+
+    def log_probabilities(self, logits):
+        """Logits ``(B, S, V)`` or ``(B·S, V)`` → log-probabilities ``(B·S, V)`` in float32."""
+        return self.log_softmax(logits.reshape(-1, logits.shape[-1]).astype(ms.float32))
+
+    def label_log_probabilities(self, log_probabilities, targets):
+        """Per token ``(N,)``: the log-probability of its label, and 1.0 where it has one (0.0 elsewhere)."""
+        learnt = (targets != IGNORED).astype(ms.float32)
+        index = ops.maximum(targets, 0).reshape(-1, 1)
+        return self.pick(log_probabilities, 1, index).reshape(-1), learnt
+
+    def cross_entropy(self, log_probabilities, labels):
+        """Log-probabilities ``(B·S, V)``, labels ``(B, S)`` → the summed loss, smoothed."""
+        picked, learnt = self.label_log_probabilities(log_probabilities, shift_labels(labels).reshape(-1))
+        losses = -picked
+        if self.label_smoothing > 0:
+            losses = (1.0 - self.label_smoothing) * losses - self.label_smoothing * log_probabilities.mean(-1)
+        return (losses * learnt).sum()
+
+    def loss(self, logits, labels):
+        return self.cross_entropy(self.log_probabilities(logits), labels)
+
+    def measure(self, logits, labels):
+        """Plain cross-entropy, and the number of labels that the model ranks first."""
+        log_probabilities = self.log_probabilities(logits)
+        targets = shift_labels(labels).reshape(-1)
+        picked, learnt = self.label_log_probabilities(log_probabilities, targets)
+        ranked_first = (log_probabilities.argmax(-1).astype(ms.int32) == targets).astype(ms.float32)
+        return -(picked * learnt).sum(), (ranked_first * learnt).sum()
+
+    def metrics(self, sums, count: int) -> dict[str, float]:
+        """``loss`` and ``perplexity`` per label token; ``accuracy``, the share of labels ranked first."""
+        loss = sums[0] / max(count, 1)
+        return {"loss": loss, "perplexity": perplexity(loss), "accuracy": sums[1] / max(count, 1)}
+
+    def loss_of_hidden(self, model) -> Callable | None:
+        """The gradients are computed along with the loss; without C kernels only that of the hidden states is, so that
+        the head must be frozen then."""
+        head = plain_head(model)
+        if head is None or type(self).loss is not CausalLM.loss or self.label_smoothing > 0:
+            return None
+        if not head.weight.requires_grad:
+            summed = native(fused.linear_cross_entropy(IGNORED))
+        elif available():
+            from model_zoo.engine.loss import trained_linear_cross_entropy
+
+            summed = trained_linear_cross_entropy()
+        else:
+            return None
+
+        def by_head(hidden, labels):
+            return summed(hidden, head.weight, shift_labels(labels).reshape(-1))[0]
+
+        return by_head
+
+    def measure_of_hidden(self, model) -> Callable | None:
+        head = plain_head(model)
+        if head is None or type(self).measure is not CausalLM.measure or not available():
+            return None
+        from model_zoo.engine.loss import ranked_cross_entropy
+
+        measured = ranked_cross_entropy()
+
+        def by_head(hidden, labels):
+            return measured(hidden, head.weight, shift_labels(labels).reshape(-1))
+
+        return by_head
+
+
+def plain_head(model):
+    """The head's cell, if it is nothing but a float32 product, so that loss and head can be computed in one; else
+    None."""
+    family = getattr(model, "family", None)
+    if family is None:
+        return None
+    cell = model
+    for part in family.head.split("."):
+        cell = getattr(cell, part, None)
+    plain = type(cell) is Linear and cell.bias is None and is_product(cell.product)
+    return cell if plain and cell.weight.dtype == ms.float32 else None

@@ -1,0 +1,93 @@
+"""R-Drop (Liang et al. 2021): each row twice under different dropout, and a penalty where the two differ.
+
+The trainer has it by ``train.r_drop_alpha``. `RDropLoss` and `rdrop_repeat` are the same under MindPet's names, for
+training loops of one's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.errors import InputError
+from pet.data.dataset import IGNORED
+from pet.train.objectives.base import MODEL_ARRAYS
+from pet.train.objectives.causal import CausalLM, shift_labels
+
+
+class RDrop(CausalLM):
+    """Cross-entropy of all rows, and ``α/4 · (KL(p‖q) + KL(q‖p))`` for every label token of both rows of a pair.
+
+    Rows 2i and 2i + 1 are the same sample. Evaluation measures the plain loss of single rows.
+
+    Args:
+        alpha: α.
+        label_smoothing: see `CausalLM`.
+    """
+
+    def __init__(self, alpha: float, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing)
+        self.alpha = alpha
+
+    def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        """In training, every row twice, one after the other."""
+        if not training:
+            return batch
+        names = (*MODEL_ARRAYS, *self.arrays)
+        return {**batch, **{name: np.repeat(np.asarray(batch[name]), 2, axis=0) for name in names}}
+
+    def loss(self, logits, labels):
+        batch, length = labels.shape
+        log_probabilities = self.log_probabilities(logits)
+        learnt = (shift_labels(labels) != IGNORED).reshape(batch // 2, 2, length)[:, 0].astype(log_probabilities.dtype)
+        pairs = log_probabilities.reshape(batch // 2, 2, length, -1)
+        first, second = pairs[:, 0], pairs[:, 1]  # (B/2, S, V)
+        # p·(log p − log q) + q·(log q − log p)
+        divergence = ((ops.exp(first) - ops.exp(second)) * (first - second)).sum(-1)  # (B/2, S)
+        # every label token stands in both rows, so that each pair's divergence counts twice in the sum
+        return self.cross_entropy(log_probabilities, labels) + self.alpha / 2.0 * (divergence * learnt).sum()
+
+
+def rdrop_repeat(*arrays):
+    """Each row of a batch twice, one after the other, as `RDropLoss` wants its pairs.
+
+    Args:
+        arrays: NumPy arrays or Tensors with rows along the first axis.
+
+    Returns:
+        The repeated arrays: one alone, several as a tuple.
+    """
+    repeated = tuple(
+        ops.repeat_interleave(array, 2, 0) if isinstance(array, Tensor) else np.repeat(np.asarray(array), 2, axis=0)
+        for array in arrays
+    )
+    return repeated[0] if len(repeated) == 1 else repeated
+
+
+class RDropLoss(nn.Cell):
+    """Mean cross-entropy plus ``α/4 · (KL(p‖q) + KL(q‖p))`` between the rows of each pair.
+
+    Rows 2i and 2i + 1 are the same sample under different dropout (`rdrop_repeat`). Both terms are means over labels.
+
+    Args:
+        alpha: α; 4 is MindPet's default.
+    """
+
+    def __init__(self, alpha: float = 4.0):
+        super().__init__()
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or alpha < 0:
+            raise InputError(f"RDropLoss: alpha is {alpha!r}; a number of at least 0 was expected")
+        self.objective = RDrop(float(alpha))
+
+    def construct(self, logits, labels):
+        """Logits ``(B, S, V)`` and unshifted labels ``(B, S)``, or a classifier's ``(B, V)``, ``(B,)`` → a scalar."""
+        if len(labels.shape) == 1:  # one label per row: put where the row's first token predicts it
+            ignored = ops.full_like(labels, IGNORED)
+            labels = ops.stack((ignored, labels), 1)
+            logits = ops.stack((logits, ops.zeros_like(logits)), 1)
+        if labels.shape[0] % 2:
+            raise ValueError("RDropLoss: the batch has an odd number of rows; repeat each with rdrop_repeat")
+        count = (shift_labels(labels) != IGNORED).astype(logits.dtype).sum()
+        return self.objective.loss(logits, labels) / count
