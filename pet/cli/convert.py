@@ -70,8 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         "--rearranged-rope", action="store_true", help="ChatGLM2: query and key as with use_rearrange_rope: True"
     )
     parser.add_argument("--old-names", action="store_true", help="writing .ckpt: ChatGLM2's and LoRA's first names")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one weight file (default 5GB)")
-    parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.read(arguments)
     output = Path(options.output)
     there = any(output.iterdir()) if output.is_dir() else output.exists()

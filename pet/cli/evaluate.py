@@ -1,4 +1,4 @@
-"""``pet evaluate``: measure a model on a recipe's held-out data, as the run itself does."""
+"""``pet evaluate``: evaluate a model on a recipe's held-out data, as the run itself does."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_recipe(parser)
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; left out: the run's own")
-    parser.add_argument("--model", help="a checkpoint in place of the recipe's base; no adapter unless it is given")
-    parser.add_argument("--base", action="store_true", help="measure the base without an adapter")
-    parser.add_argument("--output", metavar="FILE", help="also write the numbers there, as JSON")
+    parser.add_argument(
+        "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
+    )
+    parser.add_argument("--base", action="store_true", help="evaluate the base without an adapter")
+    parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
     options = parser.read(arguments)
     if options.base and options.adapter:
         raise InputError("--base and --adapter: give one of them")

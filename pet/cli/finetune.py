@@ -10,16 +10,16 @@ from model_zoo.errors import InputError
 from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
-    ("pet finetune glm_lora", "tune the bundled tiny GLM; the results go to output/glm_lora"),
+    ("pet finetune glm_lora", "fine-tune the bundled tiny GLM; results in output/glm_lora"),
     ("pet finetune glm_lora train.learning_rate=5e-3 adapter.rank=16 output.dir=output/other", "with settings changed"),
-    ("pet finetune glm_lora --resume", "go on from the last whole checkpoint, bit for bit"),
+    ("pet finetune glm_lora --resume", "resume from the last complete checkpoint, bit for bit"),
     (
         "pet finetune glm_lora parallel.data=2 output.dir=output/two --profile",
-        "the same batches, on two processes, and what they send each other",
+        "the same batches on two processes, with a communication report",
     ),
     (
         "pet finetune glm_lora parallel.tensor=2 output.only_save_strategy=true output.dir=output/sharded",
-        "no run: the strategy files of a layout, for pet transform",
+        "only write the layout's strategy files, for pet transform",
     ),
 ]
 DESCRIPTION = (
@@ -31,9 +31,9 @@ DESCRIPTION = (
 def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     """Read the recipe, start processes where its layout has several, and run it."""
     add_recipe(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with the run in output.dir")
-    parser.add_argument("--profile", action="store_true", help="show what a step sends, and record some steps")
-    parser.add_argument("--force", action="store_true", help="delete another run that lies in output.dir")
+    parser.add_argument("--resume", action="store_true", help="resume the run in output.dir")
+    parser.add_argument("--profile", action="store_true", help="report communication per step and save profiler traces")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing run in output.dir")
     options = parser.read(arguments)
     from pet.compat.yaml_files import load_any, run_mode_of
 

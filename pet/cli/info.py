@@ -139,11 +139,11 @@ def main(arguments: Sequence[str]) -> int:
         "--method", "--adapter", default="lora", dest="method", help="of tuning (default lora); none: every weight"
     )
     parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows in a step (default 1)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows per step (default 1)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of the base in memory; left out: as its configuration says")
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
-    parser.add_argument("--recompute", action="store_true", help="with activations computed again backwards")
+    parser.add_argument("--recompute", action="store_true", help="with activation checkpointing")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
     if options.rank is not None:

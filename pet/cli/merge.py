@@ -41,13 +41,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("adapters", metavar="ADAPTER", nargs="+", help="adapter directories in PEFT's format")
     parser.add_argument("--base", required=True, help="checkpoint directory, or the name of a bundled tiny base")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the checkpoint goes")
+    parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
     parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
-    parser.add_argument("--weights", metavar="W,W", help="a factor for each adapter; left out: 1")
-    parser.add_argument("--no-strict", action="store_true", help="merge an adapter that was made on another base")
-    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one weight file (default 5GB)")
-    parser.add_argument("--force", action="store_true", help="write into a directory that holds something")
+    parser.add_argument("--weights", metavar="W,W", help="a weight for each adapter; default: 1")
+    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
+    )
+    parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
     output = Path(options.output)
     if output.is_dir() and any(output.iterdir()) and not options.force:

@@ -87,5 +87,5 @@ def add_recipe(parser: Parser, several: bool = False) -> None:
             "overrides",
             metavar="key.sub=value",
             nargs="*",
-            help="settings that take the place of the recipe's, such as train.learning_rate=1e-3",
+            help="override settings of the recipe, such as train.learning_rate=1e-3",
         )

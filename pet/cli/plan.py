@@ -37,9 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of base and activations; left out: as its configuration says, or float32")
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
-    parser.add_argument(
-        "--recompute", action="store_true", help="activations computed again backwards; on a CPU it saves none"
-    )
+    parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="a second within a machine (default 56GB)")
     parser.add_argument("--network", default="25GB", metavar="SIZE", help="a second between machines (default 25GB)")
     parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message (default 20 us)")
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="of a device at most (default 313)")
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of it that is reached (default 0.4)")
     parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="kept by the runtime (default 2GB)")
-    parser.add_argument("--top", type=int, metavar="N", help="print only so many layouts")
+    parser.add_argument("--top", type=int, metavar="N", help="print at most N layouts")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
     from pet.planning.cluster import Cluster, parse_bytes

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--output", metavar="FILE", help="write JSONL there instead of printing")
     parser.add_argument("--json", action="store_true", help="print JSONL: question, answer, reference, place")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="questions answered together")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="batch size (default 16)")
     add_speaker(parser)
     options = parser.read(arguments)
     if not options.input and not options.file:

@@ -130,8 +130,8 @@ def main(arguments: Sequence[str]) -> int:
         help="a bundled name or a file; then DEST, or overrides; for convert "
         "a job file of MindFormers, LLaMA-Factory or axolotl",
     )
-    parser.add_argument("--plain", action="store_true", help="show: without the meaning of each key")
-    parser.add_argument("--force", action="store_true", help="copy: replace files that are there")
+    parser.add_argument("--plain", action="store_true", help="show: without descriptions")
+    parser.add_argument("--force", action="store_true", help="copy: overwrite existing files")
     options = parser.read(arguments)
     if options.action not in ACTIONS:
         raise InputError(f"pet recipes has no action {options.action!r}{nearest(options.action, ACTIONS)}")

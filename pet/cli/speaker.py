@@ -26,13 +26,13 @@ def add_speaker(parser: Parser) -> None:
     parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; left out: the adapter's base")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory in PEFT's format")
     parser.add_argument("--run", metavar="DIR", help="a run directory: its model, adapter, prompts and settings")
-    parser.add_argument("--no-strict", action="store_true", help="take an adapter that was made on another base")
+    parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument("--system", help="a system message")
-    parser.add_argument("--template", help="a prompt of your own, with {prompt} in it")
-    parser.add_argument("--sample", action="store_true", help="draw; otherwise the likeliest token is taken")
+    parser.add_argument("--template", help="a custom prompt template with {prompt} in it")
+    parser.add_argument("--sample", action="store_true", help="sample; default: greedy decoding")
     for name, (kind, meaning) in GENERATION.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=meaning)
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text; may be repeated")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop sequence; may be repeated")
 
 
 def not_text(error: UnicodeDecodeError) -> InputError:

@@ -10,7 +10,7 @@ from pet.cli.parser import Parser
 EXAMPLES = [
     ("pet train pretrain/gpt_tiny", "rebuild a bundled tiny base from random weights and its corpus"),
     ("pet train pretrain/gpt_tiny train.steps=20 output.dir=output/short", "the first steps of it"),
-    ("pet train pretrain/gpt_tiny --resume", "go on from the last whole checkpoint, bit for bit"),
+    ("pet train pretrain/gpt_tiny --resume", "resume from the last complete checkpoint, bit for bit"),
 ]
 DESCRIPTION = (
     "Train every weight of a model by a recipe (adapter.method: none).\n"

@@ -37,7 +37,10 @@ def main(arguments: Sequence[str]) -> int:
         help="rank_N/*.ckpt, a whole checkpoint, or a bundled base",
     )
     parser.add_argument(
-        *("--dst_ckpt_dir", "--dst-ckpt-dir"), required=True, metavar="DIR", help="must be empty or not there"
+        *("--dst_ckpt_dir", "--dst-ckpt-dir"),
+        required=True,
+        metavar="DIR",
+        help="output directory; must be empty or absent",
     )
     parser.add_argument("--prefix", default="checkpoint_", help="of the written files (default checkpoint_)")
     options = parser.read(arguments)

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Report every problem of every recipe."""
     parser = Parser("pet validate", "Check recipes: every problem, with file, line and what was expected.", EXAMPLES)
     add_recipe(parser, several=True)
-    parser.add_argument("--no-files", action="store_true", help="do not look whether models and data are there")
+    parser.add_argument("--no-files", action="store_true", help="do not check that models and data exist")
     options = parser.read(arguments)
     files, overrides = _recipes(options.words)
     from pet.compat.yaml_files import load_any

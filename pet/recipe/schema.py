@@ -28,10 +28,10 @@ class Model(Section):
         None, description="Directory of the tokenizer. Left out: model.path, which for a preset name holds none."
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Of the weights in memory. float32 is the only one with every operator on a CPU."
+        "float32", description="Dtype of the weights in memory. On a CPU only float32 has every operator."
     )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="Keys of config.json to read differently, such as max_position_embeddings."
+        default_factory=dict, description="Overrides of config.json's keys, such as max_position_embeddings."
     )
     from_scratch: bool = Field(False, description="Start from random weights; for pet train only.")
 
@@ -42,21 +42,23 @@ class Recipe(Section):
     name: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._-]{1,128}$",
-        description="What the run is called. Left out: the name of the recipe file.",
+        description="Name of the run. Default: the name of the recipe file.",
     )
-    description: str | None = Field(None, description="What the recipe is for, in a sentence or two.")
+    description: str | None = Field(None, description="Purpose of the recipe, in a sentence or two.")
     model: Model = Field(description="The base model.")
     adapter: Adapter = Field(
-        default_factory=lambda: LoRA(method="lora"), description="The method, and its settings. Left out: LoRA."
+        default_factory=lambda: LoRA(method="lora"), description="Tuning method and its settings. Default: LoRA."
     )
-    data: Data = Field(default_factory=Data, description="Files, and their way into batches.")
-    train: Train = Field(default_factory=Train, description="Length, batches, optimizer, precision, checkpoints.")
-    eval: Eval = Field(default_factory=Eval, description="What is measured, and when.")
-    generation: Generation = Field(default_factory=Generation, description="How answers are written.")
-    parallel: Parallel = Field(default_factory=Parallel, description="How the work is divided over processes.")
-    output: Output = Field(default_factory=Output, description="Where results go.")
+    data: Data = Field(default_factory=Data, description="Data files, tokenisation and batching.")
+    train: Train = Field(
+        default_factory=Train, description="Training length, batches, optimizer, precision, checkpoints."
+    )
+    eval: Eval = Field(default_factory=Eval, description="Evaluation: metrics and schedule.")
+    generation: Generation = Field(default_factory=Generation, description="Generation settings.")
+    parallel: Parallel = Field(default_factory=Parallel, description="Parallel layout.")
+    output: Output = Field(default_factory=Output, description="Output directory and what is saved.")
     callbacks: Callbacks = Field(
-        default_factory=list, description="What is called along the way, besides the progress line and metrics.jsonl."
+        default_factory=list, description="Callbacks, besides the progress line and metrics.jsonl."
     )
 
     _source: Source | None = PrivateAttr(None)

@@ -12,15 +12,19 @@ from pet.recipe.fields import HerePath, Names, Section, StepsOrShare
 class LossScale(Section):
     """Dynamic loss scaling, used with precision fp16 only."""
 
-    initial: float = Field(65536.0, gt=0, description="The loss is multiplied by this before the backward pass.")
-    factor: float = Field(2.0, gt=1, description="Divided by this after an overflow, multiplied after a quiet window.")
+    initial: float = Field(65536.0, gt=0, description="Initial loss scale.")
+    factor: float = Field(
+        2.0,
+        gt=1,
+        description="The scale is divided by this after an overflow, and multiplied by it after a window without one.",
+    )
     window: int = Field(1000, ge=1, description="Steps without an overflow before the scale grows.")
 
 
 class ParameterGroup(Section):
     """Parameters with a learning rate or weight decay of their own."""
 
-    match: Names = Field(description="Globs over parameter names. The first group that matches counts.")
+    match: Names = Field(description="Globs over parameter names. The first matching group applies.")
     learning_rate: float | None = Field(None, gt=0, description="Peak learning rate of the group.")
     weight_decay: float | None = Field(None, ge=0, description="Weight decay of the group.")
 
@@ -28,74 +32,76 @@ class ParameterGroup(Section):
 class Train(Section):
     """Length of the run, batches, optimizer, schedule, precision, checkpoints."""
 
-    steps: int | None = Field(None, ge=1, description="Optimizer steps. Give steps or epochs, not both.")
-    epochs: float | None = Field(
-        None, gt=0, description="Passes over the training data. When steps is left out too, 3."
-    )
-    max_seconds: float | None = Field(None, gt=0, description="Stop after this time, with everything saved.")
+    steps: int | None = Field(None, ge=1, description="Number of optimizer steps. Set steps or epochs, not both.")
+    epochs: float | None = Field(None, gt=0, description="Number of epochs. Default: 3 where steps is not set either.")
+    max_seconds: float | None = Field(None, gt=0, description="Stop after this wall-clock time and save a checkpoint.")
     batch_size: int = Field(
         8,
         ge=1,
-        description="Rows in a forward pass, over all data-parallel processes together: the same recipe gives the same "
+        description="Global batch size per forward pass, summed over all processes: the same recipe gives the same "
         "numbers on one device and on eight.",
     )
     accumulation: int = Field(
-        1, ge=1, description="Forward passes per optimizer step; a step has batch_size × accumulation rows."
+        1,
+        ge=1,
+        description="Gradient accumulation steps; an optimizer step has batch_size × accumulation rows.",
     )
     learning_rate: float = Field(
         2e-4, gt=0, description="Peak learning rate. 2e-4 suits LoRA; full fine-tuning wants about a tenth."
     )
     optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "adafactor"] = Field(
-        "adamw", description="adamw has torch's arithmetic."
+        "adamw", description="Optimizer; adamw matches torch's AdamW."
     )
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         default_factory=lambda: [0.9, 0.999],
         min_length=2,
         max_length=2,
-        description="Decay of the two moments, for adamw, adam and lamb.",
+        description="Exponential decay rates of the moments, for adamw, adam and lamb.",
     )
-    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment, for adamw, adam and lamb.")
+    eps: float = Field(1e-8, gt=0, description="Added to the denominator, for adamw, adam and lamb.")
     weight_decay: float = Field(
         0.0, ge=0, description="Decoupled in adamw, lamb and adafactor; added to the gradient in adam, sgd, momentum."
     )
     decay_vectors: bool = Field(
-        False, description="Decay biases and norms (parameters with one dimension) as well as matrices."
+        False, description="Apply weight decay to biases and norms (one-dimensional parameters) too."
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="For the momentum optimizer.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the momentum optimizer.")
     groups: list[ParameterGroup] = Field(
         default_factory=list, description="Parameters with a learning rate or weight decay of their own."
     )
     lora_plus_ratio: float | None = Field(
-        None, gt=0, description="LoRA+ (Hayou et al. 2024): B learns this many times faster than A; 16 is their choice."
+        None, gt=0, description="LoRA+ (Hayou et al. 2024): learning rate of B over that of A; the paper uses 16."
     )
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"] = Field(
-        "cosine", description="How the learning rate falls after the warm-up. wsd: flat, then down at the end."
+        "cosine", description="Learning rate schedule after the warm-up. wsd: warmup-stable-decay."
     )
     warmup: StepsOrShare = Field(
-        0.03, description="Linear warm-up: a number of steps, or below 1 the share of all steps."
+        0.03, description="Linear warm-up: a number of steps, or below 1 a fraction of all steps."
     )
     final_ratio: float = Field(
-        0.0, ge=0, le=1, description="Where the schedule ends, as a share of the peak. Not for constant."
+        0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak. Not for constant."
     )
-    cycles: int = Field(2, ge=1, description="Rounds of cosine_restarts.")
+    cycles: int = Field(2, ge=1, description="Cycles of cosine_restarts.")
     power: float = Field(2.0, gt=0, description="Exponent of polynomial; 1 is linear.")
-    decay: StepsOrShare = Field(0.2, description="Length of the final descent of wsd: steps, or a share below 1.")
-    clip_norm: float | None = Field(
-        1.0, gt=0, description="Gradients are scaled down to this global norm; null turns it off."
+    decay: StepsOrShare = Field(
+        0.2, description="Length of wsd's decay phase: steps, or below 1 a fraction of all steps."
     )
+    clip_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this global norm; null: no clipping.")
     precision: Literal["fp32", "fp16", "bf16"] = Field(
-        "fp32", description="Of the matrix products. bf16 where the device has it; fp16 brings dynamic loss scaling."
+        "fp32",
+        description="Precision of the matrix products. bf16 where the device has it; fp16 uses dynamic loss scaling.",
     )
     loss_scale: LossScale = Field(default_factory=LossScale, description="Dynamic loss scaling, for fp16.")
     recompute: bool = Field(
-        False, description="Forget a layer's activations and compute them again backwards: less memory, more time."
+        False,
+        description="Activation (gradient) checkpointing: less memory, more time.",
     )
     objective: str = Field(
-        "causal", description="What is learnt: causal, the next token; or module:Class, an objective of your own."
+        "causal", description="Training objective: causal (next token), or module:Class for a custom one."
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the label spread over the vocabulary.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")
     neftune_alpha: float = Field(
-        0.0, ge=0, description="NEFTune (Jain et al. 2023): noise on the embeddings while training; 5 is usual."
+        0.0, ge=0, description="NEFTune (Jain et al. 2023): noise on the embeddings in training; usually 5."
     )
     r_drop_alpha: float = Field(
         0.0,
@@ -103,22 +109,22 @@ class Train(Section):
         description="R-Drop (Liang et al. 2021): each row twice under different dropout, and alpha/4 times the sum of "
         "both divergences in the loss.",
     )
-    seed: int = Field(42, ge=0, lt=1 << 32, description="Of initialisation, dropout and noise.")
-    log_every: int = Field(1, ge=1, description="Steps between lines of metrics.jsonl.")
+    seed: int = Field(42, ge=0, lt=1 << 32, description="Seed of initialisation, dropout and noise.")
+    log_every: int = Field(1, ge=1, description="Log to metrics.jsonl every N steps.")
     save_every: int | None = Field(
-        None, ge=1, description="Steps between resumable checkpoints. Left out: one at the end."
+        None, ge=1, description="Save a resumable checkpoint every N steps. Default: only at the end."
     )
-    keep_last: int = Field(2, ge=1, description="Checkpoints kept, besides the best.")
+    keep_last: int = Field(2, ge=1, description="Number of most recent checkpoints kept, besides the best.")
     resume: bool = Field(
-        False, description="Go on from the last whole checkpoint in output.dir, bit for bit; the same as --resume."
+        False, description="Resume from the last complete checkpoint in output.dir, bit for bit; the same as --resume."
     )
     profile: bool = Field(
         False,
-        description="Show what a step sends between processes, and record some steps with MindSpore's profiler to "
+        description="Report communication per step and save traces of some steps by MindSpore's profiler to "
         "profile/; the same as --profile.",
     )
     max_loss_ratio: float | None = Field(
-        10.0, gt=1, description="The run stops when the loss is this many times its recent median; null: only on NaN."
+        10.0, gt=1, description="Stop when the loss exceeds this multiple of its recent median; null: only on NaN."
     )
 
 
@@ -132,33 +138,34 @@ SMALLER_IS_BETTER = ("loss", "perplexity")
 class Eval(Section):
     """What is measured on data.eval, and when. It is always measured after training."""
 
-    every_steps: int | None = Field(None, ge=1, description="Evaluate every so many steps.")
-    every_epochs: float | None = Field(None, gt=0, description="Evaluate every so many epochs.")
-    before: bool = Field(True, description="Evaluate the model before the first step, to have a before and after.")
-    batch_size: int | None = Field(None, ge=1, description="Rows in a forward pass. Left out: train.batch_size.")
+    every_steps: int | None = Field(None, ge=1, description="Evaluate every N steps.")
+    every_epochs: float | None = Field(None, gt=0, description="Evaluate every N epochs.")
+    before: bool = Field(True, description="Evaluate before the first step, for a before/after comparison.")
+    batch_size: int | None = Field(None, ge=1, description="Evaluation batch size. Default: train.batch_size.")
     metrics: list[Metric] = Field(
         default_factory=lambda: ["loss", "perplexity"],
         min_length=1,
-        description="accuracy: share of label tokens that the model ranks first. rouge_*, bleu and exact_match compare "
-        "answers that the model writes, by the settings of generation.",
+        description="accuracy: top-1 accuracy over label tokens. rouge_*, bleu and exact_match compare "
+        "generated answers, by the settings of generation.",
     )
     generated_samples: int | None = Field(
-        64, ge=1, description="Rows that are answered for rouge_*, bleu and exact_match; null: all of them."
+        64, ge=1, description="Number of rows answered for rouge_*, bleu and exact_match; null: all."
     )
-    shown_samples: int = Field(3, ge=0, description="Answers shown side by side, before and after.")
+    shown_samples: int = Field(3, ge=0, description="Number of sample answers shown side by side, before and after.")
     generate: Literal["always", "ends"] = Field(
         "always",
-        description="When answers are written: at every evaluation, or only before and after training. With ends the "
-        "evaluations in between measure what comes from the logits, which takes a fraction of the time.",
+        description="When answers are generated: at every evaluation (always), or only before and after training "
+        "(ends). The others then take a fraction of the time: metrics of the logits only.",
     )
-    best_metric: Metric = Field("loss", description="Decides which checkpoint is the best; must be in metrics.")
+    best_metric: Metric = Field("loss", description="Metric that selects the best checkpoint; must be in metrics.")
     best_mode: Literal["min", "max"] | None = Field(
-        None, description="Which direction is better. Left out: min for loss and perplexity, else max."
+        None,
+        description="Whether lower (min) or higher (max) is better. Default: min for loss and perplexity, else max.",
     )
     patience: int | None = Field(
-        None, ge=1, description="Stop after so many evaluations without a better best_metric. Left out: never."
+        None, ge=1, description="Early stopping: evaluations without improvement of best_metric. Default: off."
     )
-    min_delta: float = Field(0.0, ge=0, description="What counts as better: at least by this much.")
+    min_delta: float = Field(0.0, ge=0, description="Minimum change that counts as an improvement.")
     load_best_model_at_end: bool | None = Field(
         None,
         description="Whether the result is of the best evaluation's step instead of the last one's: adapter/, merged/ "
@@ -183,14 +190,16 @@ class Generation(Section):
         description=f"Tokens of an answer, at most. Left out: {EVALUATED_TOKENS} in evaluations, while pet predict and "
         "pet chat go on to the end-of-sequence token or the end of the context.",
     )
-    do_sample: bool = Field(False, description="Draw from the distribution; false takes the likeliest token.")
-    temperature: float = Field(1.0, gt=0, description="Divides the logits before drawing.")
-    top_k: int | None = Field(None, ge=1, description="Draw among the k likeliest tokens.")
-    top_p: float | None = Field(None, gt=0, le=1, description="Draw among the likeliest tokens of this total share.")
-    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 makes tokens that already occurred less likely.")
-    num_beams: int = Field(1, ge=1, le=64, description="Beam search over so many beams; 1 is greedy or sampling.")
-    stop: list[str] = Field(default_factory=list, description="Texts at which an answer ends.")
-    seed: int | None = Field(None, ge=0, description="Seed of drawing. Left out: train.seed.")
+    do_sample: bool = Field(False, description="Sample; false: greedy decoding.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    top_k: int | None = Field(None, ge=1, description="Sample among the k most likely tokens.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Nucleus sampling: the most likely tokens up to this total probability."
+    )
+    repetition_penalty: float = Field(1.0, gt=0, description="Above 1 penalises tokens that already occurred.")
+    num_beams: int = Field(1, ge=1, le=64, description="Number of beams of beam search; 1: greedy or sampling.")
+    stop: list[str] = Field(default_factory=list, description="Stop sequences.")
+    seed: int | None = Field(None, ge=0, description="Seed of sampling. Default: train.seed.")
 
     def in_evaluations(self) -> Generation:
         """These settings with the limit that evaluations have where none is given."""
@@ -200,13 +209,15 @@ class Generation(Section):
 class Parallel(Section):
     """How the work is divided. The product of data, tensor and pipeline is the number of processes."""
 
-    data: int = Field(1, ge=1, description="Copies of the model, each on its share of the batch.")
-    tensor: int = Field(1, ge=1, description="Processes that share every layer's matrices.")
-    pipeline: int = Field(1, ge=1, description="Stages of consecutive layers.")
-    micro_batches: int = Field(
-        1, ge=1, description="Pieces that a batch is cut into to keep all stages busy; at least as many as stages."
+    data: int = Field(1, ge=1, description="Data-parallel size: replicas of the model, each on its share of the batch.")
+    tensor: int = Field(
+        1, ge=1, description="Tensor-parallel size: processes that every layer's matrices are split over."
     )
-    shard_optimizer: bool = Field(False, description="Divide the optimizer's state over the copies (ZeRO stage 1).")
+    pipeline: int = Field(1, ge=1, description="Pipeline-parallel size: stages of consecutive layers.")
+    micro_batches: int = Field(
+        1, ge=1, description="Micro-batches per batch in a pipeline; at least the number of stages."
+    )
+    shard_optimizer: bool = Field(False, description="Shard the optimizer state over the replicas (ZeRO stage 1).")
 
     @property
     def processes(self) -> int:
@@ -215,18 +226,18 @@ class Parallel(Section):
 
 
 class Output(Section):
-    """Where results go."""
+    """Output directory and what is saved."""
 
     dir: HerePath | None = Field(
-        None, description="The run directory, relative to the current one. Left out: output/NAME of the recipe."
+        None, description="Run directory, relative to the current directory. Default: output/NAME of the recipe."
     )
-    force: bool = Field(False, description="Delete another run that lies there; the same as --force.")
+    force: bool = Field(False, description="Overwrite an existing run; the same as --force.")
     only_save_strategy: bool = Field(
         False,
-        description="Write the layout's strategy files for pet transform to strategy/ and end: one per process of "
-        "parallel, without starting any.",
+        description="Only write the layout's strategy files for pet transform to strategy/: one per process of "
+        "parallel; nothing is trained.",
     )
-    merged: bool = Field(False, description="Also write the model with the adapter merged in, to merged/.")
+    merged: bool = Field(False, description="Also save the merged model to merged/.")
 
 
 def _callback(value: Any) -> Any:

@@ -95,7 +95,7 @@ class Answers:
         tokenizer: of the model.
         questions: objects with ``prompt_ids``, ``prompt``, ``reference`` and ``where`` (`pet.data.load.Question`).
         generation: a recipe's ``generation`` section.
-        batch_size: questions answered together.
+        batch_size: batch size (default 16).
         seed: of drawing, where the section gives none.
 
     Without ``generation.max_new_tokens`` an answer goes on to its end token or the end of the context. With it, it is
