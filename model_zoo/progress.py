@@ -31,6 +31,7 @@ def tick(place: Hashable | None = None) -> None:
 
 @contextlib.contextmanager
 def pausing() -> Iterator[None]:
-    """Within, this process sleeps until something outside of the job lets it go on, such as a lock."""
+    """Within, nobody knows for how long, this process runs code of the user's own, or sleeps until something outside of
+    the job lets it go on, such as a lock. A `tick` says nothing there."""
     with watcher.pausing() if watcher is not None else contextlib.nullcontext():
         yield

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
 from .dataset import IGNORED, TokenDataset, learnt
@@ -38,7 +39,12 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
     if "input_ids" not in names:
         raise InputError(f"dataset: no column 'input_ids'{nearest('input_ids', names)}")
     samples = []
-    for columns in data.create_dict_iterator(output_numpy=True, num_epochs=1):
+    rows = iter(data.create_dict_iterator(output_numpy=True, num_epochs=1))
+    while True:
+        with progress.pausing():  # the user's own generator may run
+            columns = next(rows, None)
+        if columns is None:
+            break
         parts = {
             name: np.atleast_2d(columns[name]) for name in ("input_ids", "labels", "attention_mask") if name in columns
         }
@@ -142,7 +148,9 @@ class CollateLoader:
     def _make(self, members: np.ndarray) -> Batch:
         real = members[members >= 0].tolist()
         filled = real + [real[0] if real else 0] * (len(members) - len(real))
-        values = {name: to_numpy(value) for name, value in self.collate_fn([self.dataset[i] for i in filled]).items()}
+        with progress.pausing():  # the user's own code: nobody knows how long it takes
+            given = self.collate_fn([self.dataset[index] for index in filled])
+        values = {name: to_numpy(value) for name, value in given.items()}
         if "input_ids" not in values:
             raise InputError(f"collate_fn: the batch has no 'input_ids'{nearest('input_ids', values)}")
         ids = values["input_ids"] = values["input_ids"].astype(np.int32)

@@ -5,11 +5,12 @@ A worker writes one line to a file of its own whenever a piece of work begins, w
 * `WORKING`: the next line comes within the launcher's limit, or within the seconds that the line names.
 * `UNLIMITED`: nobody knows when: a graph that is run for the first time, and so compiled.
 * `WAITING`: it waits for a peer, and may sleep.
-* `PAUSING`: it waits for something outside of the job, and may sleep.
+* `PAUSING`: nobody knows when, and it may sleep: code of the user's own runs, such as a callback, or it waits for
+  something outside of the job.
 * `SILENT`: nothing is promised, as before the first line.
 
 The library's own loops write these lines (`tick`, through `model_zoo.progress`) while a run or a command is `watched`.
-A script, or a callback that works for longer than the limit, promises its next sign of life itself: `beat(600)`.
+A script that works for longer than the limit between two of them promises its next sign of life itself: `beat(600)`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def tick(place: Hashable | None = None) -> None:
     """See `model_zoo.progress.tick`."""
     global _place, _begun
     now = time.monotonic()
-    if not _watched or (place is _place is None and _now == (WORKING, 0.0) and now - _begun < OFTEN):
+    short = place is _place is None and _now == (WORKING, 0.0)
+    if not _watched or _now[0] == PAUSING or (short and now - _begun < OFTEN):
         return
     if _place is not None:
         first, *recent = [*_took.get(_place, []), now - _begun]
@@ -92,6 +94,7 @@ def waiting() -> contextlib.AbstractContextManager:
 
 def pausing() -> contextlib.AbstractContextManager:
     """See `model_zoo.progress.pausing`."""
+    tick()  # the graph that ran last took no longer than until now
     return _asleep(PAUSING)
 
 
@@ -102,10 +105,8 @@ def _asleep(state: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if _watched:
-            tick()
-        else:
-            _write(*before)
+        _write(*before)
+        tick()
 
 
 def _write(state: int, within: float = 0.0) -> None:

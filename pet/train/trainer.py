@@ -292,8 +292,8 @@ class Trainer(Measuring, Saving):
         """Tells the callbacks of a moment."""
         if self.world.is_main:
             for callback in self.callbacks:
-                progress.tick()
-                getattr(callback, moment)(self, *arguments)
+                with progress.pausing():
+                    getattr(callback, moment)(self, *arguments)
 
     def end(self, outcome: dict[str, Any], failed: bool = False) -> None:
         """Tells every callback of the end; one that fails there keeps no other from being told.
@@ -306,9 +306,9 @@ class Trainer(Measuring, Saving):
             return
         first: Exception | None = None
         for callback in self.callbacks:
-            progress.tick()
             try:
-                callback.end(self, outcome)
+                with progress.pausing():
+                    callback.end(self, outcome)
             except Exception as error:
                 log.warning("%s failed at the end of the run: %s", type(callback).__name__, error)
                 first = first or error

@@ -76,11 +76,13 @@ def test_every_setting_in_a_job_of_four(monkeypatch, recipes, environment, layou
 
 
 SCRIPT = """
-import os
+import os, time
 from pathlib import Path
 from pet.compat.flagai import Trainer
 Trainer(env_type="pytorchDDP", num_gpus=2)
 Path("rank_" + os.environ["RANK_ID"] + "_of_" + os.environ["RANK_SIZE"]).touch()
+while len(list(Path().glob("rank_*_of_*"))) < 2:  # the first that ends so ends the other
+    time.sleep(0.01)
 raise SystemExit(5)
 """
 

@@ -366,6 +366,12 @@ def test_a_graph_may_take_a_multiple_of_its_last_runs(times):
         assert line() == (WORKING, 0.0)
         with progress.pausing():
             assert line() == (PAUSING, 0.0)
+            now[0] += 1.0
+            with progress.pausing():
+                progress.tick("graph")
+            progress.tick()
+            assert heartbeat._now == (PAUSING, 0.0)
+        assert line() == (WORKING, 0.0)
         heartbeat.beat(600.0)
         assert line() == (WORKING, 600.0)
     assert line() == (SILENT, 0.0)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import types
 
+import numpy as np
 import pytest
 
+from model_zoo import progress
 from model_zoo.errors import InputError
-from pet.train.callbacks import make_callback
+from pet.data.wrap import CollateLoader, from_mindspore
+from pet.launching import heartbeat
+from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.plot import draw, picture, smoothed
 from pet.train.callbacks.progress import short
 from pet.train.trainer import Trainer
@@ -17,6 +21,53 @@ from pet.train.trainer import Trainer
 def run(model, batch, directory, callback):
     settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0}
     Trainer(model, [batch], directory=directory, callbacks=[callback], **settings).train()
+
+
+def test_code_of_the_users_own_may_take_any_time(toy, batch, tmp_path, monkeypatch):
+    """Its length is not known, and it may sleep: the launcher must not take it for a hang."""
+    monkeypatch.setenv(heartbeat.BEAT_FILE, str(tmp_path / "beat"))
+    told = set()
+
+    def tell(name):
+        progress.tick()  # what it calls of the library promises nothing in its place
+        told.add((name, int((tmp_path / "beat").read_bytes().split()[1])))
+
+    class Own(Callback):
+        def start(self, trainer):
+            tell("start")
+
+        def step(self, trainer, record):
+            tell("step")
+
+        def save(self, trainer, path):
+            tell("save")
+
+        def end(self, trainer, summary):
+            tell("end")
+
+    class Rows(list):
+        def __getitem__(self, index):
+            tell("row")
+            return super().__getitem__(index)
+
+    def collate(samples):
+        tell("collate")
+        return batch(len(samples))
+
+    class Dataset:
+        def get_col_names(self):
+            return ["input_ids"]
+
+        def create_dict_iterator(self, **settings):
+            tell("dataset")
+            yield {"input_ids": np.arange(4)}
+
+    feed = CollateLoader(Rows([{}] * 4), 4, collate_fn=collate)
+    with heartbeat.watched():
+        from_mindspore(Dataset())
+        Trainer(toy(), feed, directory=tmp_path / "run", callbacks=[Own()], steps=2, warmup=0).train()
+    moments = ("start", "step", "save", "end", "row", "collate", "dataset")
+    assert told == {(moment, heartbeat.PAUSING) for moment in moments}
 
 
 def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
