@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -24,10 +25,58 @@ from model_zoo.errors import InputError, shown
 UNFINISHED = ".unfinished-"
 
 
+# What the system says when a file cannot be written, and what helps.
+REASONS = {
+    errno.ENOSPC: ("the disk is full", "free some space or write to another place"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space or write to another place"),
+    errno.EFBIG: ("the file is larger than the system allows", "raise the limit (ulimit -f) or write to another place"),
+    errno.EROFS: ("the file system is read-only", "write to another place"),
+    errno.EACCES: ("permission denied", "change the permissions or write to another place"),
+    errno.EPERM: ("not permitted", "change the permissions or write to another place"),
+}
+
+
+class CannotWrite(OSError):
+    """A file cannot be written; the message says which, why, how much is needed, and what to do."""
+
+
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """A binary file to write to; it appears under `path` when the block ends well, and vanishes when it raises."""
-    path = Path(path)
+def explained(path: str | Path, size: int | None = None) -> Iterator[None]:
+    """Turns the system's error of writing `path` into `CannotWrite`.
+
+    Args:
+        path: what is written; parts of it that are called so only while they are written get their final name.
+        size: bytes that it will have, where that is known.
+    """
+    try:
+        yield
+    except CannotWrite:
+        raise
+    except OSError as error:
+        if error.errno not in REASONS:
+            raise
+        what, remedy = REASONS[error.errno]
+        parts = [re.sub(rf"^\.(.+){re.escape(UNFINISHED)}.*$", r"\1", part) for part in Path(path).parts]
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = next((parent for parent in Path(path).absolute().parents if parent.exists()), Path("/"))
+            free = shutil.disk_usage(place).free / 1e6
+            what += f": {free:.1f} MB are free" + (f", {size / 1e6:.1f} MB are needed" if size is not None else "")
+        raise CannotWrite(error.errno, f"{Path(*parts)}: cannot be written: {what}; {remedy}") from error
+
+
+@contextmanager
+def atomic_write(path: str | Path, size: int | None = None) -> Iterator[BinaryIO]:
+    """A binary file to write to; it appears under `path` when the block ends well, and vanishes when it raises.
+
+    Raises:
+        CannotWrite: the disk is full or may not be written to. ``size`` is what the message says is needed.
+    """
+    with explained(path, size), _replacing(Path(path)) as file:
+        yield file
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -45,8 +94,9 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all."""
-    with atomic_write(path) as file:
-        file.write(text.encode("utf-8"))
+    content = text.encode("utf-8")
+    with atomic_write(path, len(content)) as file:
+        file.write(content)
 
 
 def write_json(path: str | Path, value: object, **options) -> None:

@@ -16,9 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import atomic as files
-from model_zoo.atomic import UNFINISHED
+from model_zoo.atomic import UNFINISHED, explained
 
-__all__ = ["UNFINISHED", "atomic_directory", "atomic_file", "recover", "sweep", "write_json", "write_text"]
+__all__ = [
+    "UNFINISHED",
+    "append_text",
+    "atomic_directory",
+    "atomic_file",
+    "recover",
+    "sweep",
+    "write_json",
+    "write_text",
+]
 
 
 def _sync_directory(directory: Path) -> None:
@@ -38,15 +47,26 @@ def _default_mode(base: int) -> int:
     return base & ~mask
 
 
+def _make_parent(path: str | os.PathLike) -> None:
+    with explained(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def append_text(path: str | os.PathLike, text: str) -> None:
+    """Puts ``text`` at the end of the file ``path``."""
+    with explained(path, len(text)), open(path, "a", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Put ``text`` into the file ``path`` as UTF-8, all of it or nothing. Parent directories are created."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(path)
     files.write_text(path, text)
 
 
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
     """Put ``value`` into the file ``path`` as JSON, all of it or nothing; keys keep their order."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(path)
     files.write_json(path, value, indent=indent, sort_keys=False)
 
 
@@ -55,7 +75,11 @@ def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:
 
     The temporary name has the suffix of ``path``, because some libraries choose a format by it.
     """
-    path = Path(path)
+    with explained(path):
+        _write_file(Path(path), writer)
+
+
+def _write_file(path: Path, writer: Callable[[str], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}{UNFINISHED}", suffix=path.suffix, dir=path.parent)
     os.close(handle)
@@ -81,7 +105,12 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     directory cannot be replaced in one step, so between the two renames the old one is under its ``.unfinished-``
     name, and :func:`recover` puts it back after a crash in that moment.
     """
-    path = Path(path)
+    with explained(path), _filled(Path(path)) as stage:
+        yield stage
+
+
+@contextlib.contextmanager
+def _filled(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     recover(path)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent))

@@ -6,6 +6,7 @@ Nothing here imports MindSpore.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from pet.files import sweep, write_text
 from pet.recipe.schema import Recipe
 from pet.recipe.show import dump
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+log = logging.getLogger("pet")
+
 RECIPE = "recipe.yaml"
 # What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
 ENTRIES = ("recipe.yaml", "adapter", "model", "merged", "checkpoints", "metrics.jsonl", "metrics.csv", "loss.png")
@@ -25,12 +33,16 @@ ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile")
 _FREE = {"name", "description", "output", "callbacks", "generation", "parallel"}
 _FREE_KEYS = {
     ("train", "resume"),
+    ("train", "accept_changes"),
     ("train", "profile"),
     ("train", "save_every"),
     ("train", "keep_last"),
     ("train", "log_every"),
 }
 _FREE_KEYS |= {("train", "max_seconds"), ("train", "recompute"), ("data", "workers"), ("data", "cache_dir")}
+
+
+_claimed: dict[Path, int] = {}
 
 
 def held_by_a_run(directory: str | os.PathLike) -> list[str]:
@@ -43,8 +55,8 @@ def check(recipe: Recipe) -> None:
     """Refuse a directory that holds another run, unless it is to be gone on with or deleted.
 
     Raises:
-        InputError: another run lies there and neither ``train.resume`` nor ``output.force`` is set; the path is a
-            file; or it cannot be written to.
+        InputError: another run lies there and neither ``train.resume`` nor ``output.force`` is set; another job is
+            running there; the path is a file; or it cannot be written to.
     """
     directory = Path(recipe.output.dir)
     where = recipe.where("output.dir")
@@ -55,12 +67,50 @@ def check(recipe: Recipe) -> None:
             if not os.access(path, os.W_OK | os.X_OK):
                 raise InputError(f"{where}: {path} cannot be written to")
             break
+    if claim(directory):  # only to see whether it is free
+        release(directory)
     found = held_by_a_run(directory)
     if found and not recipe.output.force and not recipe.train.resume:
         raise InputError(
             f"{where}: {directory} holds another run ({', '.join(found)}); go on with it by --resume, delete it by "
             "--force, or give another output.dir"
         )
+
+
+def claim(directory: str | os.PathLike) -> bool:
+    """Locks a run directory for this process until `release`, or until the process is gone, however it ends.
+
+    The lock is on the directory itself, so that no file is left behind. Where the file system knows no such locks
+    (some network file systems) a warning says so.
+
+    Returns:
+        Whether it was locked by this call: False where this process has it already, or there is no such directory yet.
+
+    Raises:
+        InputError: a living process has it.
+    """
+    path = Path(directory).resolve()
+    if fcntl is None or path in _claimed or not path.is_dir():
+        return False
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(
+            f"output.dir: another job is running in {directory}; wait until it has ended, or give another output.dir"
+        ) from None
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): make sure that no other job writes there", directory, error.strerror)
+    _claimed[path] = handle
+    return True
+
+
+def release(directory: str | os.PathLike) -> None:
+    """Undoes `claim`."""
+    handle = _claimed.pop(Path(directory).resolve(), None)
+    if handle is not None:
+        os.close(handle)
 
 
 def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str, Any, Any]]:
@@ -83,13 +133,16 @@ def changes(recipe: Recipe, directory: str | os.PathLike) -> Iterator[tuple[str,
 
 
 def open_for(recipe: Recipe) -> Path:
-    """The run directory, made and emptied as asked, with ``recipe.yaml`` in it. Call this in one process only.
+    """The run directory, made, locked and emptied as asked, with ``recipe.yaml`` in it. Call this in one process only.
 
     Raises:
         InputError: as for :func:`check`.
     """
     check(recipe)
     directory = Path(recipe.output.dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    if claim(directory):
+        check(recipe)  # somebody may have begun here since
     if recipe.output.force:
         for name in held_by_a_run(directory):
             path = directory / name
@@ -97,10 +150,9 @@ def open_for(recipe: Recipe) -> Path:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
     # how this start was asked for is no property of the run: its recipe must not delete it when it is run again
     lasting = recipe.model_copy(deep=True)
-    lasting.output.force = lasting.train.resume = False
+    lasting.output.force = lasting.train.resume = lasting.train.accept_changes = False
     write_text(directory / RECIPE, dump(lasting))
     return directory

@@ -316,7 +316,7 @@ def write_file(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Ma
     from model_zoo.atomic import atomic_write
 
     described = {name: (as_storage(value)[1], value.shape) for name, value in tensors.items()}
-    with atomic_write(path) as file:
+    with atomic_write(path, sum(value.nbytes for value in tensors.values())) as file:
         write_stream(file, described, tensors.__getitem__, metadata)
 
 

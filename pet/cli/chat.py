@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError, nearest
+from pet import interrupts
 from pet.cli.parser import Parser
 from pet.cli.speaker import Speaker, add_speaker, make_speaker, not_text
 
@@ -22,8 +24,13 @@ HELP = """\
 /system TEXT    another system message, and a new conversation
 /reset          a new conversation
 /help           this
-/quit           leave (Ctrl-D, too)"""
+/quit           leave (Ctrl-D, too)
+Ctrl-C ends an answer; a second one, or one without an answer, ends the program"""
 COMMANDS = ("/base", "/adapter", "/system", "/reset", "/help", "/quit", "/exit")
+
+
+class AnswerEnded(Exception):
+    """Ctrl-C came while an answer was written."""
 
 
 class Conversation:
@@ -66,29 +73,46 @@ class Conversation:
 
         speaker, settings = self.speaker, self.speaker.generation
         pieces: list[str] = []
+        signals: list[int] = []
 
         class Streamer(TextStreamer):
+            def put(self, ids) -> None:
+                if signals:
+                    raise AnswerEnded
+                super().put(ids)
+
             def on_text(self, text: str) -> None:
                 pieces.append(text)
                 super().on_text(text)
 
         ids, ends = self.prompt(messages), ends_of(speaker.model, speaker.tokenizer)
         streamed = settings.num_beams == 1
-        written = speaker.model.generate(
-            [ids],
-            max_new_tokens=settings.max_new_tokens,
-            do_sample=settings.do_sample,
-            eos_token_id=ends,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            repetition_penalty=settings.repetition_penalty,
-            seed=settings.seed,
-            streamer=Streamer(speaker.tokenizer) if streamed else None,
-            num_beams=settings.num_beams,
-            stop_strings=settings.stop if streamed else None,
-            tokenizer=speaker.tokenizer,
-        )
+
+        def receive(number: int) -> None:
+            if signals or not streamed:  # beams are written in one piece
+                interrupts.end_at_once(number)
+            signals.append(number)
+
+        try:
+            with interrupts.handled_by(receive, [signal.SIGINT]):
+                written = speaker.model.generate(
+                    [ids],
+                    max_new_tokens=settings.max_new_tokens,
+                    do_sample=settings.do_sample,
+                    eos_token_id=ends,
+                    temperature=settings.temperature,
+                    top_k=settings.top_k,
+                    top_p=settings.top_p,
+                    repetition_penalty=settings.repetition_penalty,
+                    seed=settings.seed,
+                    streamer=Streamer(speaker.tokenizer) if streamed else None,
+                    num_beams=settings.num_beams,
+                    stop_strings=settings.stop if streamed else None,
+                    tokenizer=speaker.tokenizer,
+                )
+        except AnswerEnded:
+            print(" … (ended)")
+            return "".join(pieces).strip()
         text = "".join(pieces).strip()
         if not streamed:
             text = speaker.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()

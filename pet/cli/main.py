@@ -1,7 +1,7 @@
 """The command ``pet``: finds the command, runs it, and turns what goes wrong into a message and an exit code.
 
 Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, interrupted (Ctrl-C); 143, told to stop
-(SIGTERM), with everything saved that can be saved.
+(SIGTERM; 129 for SIGHUP), with everything saved that can be saved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
+from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError, nearest
+from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.installation import foreign_adapters
 from pet.launching.environment import read_job, report_success
@@ -44,11 +46,13 @@ def _help() -> str:
     return HELP.format(commands="\n".join(lines), start=start)
 
 
-def _report(prog: str, error: BaseException, debug: bool) -> None:
+def _report(prog: str, error: BaseException | str, debug: bool) -> None:
     """One clear message on stderr."""
     if debug:
         traceback.print_exc()
-    text = str(error).strip() or type(error).__name__
+    from pet.recipe.variables import hide
+
+    text = hide(str(error).strip() or type(error).__name__)
     text = text if text.startswith(f"{prog}: ") else f"{prog}: {text}"
     print(text if debug else _shortened(text), file=sys.stderr)
 
@@ -96,16 +100,32 @@ def run(arguments: Sequence[str]) -> int:
     return import_module(COMMANDS[name][0]).main(rest) or 0
 
 
+def _interrupted(prog: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"{prog}: interrupted", file=sys.stderr)
+    return interrupts.ending() or INTERRUPTED
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the console script: returns the exit code."""
+    if arguments is None:
+        interrupts.listen()
     with watched():
         code = answer(arguments)
+    with interrupts.handled_by(interrupts.end_at_once):
+        return leave(code)
+
+
+def leave(code: int) -> int:
+    """What is left to do when a command has ended: nothing that a signal could not cut off."""
     if code == 0:
         report_success()
     job = sys.modules.get("pet.parallel.join")
     # waits for the other processes, or does not come back where this one has failed
-    if job is not None and job.leave(code):
-        # everything is written; at its normal end MindSpore's network would say so on the terminal, line by line
+    if interrupts.ending() or (job is not None and job.leave(code)):
+        # everything is written; at its normal end MindSpore's network would say so on the terminal, line by line, and
+        # what was interrupted may fail to end
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -127,10 +147,7 @@ def answer(arguments: Sequence[str] | None) -> int:
         _report(prog, error, debug)
         return WRONG_INPUT
     except KeyboardInterrupt:
-        if debug:
-            traceback.print_exc()
-        print(f"{prog}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted(prog, debug)
     except BrokenPipeError:
         # the reader (head, less) has gone: nothing is left to say, and nothing may be flushed to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -140,12 +157,16 @@ def answer(arguments: Sequence[str] | None) -> int:
             print(f"{prog}: {error.code}", file=sys.stderr)
             return FAILED
         return error.code or 0
+    except CannotWrite as error:
+        _report(prog, error.strerror, debug)
+        return FAILED
     except Exception as error:
+        if interrupts.ending():  # the exception may have come back from C++ as another
+            return _interrupted(prog, debug)
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED
-        text = f"{prog}: {_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)"
-        print(_shortened(text), file=sys.stderr)
+        _report(prog, f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED
 
 

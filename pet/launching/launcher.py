@@ -25,6 +25,7 @@ from pathlib import Path
 
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
+from pet import interrupts
 from pet.launching.control import SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE
@@ -149,6 +150,7 @@ def launch(
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
+    interrupts.unlisten()  # the launcher has handlers of its own, and what it starts must not inherit blocked signals
     if read_job().launcher != "none":
         os.execvp(command[0], command)
     control = Control(nodes, node, split_address(master), workers, job_secret(secret)) if nodes > 1 else Alone(workers)

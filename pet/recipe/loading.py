@@ -12,15 +12,13 @@ from pydantic import ValidationError
 
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
-from pet.recipe import rules
+from pet.recipe import rules, variables
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, read
 from pet.train.callbacks.base import find_callback
-
-_VARIABLE = re.compile(r"\$\{([^}]*)\}|\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def load(
@@ -103,7 +101,7 @@ def check(
 
         for problem in into_recipe(tree):
             report.add(("callbacks",), problem)
-    _expand_paths(tree, directory, report)
+    _expand_paths(tree, directory, report, check_files)
     recipe = _validate(tree, report)
     if recipe is not None:
         _cross_check(recipe, report, needs)
@@ -167,8 +165,8 @@ def _value_at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def _expand_paths(tree: dict[str, Any], directory: Path, report: Report) -> None:
-    """Replace environment variables and make paths absolute, in place."""
+def _expand_paths(tree: dict[str, Any], directory: Path, report: Report, check: bool) -> None:
+    """Replace environment variables and make paths absolute, in place. ``check``: a variable must be set."""
     for path, kind in path_keys().items():
         value = _value_at(tree, path)
         if not value:
@@ -177,25 +175,30 @@ def _expand_paths(tree: dict[str, Any], directory: Path, report: Report) -> None
         base = Path.cwd() if kind == "here" or from_command_line else directory
         holder = _value_at(tree, path[:-1])
         if isinstance(value, str):
-            holder[path[-1]] = _expand(value, base, kind, path, report)
+            holder[path[-1]] = _expand(value, base, kind, path, report, check)
         elif isinstance(value, list):
             holder[path[-1]] = [
-                _expand(entry, base, kind, (*path, index), report) if isinstance(entry, str) else entry
+                _expand(entry, base, kind, (*path, index), report, check) if isinstance(entry, str) else entry
                 for index, entry in enumerate(value)
             ]
 
 
-def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report) -> str:
-    def variable(match: re.Match) -> str:
-        name = match[1] if match[1] is not None else match[2]
-        if name not in os.environ:
+def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, check: bool) -> str:
+    def missing(name: str) -> None:
+        if check:
             report.add(path, f"the environment variable {name!r} is not set{similar(name, os.environ)}")
-            return match[0]
-        return os.environ[name]
 
-    expanded = _VARIABLE.sub(variable, text)
+    expanded = variables.expand(text, missing)
     if kind == "model" and (expanded in names.bundled_models() or expanded in names.preset_names()):
-        return expanded
+        found = expanded
+    else:
+        found = _absolute(expanded, base, path, report)
+    if expanded != text:
+        variables.note(found, text, expanded, base)
+    return found
+
+
+def _absolute(expanded: str, base: Path, path: KeyPath, report: Report) -> str:
     if "\0" in expanded or len(expanded) > 4000 or any(len(part.encode()) > 255 for part in expanded.split("/")):
         report.add(path, "no file can have this name (too long, or with a NUL character)")
         return "invalid"

@@ -9,6 +9,7 @@ from model_zoo.errors import nearest, similar
 from pet.recipe.keys import known_keys, sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
+from pet.recipe.variables import hide
 
 _KINDS = {
     dict: "a section",
@@ -73,7 +74,7 @@ class Report:
     def lines(self) -> list[str]:
         """The problems in the order of the file, those of the command line last, each once."""
         ordered = [text for _, text in sorted(self.problems, key=lambda problem: problem[0])]
-        return list(dict.fromkeys(ordered))
+        return list(dict.fromkeys(map(hide, ordered)))
 
     def concerns(self, paths: Iterable[KeyPath]) -> bool:
         """Is one of these, or something around or inside it, already known to be wrong?"""

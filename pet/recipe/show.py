@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from typing import Any
 
 from pydantic import BaseModel
 
+from pet.recipe.keys import path_keys
 from pet.recipe.schema import Recipe
+from pet.recipe.variables import as_written
 
 _WIDTH = 110
 
@@ -73,10 +76,20 @@ def _lines(section: BaseModel, comments: bool, indent: int) -> list[str]:
 def dump(recipe: Recipe, comments: bool = False) -> str:
     """The recipe as YAML, every default included. Loading it again gives an equal recipe.
 
+    Environment variables in paths stay variables: the values of some are secret.
+
     Args:
         recipe: what to write.
         comments: put the meaning of each key above it.
     """
+    recipe = recipe.model_copy(deep=True)
+    for *around, last in path_keys():
+        section = functools.reduce(lambda holder, key: getattr(holder, key, None), around, recipe)
+        value = getattr(section, last, None)
+        if isinstance(value, str):
+            setattr(section, last, as_written(value))
+        elif isinstance(value, list):
+            setattr(section, last, [as_written(one) for one in value])
     return "\n".join(_lines(recipe, comments, 0)) + "\n"
 
 

@@ -118,6 +118,11 @@ class Train(Section):
     resume: bool = Field(
         False, description="Resume from the last complete checkpoint in output.dir, bit for bit; the same as --resume."
     )
+    accept_changes: bool = Field(
+        False,
+        description="Resume although the content of the data or of the base is not what the run began with. What has "
+        "changed is named; the run goes on, but not bit for bit as it would have.",
+    )
     profile: bool = Field(
         False,
         description="Report communication per step and save traces of some steps by MindSpore's profiler to "

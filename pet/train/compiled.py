@@ -92,6 +92,8 @@ class Compiled:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error of the runtime is about memory, which running uncompiled would only make worse."""
+    if isinstance(error, MemoryError):
+        return True
     text = str(error).lower()
     return "out of memory" in text or "memory isn't enough" in text or ("alloc" in text and "fail" in text)
 

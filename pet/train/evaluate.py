@@ -19,6 +19,7 @@ from pet.train.feed import checked
 from pet.train.metrics import score
 from pet.train.objectives.base import Objective
 from pet.train.step import in_whole, tensors
+from pet.train.stop import check_signals
 
 log = logging.getLogger("pet")
 
@@ -63,6 +64,7 @@ class LossEvaluation:
         totals = np.zeros(self.objective.sums + 1, np.float64)  # the last is the count
         try:
             for batch in checked(self.feed, self.feed.batches(0, 0), self.model):
+                check_signals()
                 batch = self.objective.prepare(batch, training=False)
                 sums = self.measure(*tensors(batch, self.objective.arrays))
                 totals += [*(float(value.asnumpy()) for value in sums), self.objective.count(batch)]
@@ -118,6 +120,7 @@ class Answers:
         self.model.set_train(False)
         try:
             for first in range(0, len(order), self.batch_size):
+                check_signals()
                 members = order[first : first + self.batch_size]
                 texts = self.write([questions[index].prompt_ids for index in members])
                 for index, text in zip(members, texts, strict=True):

@@ -41,12 +41,14 @@ class Measuring:
             return
         brief = not last and self.eval_settings.generate == "ends" and hasattr(self.evaluation, "from_logits")
         self.model.set_train(False)
-        if brief:
-            measured = self.evaluation.from_logits()
-        else:
-            measured = self.evaluation()
-            self.last_measured = (self.measured_state(), measured)
-        self.model.set_train(True)
+        try:
+            if brief:
+                measured = self.evaluation.from_logits()
+            else:
+                measured = self.evaluation()
+                self.last_measured = (self.measured_state(), measured)
+        finally:
+            self.model.set_train(True)
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
         self.notify("evaluation", {"step": self.position.step, **measured})

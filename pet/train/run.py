@@ -79,6 +79,7 @@ def train(
 def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, world) -> dict[str, Any]:
     """Looks at everything that can be wrong, then runs."""
     from pet import run_directory
+    from pet.planning.room import check_room
     from pet.train.prepare import make_world, prepare
 
     if recipe.output.only_save_strategy:
@@ -88,11 +89,17 @@ def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, worl
     world = world or make_world(recipe)
     if world.is_main:
         run_directory.check(recipe)
-    prepared = prepare(recipe, world)
-    if world.is_main and recipe.train.resume:
-        for key, old, new in run_directory.changes(recipe, recipe.output.dir):
-            log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", key, old, new)
-    return execute(recipe, prepared, show, callbacks, forward_step, world)
+        run_directory.claim(recipe.output.dir)
+    try:
+        prepared = prepare(recipe, world)
+        if world.is_main:
+            check_room(recipe, prepared)
+        if world.is_main and recipe.train.resume:
+            for change in run_directory.changes(recipe, recipe.output.dir):
+                log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", *change)
+        return execute(recipe, prepared, show, callbacks, forward_step, world)
+    finally:
+        run_directory.release(recipe.output.dir)
 
 
 def save_strategies(
@@ -120,6 +127,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
     from pet.train import report
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.objectives import make_objective
+    from pet.train.origins import origins_of
     from pet.train.state import whole_weights
     from pet.train.stop import Interrupted
     from pet.train.trainer import Trainer
@@ -169,17 +177,22 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         world=world,
         save_extra=lambda stage: save_result(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
         finish=finish,
+        origins=origins_of(recipe) if world.is_main else None,
         title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
     )
+    if recipe.train.resume:
+        trainer.resume()  # which checks the checkpoint: a run that is refused writes nothing
     if world.is_main:
         open_for(recipe)
         show(report.before(report.facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
-        summary = trainer.train(resume=recipe.train.resume)
+        summary = trainer.train()
     except Interrupted:
         if world.is_main:
-            show(f"stopped by a signal after step {trainer.position.step}; go on with --resume ({directory})")
+            saved = trainer.last_checkpoint() is not None
+            then = f"go on with --resume ({directory})" if saved else "there is no checkpoint yet to go on from"
+            show(f"stopped by a signal after step {trainer.position.step}; {then}")
         raise
     if world.is_main:
         show(report.told(trainer, evaluation, summary, directory))

@@ -12,6 +12,7 @@ from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
+from pet.train.origins import differences
 
 log = logging.getLogger("pet")
 
@@ -88,6 +89,8 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
         "watch": trainer.watch.state(),
         "before": trainer.before,
         "before_samples": [dataclasses.asdict(sample) for sample in trainer.before_samples],
+        "unfinished": trainer.unfinished,
+        "origins": trainer.origins,
         **fixed(trainer),
     }
     return weights, optimizer, numbers
@@ -103,13 +106,33 @@ def fixed(trainer) -> dict[str, Any]:
     }
 
 
+def check_origins(trainer, found: Checkpoint) -> None:
+    """Compares the data and the base with those that the run began with.
+
+    Raises:
+        InputError: they are others, and ``train.accept_changes`` is not set.
+    """
+    changed = list(differences(found.state.get("origins") or {}, trainer.origins or {}))
+    if changed and not trainer.settings.accept_changes:
+        raise InputError.collect(
+            [
+                *(f"{found.path}: {text} since this run began" for text in changed),
+                "--resume goes on with what is there now by train.accept_changes=true",
+            ]
+        )
+    for text in changed:
+        log.warning("%s since this run began: it goes on, but not bit for bit as it would have", text)
+
+
 def restore(trainer, found: Checkpoint) -> None:
     """Takes over a checkpoint's numbers.
 
     Raises:
-        InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
+        InputError: tensors are missing, of another shape, or not trained here: another model or adapter; or other data
+            or another base than before.
     """
     state = found.state
+    check_origins(trainer, found)
     for key, mine in fixed(trainer).items():
         if state[key] != mine:
             log.warning(
@@ -124,7 +147,7 @@ def restore(trainer, found: Checkpoint) -> None:
     trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
     trainer.loss_scale.load(state["loss_scale"])
     trainer.watch.load(state["watch"])
-    trainer.before = state["before"]
+    trainer.before, trainer.unfinished = state["before"], state.get("unfinished")
     trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
 
 

@@ -1,7 +1,8 @@
 """Why a run ends before its last step, and with which exit code.
 
 SIGTERM     a cluster's notice: the step in hand is finished, everything is saved, exit code 143
-SIGINT      Ctrl-C: the same, exit code 130; a second one stops at once
+SIGHUP      the terminal was closed: the same, exit code 129
+SIGINT      Ctrl-C: the same, exit code 130; a second one ends at once
 NaN, Inf    the update is not made; the batch's samples and the last good checkpoint are named, exit code 1
 exploding   the same, when the loss is many times its recent median
 """
@@ -10,16 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import statistics
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+from pet import interrupts
 
 # Steps whose median counts as the recent loss, and how many there must be before it means anything.
 RECENT = 32
 ENOUGH = 8
+
+# What a run is doing, for the progress line, and what it answers to a signal then.
+LOADING, MEASURING_BASE, STEPS, MEASURING, WRITING = "compiling", "measuring the base", "", "measuring", "writing"
+ANNOUNCED = {
+    MEASURING_BASE: "ending; no step has been made yet",
+    MEASURING: "ending; the evaluation is left, and made again when the run is resumed",
+    WRITING: "ending; what is not measured or written yet is when the run is resumed",
+}
 
 
 class RunFailed(Exception):
@@ -30,28 +39,34 @@ class Interrupted(SystemExit):
     """A signal ended the run, after everything was saved. ``code`` is 128 + its number."""
 
 
+class EvaluationLeft(Exception):
+    """A signal came while the model was measured; the evaluation is made again when the run is resumed."""
+
+
 class Signals:
-    """Notes SIGTERM and SIGINT while the loop runs, so that it can end between two steps.
+    """Notes SIGTERM, SIGHUP and SIGINT while a run lasts, so that it can end where everything can be saved.
 
     Attributes:
         received: the signal's number, or None.
+        announce: what the user is told when a signal comes.
+        can_leave_evaluations: an evaluation is left between two batches. Where several processes measure together it
+            is finished, since all must make the same calls.
+        renew: takes the signals back from MindSpore, see `pet.interrupts.handled_by`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[], str] = lambda: "ending", can_leave_evaluations: bool = True) -> None:
         self.received: int | None = None
-        self.handled: tuple[int, ...] = ()
+        self.announce, self.can_leave_evaluations = announce, can_leave_evaluations
+        self.renew: Callable[[], None] = lambda: None
 
-    def _handle(self, number: int, frame) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+    def receive(self, number: int) -> None:
+        """Called with each signal, on the command line in another thread."""
+        if self.received is not None:
+            if number == signal.SIGINT:
+                interrupts.end_at_once(number)
+            return
         self.received = number
-        if number == signal.SIGINT:
-            os.write(2, b"\nending after this step, with everything saved; Ctrl-C again ends at once\n")
-
-    def renew(self) -> None:
-        """Takes the signals back: compiling a graph, MindSpore puts a handler over them that makes SIGINT a SIGTERM."""
-        for number in self.handled:
-            signal.signal(number, self._handle)
+        interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
 
     @property
     def exit_code(self) -> int:
@@ -60,19 +75,27 @@ class Signals:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Signals]:
-        """Handles both signals within the block. In a thread other than the main one, signals are left alone."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        self.handled = tuple(before)
-        try:
-            self.renew()
-            yield self
-        finally:
-            self.handled = ()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        """Receives the signals within the block."""
+        global _watching
+        with interrupts.handled_by(self.receive) as self.renew:
+            before, _watching = _watching, self
+            try:
+                yield self
+            finally:
+                _watching = before
+
+
+_watching: Signals | None = None
+
+
+def check_signals() -> None:
+    """Called between the batches of an evaluation.
+
+    Raises:
+        EvaluationLeft: a signal came, and the evaluation need not be finished.
+    """
+    if _watching is not None and _watching.received is not None and _watching.can_leave_evaluations:
+        raise EvaluationLeft
 
 
 class LossWatch:
@@ -124,3 +147,16 @@ def failure(step: int, what: str, samples: Iterable[str], last_good: str | None)
         f"step {step}: {what}; samples of this step: {shown}. The weights were not updated; {kept}. "
         "A lower learning rate, a longer warm-up or clipping usually helps"
     )
+
+
+def no_memory(trainer, reason: str) -> RunFailed:
+    """The error of memory that could not be allocated: what to lower."""
+    settings, rows, last = trainer.settings, trainer.eval_settings.batch_size, trainer.last_checkpoint()
+    if trainer.phase in (MEASURING_BASE, MEASURING, WRITING):
+        what, lower = "the evaluation", f"eval.batch_size ({rows or settings.batch_size})"
+    else:
+        lower = f"train.batch_size ({settings.batch_size}; train.accumulation keeps the rows of a step)"
+        what = f"step {trainer.position.step + 1}"
+    recompute = "" if settings.recompute else ", or set train.recompute: true"
+    kept = f"; the last checkpoint is {last}" if last else ""
+    return RunFailed(f"{what}: no memory could be had ({reason}); lower {lower} or data.max_length{recompute}{kept}")

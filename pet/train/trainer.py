@@ -13,6 +13,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
+from pet.train.compiled import out_of_memory, reason
 from pet.train.distributed import World
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
@@ -30,7 +31,20 @@ from pet.train.segments import make_segments
 from pet.train.settings import total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
-from pet.train.stop import Interrupted, LossWatch, Signals, failure
+from pet.train.stop import (
+    ANNOUNCED,
+    LOADING,
+    MEASURING,
+    MEASURING_BASE,
+    STEPS,
+    WRITING,
+    EvaluationLeft,
+    Interrupted,
+    LossWatch,
+    Signals,
+    failure,
+    no_memory,
+)
 
 log = logging.getLogger("pet")
 
@@ -58,6 +72,7 @@ class Trainer(Measuring, Saving):
             (`pet.train.checkpoint.save`).
         finish: called with the outcome when the last step is done and everything is to be written; gives the outcome
             that `train` returns and the callbacks' ``end`` gets. Not called where the run fails or a signal ends it.
+        origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume.
         title: what the run is called in pictures.
         compiled: False runs everything operator by operator, to look for mistakes in a cell.
         settings: fields of the ``train`` section by name, over ``train``.
@@ -83,6 +98,7 @@ class Trainer(Measuring, Saving):
         world: World | None = None,
         save_extra: Callable[[Path], str | None] | None = None,
         finish: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        origins: dict[str, list] | None = None,
         title: str = "training",
         compiled: bool = True,
         **settings,
@@ -106,6 +122,9 @@ class Trainer(Measuring, Saving):
         self.position = Position()
         self.history: list[dict[str, Any]] = []
         self.stop_reason: str | None = None
+        self.origins = origins
+        self.phase = LOADING
+        self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
         self.callbacks, self.compiled, self.finish = make_callbacks(callbacks), compiled, finish
         segments = make_segments(
             [parameter for parameter in model.get_parameters() if parameter.requires_grad],
@@ -158,23 +177,21 @@ class Trainer(Measuring, Saving):
             self.resume(resume)
         begin = time.perf_counter()
         outcome: dict[str, Any] = {}
-        with self.fast(), Signals().watch() as signals:
+        signals = Signals(self.announce, can_leave_evaluations=self.world.size == 1)
+        with self.fast(), signals.watch():
             try:
                 self.notify("start")
-                self.measure_before()
-                self.model.set_train(True)
-                self.run_steps(begin, signals)
-                self.model.set_train(False)
+                try:
+                    outcome = self.run(begin, signals)
+                except EvaluationLeft:  # everything else is saved
+                    outcome = self.outcome()
                 interrupted = self.world.any(signals.received is not None)
-                if not interrupted and self.eval_settings.load_best_model_at_end:
-                    self.load_best()
-                outcome = self.outcome()
-                if not interrupted and self.finish is not None:
-                    outcome = self.finish(outcome)
             except BaseException as error:
                 self.model.set_train(False)
+                if isinstance(error, (MemoryError, RuntimeError)) and out_of_memory(error):
+                    error = no_memory(self, reason(error))
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
-                raise
+                raise error
             self.end(outcome)
             if interrupted:
                 raise Interrupted(signals.exit_code)
@@ -182,39 +199,82 @@ class Trainer(Measuring, Saving):
 
     finetune = train
 
+    def run(self, begin: float, signals: Signals) -> dict[str, Any]:
+        """Measures, trains, and writes the results; a signal leaves out what has not begun."""
+        self.phase = MEASURING_BASE
+        self.measure_before()
+        signals.renew()
+        if not self.world.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
+            self.model.set_train(True)
+            self.run_steps(begin, signals)
+            self.model.set_train(False)
+        interrupted = self.world.any(signals.received is not None)
+        self.phase = WRITING
+        if not interrupted and self.eval_settings.load_best_model_at_end:
+            self.load_best()
+        outcome = self.outcome()
+        if not interrupted and self.finish is not None:
+            outcome = self.finish(outcome)
+        return outcome
+
+    def announce(self) -> str:
+        """What happens when a signal comes now."""
+        saved = ", with everything saved" if self.directory else ""
+        if self.world.size == 1 and self.directory and self.phase in ANNOUNCED:
+            return ANNOUNCED[self.phase]
+        return f"ending after this step{saved}"
+
     def run_steps(self, begin: float, signals: Signals) -> None:
         """The steps that are left."""
         position = self.position
-        signals.renew()
-        if signals.received is not None and self.world.size == 1:
-            return  # it came while the base was measured; nothing has happened yet that could be saved
+        if self.unfinished is not None and self.step_done(self.unfinished, begin, signals):
+            return
+        self.phase = LOADING
         while position.step < self.total_steps and self.stop_reason is None:
             done_before, whole_epoch = position.step, position.step_in_epoch == 0
             for batches in steps(
                 self.feed, self.settings.accumulation, position.epoch, position.step_in_epoch, self.model
             ):
-                record = self.one_step(batches)
-                last = position.step >= self.total_steps
-                self.evaluate_if_due(record, last)
-                signals.renew()
-                self.log(record, last)
-                if signals.received is not None:
-                    self.stop(f"signal {signals.received}")
-                limit = self.settings.max_seconds
-                if limit is not None and time.perf_counter() - begin >= limit:
-                    self.stop(f"max_seconds: {limit:g}")
-                stopping = self.world.any(self.stop_reason is not None)
-                if stopping and self.stop_reason is None:
-                    self.stop_reason = "another process stopped"
-                every = self.settings.save_every
-                best = self.best.step == position.step
-                if self.directory and (last or stopping or best or (every and position.step % every == 0)):
-                    self.save()
-                if last or stopping:
+                if self.step_done(self.one_step(batches), begin, signals):
                     return
             position.epoch, position.step_in_epoch = position.epoch + 1, 0
             if whole_epoch and position.step == done_before:  # a resumed one may have been at its end already
                 raise InputError(f"epoch {position.epoch} of the training data holds no step")
+
+    def step_done(self, record: dict[str, Any], begin: float, signals: Signals) -> bool:
+        """What follows a step: its evaluation, its line, its checkpoint. Whether the loop ends here.
+
+        Raises:
+            EvaluationLeft: a signal came during the evaluation. The checkpoint holds the step's record, so that the
+                resumed run begins with that evaluation.
+        """
+        position = self.position
+        last = position.step >= self.total_steps
+        try:
+            self.phase = MEASURING
+            self.evaluate_if_due(record, last)
+            self.phase = STEPS
+        except EvaluationLeft:
+            self.unfinished = record
+            if self.directory:
+                self.save()
+            raise
+        self.unfinished = None
+        signals.renew()
+        self.log(record, last)
+        if signals.received is not None:
+            self.stop(f"signal {signals.received}")
+        limit = self.settings.max_seconds
+        if limit is not None and time.perf_counter() - begin >= limit:
+            self.stop(f"max_seconds: {limit:g}")
+        stopping = self.world.any(self.stop_reason is not None)
+        if stopping and self.stop_reason is None:
+            self.stop_reason = "another process stopped"
+        every = self.settings.save_every
+        best = self.best.step == position.step
+        if self.directory and (last or stopping or best or (every and position.step % every == 0)):
+            self.save()
+        return last or stopping
 
     def one_step(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """One optimizer step; its line for metrics.jsonl."""

@@ -1,14 +1,19 @@
 """Writes are whole or absent, also when the process dies in the middle of one."""
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from model_zoo.atomic import CannotWrite, explained
+from model_zoo.checkpoint.safetensors_io import write_file
 from pet import files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,3 +110,39 @@ def test_killed_at_any_moment(tmp_path):
         assert (directory / "a").read_text() == (directory / "b").read_text()
     files.sweep(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "file.d"]
+
+
+@pytest.fixture
+def limited():
+    """Files may have 64 KiB at most within the test, as on a disk that is almost full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[0][1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before[0])
+    signal.signal(signal.SIGXFSZ, before[1])
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason_and_the_remedy(tmp_path, limited):
+    """A checkpoint's file is called by its final name, and nothing of it stays."""
+    with (
+        pytest.raises(
+            CannotWrite, match=r"checkpoints/step-000004/weights.safetensors: cannot be written: the file is"
+        ),
+        files.atomic_directory(tmp_path / "checkpoints" / "step-000004") as stage,
+    ):
+        write_file(stage / "weights.safetensors", {"a": np.zeros(1 << 15, np.float32)})
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_full_disk_says_how_much_is_needed(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(CannotWrite, match=r"disk is full: [\d.]+ MB are free, 12.5 MB are needed; free some space"),
+        explained(tmp_path / "metrics.jsonl", 12_500_000),
+    ):
+        raise full
+
+
+def test_other_errors_pass_as_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError), explained(tmp_path / "x"):
+        (tmp_path / "x").read_text()

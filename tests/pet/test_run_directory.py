@@ -1,5 +1,9 @@
 """Whose directory it is: nothing of another run is overwritten, and nothing of a user's is deleted."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from model_zoo.errors import InputError
@@ -65,3 +69,32 @@ def test_changes_between_a_run_and_its_resumption(recipe):
         run_directory.changes(recipe(train__steps=9, adapter__rank=4, generation__max_new_tokens=3), directory)
     )
     assert found == [("adapter.rank", 8, 4), ("train.steps", 7, 9)]
+
+
+def test_one_job_at_a_time(recipe, tmp_path):
+    """Refused while the other lives, whatever is asked for; free as soon as it is gone, however it went."""
+    directory = run_directory.open_for(recipe())
+    run_directory.release(directory)
+    before = (directory / "recipe.yaml").stat()
+    code = "import sys; from pet.run_directory import claim; print(claim(sys.argv[1]), flush=True); input()"
+    command = [sys.executable, "-c", code, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+        for settings in ({}, {"train__resume": True}, {"output__force": True}):
+            with pytest.raises(InputError, match="another job is running in"):
+                run_directory.check(recipe(**settings))
+            with pytest.raises(InputError, match="another job is running in"):
+                run_directory.open_for(recipe(**settings))
+        assert (directory / "recipe.yaml").stat() == before
+        other.kill()
+    run_directory.open_for(recipe(train__resume=True))
+    run_directory.release(directory)
+
+
+def test_no_program_that_is_started_keeps_the_lock(recipe, tmp_path):
+    directory = run_directory.open_for(recipe())
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE):
+        run_directory.release(directory)
+        assert run_directory.claim(os.path.relpath(directory))
+        assert not run_directory.claim(directory), "this process has it"
+        run_directory.release(directory)

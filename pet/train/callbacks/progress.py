@@ -1,10 +1,15 @@
-"""The progress line: step, loss, learning rate, useful tokens per second, time left, memory."""
+"""The progress line: step, loss, last evaluation, time left; then speed, rate and memory where there is room."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 from pet.train.callbacks.base import Callback
+
+# What 80 columns must show comes first; tqdm cuts off the rest.
+FORMAT = "step {n_fmt}/{total_fmt} {bar:6} {desc}{remaining} left | {elapsed} gone{postfix}"
 
 
 def short(number: float) -> str:
@@ -16,7 +21,9 @@ def short(number: float) -> str:
 
 
 class Progress(Callback):
-    """One tqdm line. Where the output is no terminal, a plain line now and then instead.
+    """One tqdm line on a terminal; elsewhere a line now and then, each with a newline.
+
+    A thread draws it, so that the clock also runs while the model is measured or compiled.
 
     Args:
         every_seconds: pause between lines where there is no terminal.
@@ -29,32 +36,59 @@ class Progress(Callback):
     def start(self, trainer) -> None:
         from tqdm import tqdm
 
-        terminal = sys.stderr.isatty()
+        self.terminal = sys.stderr.isatty()
         self.bar = tqdm(
             total=trainer.total_steps,
             initial=trainer.position.step,
             unit="step",
-            mininterval=0.1 if terminal else self.every_seconds,
-            dynamic_ncols=terminal,
-            file=sys.stderr,
-            bar_format="step {n_fmt}/{total_fmt} {bar:12} {desc} | {elapsed} gone, {remaining} left",
+            dynamic_ncols=self.terminal,
+            file=sys.stderr if self.terminal else open(os.devnull, "w"),  # noqa: SIM115 - closed at the end of the run
+            bar_format=FORMAT,
         )
-        self.bar.set_description_str("measuring and compiling", refresh=terminal)
+        evaluated = [line["eval_loss"] for line in trainer.history if "eval_loss" in line]
+        self.loss, self.evaluated, self.phase = None, evaluated[-1] if evaluated else None, ""
+        self.stopped = threading.Event()
+        self.clock = threading.Thread(target=self.tick, args=(trainer,), name="progress", daemon=True)
+        self.clock.start()
+
+    def tick(self, trainer) -> None:
+        """Draws the line until the run ends."""
+        while not self.stopped.wait(1.0 if self.terminal else self.every_seconds):
+            self.phase = trainer.phase
+            self.draw()
+
+    def draw(self) -> None:
+        """Writes the line as it is now."""
+        self.describe()
+        if self.terminal:
+            self.bar.refresh()
+        else:
+            print(str(self.bar), file=sys.stderr, flush=True)
+
+    def describe(self) -> None:
+        """Gives the bar what it is to show before the time left."""
+        loss = None if self.loss is None else f"loss {self.loss:.4f}"
+        evaluated = None if self.evaluated is None else f"eval {self.evaluated:.4f}"
+        words = [word for word in (self.phase, loss, evaluated) if word]
+        self.bar.set_description_str("".join(f"{word} | " for word in words), refresh=False)
 
     def step(self, trainer, record) -> None:
         if self.bar is None:
             return
-        text = (
-            f"loss {record['loss']:.4f} | lr {record['learning_rate']:.2e} | "
-            f"{short(record['useful_tokens_per_second'])} tok/s | {record['memory_mb']:.0f} MB"
-        )
-        if "eval_loss" in record:
-            text += f" | eval {record['eval_loss']:.4f}"
-        self.bar.set_description_str(text, refresh=False)
+        self.loss, self.evaluated = record["loss"], record.get("eval_loss", self.evaluated)
+        speed, memory = short(record["useful_tokens_per_second"]), record["memory_mb"]
+        self.bar.set_postfix_str(f"{speed} tok/s, lr {record['learning_rate']:.2e}, {memory:.0f} MB", refresh=False)
+        self.phase = ""
+        self.describe()
         self.bar.update(record["step"] - self.bar.n)
 
     def end(self, trainer, summary) -> None:
         if self.bar is not None:
-            self.bar.refresh()
+            self.stopped.set()
+            self.clock.join()
+            self.phase = ""
+            self.draw()
             self.bar.close()
+            if not self.terminal:
+                self.bar.fp.close()
             self.bar = None

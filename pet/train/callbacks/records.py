@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pet.files import write_text
+from pet.files import append_text, write_text
 from pet.train.callbacks.base import Callback
 
 
@@ -33,12 +33,12 @@ class MetricsFile(Callback):
     A resumed run cuts off the lines behind its checkpoint, so that every step has exactly one.
     """
 
-    name = "metrics.jsonl"
+    name, head = "metrics.jsonl", ""
 
     def start(self, trainer) -> None:
         self.path = Path(trainer.directory) / self.name
         kept = [line for line in self.read() if line["step"] <= trainer.position.step]
-        write_text(self.path, self.text(kept))
+        write_text(self.path, self.head + self.text(kept))
 
     def read(self) -> list[dict[str, Any]]:
         return read_metrics(self.path)
@@ -47,8 +47,7 @@ class MetricsFile(Callback):
         return "".join(json.dumps(line) + "\n" for line in lines)
 
     def step(self, trainer, record) -> None:
-        with open(self.path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+        append_text(self.path, self.text([record]))
 
 
 class SamplesFile(Callback):
@@ -78,8 +77,8 @@ class SamplesFile(Callback):
             answers += [(record["step"], answer) for answer in getattr(trainer.evaluation, "samples", [])]
         if answers:
             self.begun = True
-            with open(self.path, "a", encoding="utf-8") as stream:
-                stream.write("".join(self.line({"step": step, **dataclasses.asdict(one)}) for step, one in answers))
+            lines = [self.line({"step": step, **dataclasses.asdict(one)}) for step, one in answers]
+            append_text(self.path, "".join(lines))
 
 
 class CsvFile(MetricsFile):
@@ -91,6 +90,7 @@ class CsvFile(MetricsFile):
         *("tokens_per_second", "padding", "seconds", "memory_mb", "loss_scale", "eval_loss", "eval_perplexity"),
         *("eval_accuracy", "eval_rouge_1", "eval_rouge_2", "eval_rouge_l", "eval_bleu", "eval_exact_match"),
     )
+    head = ",".join(columns) + "\n"
 
     def read(self) -> list[dict[str, Any]]:
         if not self.path.exists():
@@ -101,11 +101,5 @@ class CsvFile(MetricsFile):
 
     def text(self, lines: list[dict[str, Any]]) -> str:
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+        csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n").writerows(lines)
         return stream.getvalue()
-
-    def step(self, trainer, record) -> None:
-        with open(self.path, "a", encoding="utf-8", newline="") as stream:
-            csv.DictWriter(stream, self.columns, extrasaction="ignore", lineterminator="\n").writerow(record)

@@ -1,15 +1,19 @@
 """The commands of a run, on a model of a few thousand weights: what they print, write and refuse."""
 
+import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 
 import pytest
 
 import pet
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from pet.cli.main import main
 
 WATCHER = '''
@@ -31,10 +35,13 @@ class Watcher:
 '''
 SIGNALLER = '''
 import os
+import time
+
+from pet.train import stop
 
 
 class Signaller:
-    """Sends a signal to its own process after a step."""
+    """Sends a signal to its own process after a step, and waits until it is received."""
 
     def __init__(self, at, number):
         self.at, self.number = at, number
@@ -44,6 +51,8 @@ class Signaller:
     def step(self, trainer, record):
         if record["step"] == self.at:
             os.kill(os.getpid(), self.number)
+            while stop._watching.received is None:
+                time.sleep(0.01)
 '''
 QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}}' for number in range(12)]
 
@@ -138,17 +147,88 @@ def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, caps
     assert "summary.json" not in seen["there"] and "the loss is nan" in seen["summary"]["error"]
 
 
+def test_a_batch_beyond_the_memory_is_refused_before_anything_is_compiled(here, capsys, monkeypatch):
+    monkeypatch.setattr("pet.planning.room.machine_memory", lambda: 1e4)
+    assert main(["finetune", "job.yaml", "output.dir=too_large", "train.batch_size=16"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"train.batch_size=16: train.batch_size: a step of 16 rows of 32 tokens needs [\d.]+ GB", error)
+    assert "lower train.batch_size" in error and "data.max_length, or set train.recompute: true" in error
+    assert not (here / "too_large").exists()
+
+
+def test_an_allocation_that_fails_says_what_to_lower(here, capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("Memory isn't enough: 12345 bytes\n- C++ Call Stack")
+
+    monkeypatch.setattr("pet.train.step.TrainStep.__call__", fail)
+    assert main(["finetune", "job.yaml", "output.dir=no_memory", "eval.before=false"]) == 1
+    error = capsys.readouterr().err
+    assert "step 1: no memory could be had (Memory isn't enough: 12345 bytes); lower train.batch_size (4;" in error
+    assert "data.max_length, or set train.recompute: true" in error
+
+
+def test_a_full_disk_ends_the_run_with_the_file_and_the_remedy(here, capsys, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("model_zoo.checkpoint.safetensors_io.write_stream", full)
+    assert main(["finetune", "job.yaml", "output.dir=full", "eval.before=false"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(r"full/checkpoints/step-000003/adapter/adapter_model.safetensors: cannot be written: the", error)
+    assert re.search(r"[\d.]+ MB are free, [\d.]+ MB are needed; free some space", error) and "Traceback" not in error
+
+
+@pytest.fixture
+def copied(home, tmp_path, monkeypatch):
+    """A home of one's own, with the run in it."""
+    shutil.copytree(home, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+def content(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_resume_that_is_refused_writes_nothing(copied, capsys):
+    before = content(copied)
+    assert main(["finetune", "job.yaml", "--resume", "adapter.rank=2"]) == 2
+    assert "has shape" in capsys.readouterr().err
+    assert content(copied) == before
+
+
+def test_a_resume_on_other_data_or_another_base_is_refused_until_accepted(copied, capsys, caplog):
+    (copied / "data.jsonl").write_text("\n".join(QUESTIONS[:-1]) + "\n")
+    with SafetensorsFile(copied / "base" / "model.safetensors") as file:
+        tensors = {name: file.read(name) * 1.5 for name in file.tensors}
+    write_file(copied / "base" / "model.safetensors", tensors, {"format": "pt"})
+    before = content(copied)
+    assert main(["finetune", "job.yaml", "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "data.train: data.jsonl has another content since this run began" in error
+    assert "data.eval: data.jsonl has another content" in error and "model.path: base has another content" in error
+    assert "train.accept_changes=true" in error
+    assert content(copied) == before
+    assert main(["finetune", "job.yaml", "--resume", "train.accept_changes=true", "train.steps=4"]) == 0
+    assert "data.train: data.jsonl has another content since this run began: it goes on, but not" in caplog.text
+    assert "accept_changes: false" in (copied / "output" / "job" / "recipe.yaml").read_text()
+
+
 @pytest.mark.slow
-def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here, capsys):
-    words = ["finetune", "job.yaml", "output.dir=signalled", "eval.before=false"]
+def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here):
+    """In processes of their own: there the command line receives them whatever handler MindSpore has installed."""
+    words = [sys.executable, "-m", "pet", "finetune", "job.yaml", "output.dir=signalled", "eval.before=false"]
 
-    def sent(at, number):
-        return f"callbacks=[{{name: 'signaller:Signaller', args: {{at: {at}, number: {int(number)}}}}}]"
+    def run(at, number, *more):
+        sent = f"callbacks=[{{name: 'signaller:Signaller', args: {{at: {at}, number: {int(number)}}}}}]"
+        return subprocess.run([*words, sent, *more], capture_output=True, text=True, encoding="utf-8")
 
-    assert main([*words, sent(1, signal.SIGINT), "--force"]) == 130
-    assert "stopped by a signal after step 1" in capsys.readouterr().out
-    assert main([*words, sent(2, signal.SIGTERM), "--resume"]) == 143
-    assert "stopped by a signal after step 2; go on with --resume" in capsys.readouterr().out
+    for step, number, more in ((1, signal.SIGINT, "--force"), (2, signal.SIGHUP, "--resume")):
+        done = run(step, number, more)
+        assert done.returncode == 128 + number, done.stderr
+        assert f"stopped by a signal after step {step}; go on with --resume" in done.stdout
+        assert f"{number.name}: ending after this step, with everything saved" in done.stderr
+        assert "Traceback" not in done.stderr and not (here / "rank_0").exists()
     steps = [path.name for path in sorted((here / "signalled" / "checkpoints").iterdir())]
     assert steps == ["step-000001", "step-000002"]
     lines = [json.loads(line) for line in (here / "signalled" / "metrics.jsonl").read_text().splitlines()]

@@ -181,6 +181,24 @@ def test_environment_variables_in_paths(write, monkeypatch, tmp_path):
     (problem,) = problems(path)
     assert "job.yaml:7: data.train" in problem
     assert "'PET_TEST_DIR' is not set" in problem
+    assert load(path, check_files=False).adapter.method, "nobody asks for the data"
+
+
+def test_the_values_of_environment_variables_are_neither_written_nor_shown(write, monkeypatch, tmp_path):
+    monkeypatch.setenv("PET_TEST_TOKEN", "s3cret")
+    (tmp_path / "home" / "s3cret").mkdir()
+    (tmp_path / "home" / "s3cret" / "train.jsonl").write_text("{}\n")
+    path = write(GOOD.replace("train.jsonl", "${PET_TEST_TOKEN}/train.jsonl"))
+    recipe = load(path, [f"output.dir={tmp_path}/$PET_TEST_TOKEN/run"])
+    assert recipe.data.train == [str(tmp_path / "home" / "s3cret" / "train.jsonl")]
+    text = dump(recipe)
+    assert not [line for line in text.splitlines() if "s3cret" in line]
+    assert f"{tmp_path}/home/${{PET_TEST_TOKEN}}/train.jsonl" in text
+    (tmp_path / "again.yaml").write_text(text)
+    assert load(tmp_path / "again.yaml") == recipe
+    (tmp_path / "home" / "s3cret" / "train.jsonl").unlink()
+    (problem,) = problems(path)
+    assert "s3cret" not in problem and "${PET_TEST_TOKEN}/train.jsonl: no such file" in problem
 
 
 # Problems

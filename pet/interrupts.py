@@ -1,0 +1,144 @@
+"""SIGINT, SIGTERM and SIGHUP on the command line: received by a thread of their own.
+
+A handler is not enough: compiling a graph, MindSpore puts its own over SIGINT, which turns it into SIGTERM, and
+Python's handlers wait until the main thread comes back from C++. So `listen` blocks the signals in every thread that is
+started later, and one thread waits for them. It gets each at once, whatever handlers there are.
+
+By default a signal ends the command: ``KeyboardInterrupt`` is raised in the main thread, so that unfinished files are
+removed, and `main` exits with 128 + the signal's number. `handled_by` gives the signals to somebody else for a while.
+Programs that import this library keep their own handling: there `handled_by` installs ordinary handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+LIMIT = 3.0
+"""Seconds that the main thread has to end the command. It may be within C++, where an exception may also get lost."""
+
+Receiver = Callable[[int], None]
+
+_receivers: list[tuple[Collection[int], Receiver]] = []
+_listener: threading.Thread | None = None
+_ending: int | None = None
+
+
+def ending() -> int | None:
+    """The exit code, where a signal is ending the command."""
+    return None if _ending is None else 128 + _ending
+
+
+def say(text: str) -> None:
+    """Writes a line to stderr, from any thread, at once."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+
+
+def listen() -> None:
+    """Receives the signals in a thread from now on. To be called by the main thread before there are others.
+
+    A signal that is ignored stays ignored (nohup).
+    """
+    global _listener
+    if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
+        return
+    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    # wakes the main thread from a read or a sleep, and raises there
+    signal.signal(signal.SIGURG, _raise)
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    _listener = threading.Thread(target=_wait, args=(heard,), name="signals", daemon=True)
+    _listener.start()
+
+
+def unlisten() -> None:
+    """Undoes `listen`: programs that are started inherit what is blocked."""
+    global _listener
+    if _listener is None:
+        return
+    thread, _listener = _listener, None
+    signal.pthread_kill(thread.ident, signal.SIGINT)
+    thread.join()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextlib.contextmanager
+def handled_by(receive: Receiver, numbers: Collection[int] = SIGNALS) -> Iterator[Callable[[], None]]:
+    """Gives these signals to ``receive`` within the block.
+
+    On the command line it is called in another thread. Elsewhere it is an ordinary handler, where this is the main
+    thread; otherwise the signals are left alone.
+
+    Yields:
+        A function that puts the handlers back where MindSpore has replaced them; with `listen` there is no need.
+    """
+    if _listener is not None:
+        _receivers.append((numbers, receive))
+        try:
+            yield lambda: None
+        finally:
+            _receivers.pop()
+        return
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+
+    def renew() -> None:
+        for number in before:
+            signal.signal(number, lambda number, frame: receive(number))
+
+    try:
+        renew()
+        yield renew
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_at_once(number: int) -> None:
+    """Ends the process without another word; in a program that only imports this library, raises KeyboardInterrupt."""
+    if _listener is None:
+        raise KeyboardInterrupt
+    os._exit(128 + number)
+
+
+def _wait(heard: Collection[int]) -> None:
+    while True:
+        number = signal.sigwait(heard)
+        if threading.current_thread() is not _listener:
+            return
+        receivers = [receive for numbers, receive in _receivers if number in numbers]
+        (receivers[-1] if receivers else _end_command)(number)
+
+
+def _end_command(number: int) -> None:
+    global _ending
+    if _ending is not None:
+        os._exit(128 + number)
+    _ending = number
+    late = threading.Timer(LIMIT, _exit)
+    late.daemon = True
+    late.start()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
+
+
+def _raise(number: int, frame) -> None:
+    """Raises in the main thread; but an exception within a compilation has MindSpore write a dump to ``rank_0/``."""
+    if _ending is None:
+        return
+    while frame is not None:
+        if "compile" in frame.f_code.co_name and frame.f_globals.get("__name__", "").startswith("mindspore"):
+            _exit()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _exit() -> None:
+    say("pet: interrupted")
+    os._exit(ending())

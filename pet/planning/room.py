@@ -1,0 +1,87 @@
+"""Whether a step fits into the memory of this machine, before anything is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+from model_zoo.errors import InputError
+
+# Where Linux says how much a container may use.
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_memory() -> float:
+    """Bytes that processes of this machine, or of this container, can have: memory and swap."""
+    import psutil
+
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    for name in LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(name).read_text()))
+    return total
+
+
+def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float:
+    """Bytes of a step in the fullest process, as `pet plan` counts them.
+
+    Args:
+        recipe: its batch and layout.
+        config: the model's config.json.
+        adapter: the method's configuration; None trains every weight.
+        length: tokens of a row.
+        dtype: of the weights.
+    """
+    from pet.outline import Outline
+    from pet.parallel.shares import shares
+    from pet.planning.cluster import Cluster
+    from pet.planning.search import Work, candidate
+
+    train, layout = recipe.train, recipe.parallel
+    rows = train.batch_size * (2 if train.r_drop_alpha else 1)
+    micro = max(1, rows // layout.data // (layout.micro_batches or 1))
+    work = Work(Outline(config), adapter, rows, length, dtype, train.optimizer, train.recompute, micro)
+    divided = shares(work.outline, adapter, layout.tensor, layout.pipeline)
+    cluster = Cluster(layout.processes, math.inf)
+    places = (layout.data, layout.tensor, layout.pipeline, layout.shard_optimizer, micro)
+    return candidate(work, cluster, divided, *places).total
+
+
+def check_room(recipe, prepared) -> None:
+    """Refuses a step that needs more than the machine has, on a CPU: there all processes share its memory.
+
+    Args:
+        recipe: its batch and layout.
+        prepared: model, tokenizer and data (`pet.train.prepare.Prepared`).
+
+    Raises:
+        InputError: with what to lower.
+    """
+    import mindspore as ms
+
+    from model_zoo.checkpoint.dtypes import float_name
+    from pet.train.prepare import method_config
+
+    if ms.get_context("device_target") != "CPU":
+        return
+    feed, config = prepared.train_feed, prepared.model.config.to_dict()
+    known = feed.steps_per_epoch(0) is not None
+    length = max(length for _, length in feed.shapes(0)) if known else recipe.data.max_length
+    dtype = float_name(next(p.dtype for p in prepared.model.get_parameters() if getattr(p, "adapter", None) is None))
+    try:
+        adapter = method_config(recipe.adapter, recipe.train.seed, prepared.tokenizer)
+        needed = step_memory(recipe, config, adapter, length, dtype) * recipe.parallel.processes
+    except (
+        InputError,
+        AttributeError,
+    ):  # cannot be counted: an outline has no weights that an adapter could start from
+        return
+    there = machine_memory()
+    if needed > there:
+        rows, recompute = recipe.train.batch_size, "" if recipe.train.recompute else ", or set train.recompute: true"
+        raise InputError(
+            f"{recipe.where('train.batch_size')}: a step of {rows} rows of {length} tokens needs {needed / 1e9:,.1f} "
+            f"GB, and this machine has {there / 1e9:,.1f} GB; lower train.batch_size (train.accumulation keeps the "
+            f"rows of a step) or data.max_length{recompute}"
+        )

@@ -1,0 +1,111 @@
+"""Signals on the command line, in processes of their own, with MindSpore's handler over SIGINT."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILED = """
+import os, signal, sys, time
+from pet import interrupts
+interrupts.listen()
+import mindspore as ms, numpy as np
+
+@ms.jit
+def double(x):
+    return x + x
+
+double(ms.Tensor(np.ones(3, np.float32)))  # from here on, SIGINT has MindSpore's handler
+"""
+WAITING = """
+try:
+    print("ready", flush=True)
+    sys.stdin.read()
+except KeyboardInterrupt:
+    sys.exit(interrupts.ending())
+"""
+LOST = """
+print("ready", flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("swallowed", flush=True)
+"""
+HANDLED = """
+import queue
+received = queue.Queue()
+with interrupts.handled_by(received.put):
+    with interrupts.handled_by(lambda number: received.put(-number), [signal.SIGINT]):
+        print("ready", flush=True)
+        print(received.get(), flush=True)
+    print(received.get(), flush=True)
+    print(received.get(), flush=True)
+"""
+CHILD = """
+import subprocess
+interrupts.unlisten()
+child = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+subprocess.run([sys.executable, "-c", child])
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a program."""
+
+    def run(code: str, **options) -> subprocess.Popen:
+        (tmp_path / "program.py").write_text(COMPILED + code)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            [sys.executable, "program.py"], text=True, cwd=tmp_path, env=environment, **pipes, **options
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_wakes_the_main_thread_and_ends_it(start, number):
+    with start(WAITING) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+        assert process.stderr.read() == ""
+
+
+def test_it_ends_even_where_the_exception_is_lost(start):
+    with start(LOST) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "swallowed\n"
+        assert process.wait() == 130
+        assert process.stderr.read() == "\npet: interrupted\n"
+
+
+def test_the_innermost_that_asked_for_a_signal_gets_it(start):
+    with start(HANDLED) as process:
+        assert process.stdout.readline() == "ready\n"
+        for number, expected in ((signal.SIGINT, -2), (signal.SIGTERM, 15), (signal.SIGINT, 2)):
+            process.send_signal(number)
+            assert process.stdout.readline() == f"{expected}\n"
+        process.stdin.close()
+        assert process.wait() == 0
+
+
+def test_what_is_started_after_unlisten_has_no_signal_blocked(start):
+    with start(CHILD) as process:
+        assert process.stdout.read() == "[]\n"
+
+
+def test_what_nohup_ignores_stays_ignored(start):
+    code = "print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    ignored = start(code, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    with ignored as process:
+        assert process.stdout.read() == "False\n"

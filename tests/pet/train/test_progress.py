@@ -1,0 +1,106 @@
+"""The progress line: what 80 columns show, what a log gets, and that the clock runs while the model is measured."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from pet.train.callbacks.progress import Progress
+
+
+class Run:
+    """What the progress line asks of a trainer."""
+
+    def __init__(self, total=12000):
+        self.total_steps, self.history, self.phase = total, [], ""
+        self.position = type("Position", (), {"step": 1234})()
+
+
+def record(step, **more):
+    return {
+        "step": step,
+        "loss": 1.23456,
+        "learning_rate": 1e-4,
+        "useful_tokens_per_second": 1234.0,
+        "memory_mb": 12345.0,
+        **more,
+    }
+
+
+class Screen(io.StringIO):
+    """Notes when something of the expected kind is written."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal, self.expected, self.seen = terminal, "", threading.Event()
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        if self.expected and self.expected in text:
+            self.seen.set()
+        return super().write(text)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    def make(terminal):
+        made = Screen(terminal)
+        monkeypatch.setattr(sys, "stderr", made)
+        return made
+
+    return make
+
+
+def test_eighty_columns_show_loss_evaluation_and_time_left(screen):
+    shown, run = screen(True), Run()
+    run.position.step = 0
+    progress = Progress()
+    progress.start(run)
+    progress.bar.dynamic_ncols, progress.bar.ncols = None, 80
+    progress.bar.start_t -= 7200
+    progress.step(run, record(5999, eval_loss=2.34567))
+    progress.step(run, record(6000))
+    progress.end(run, {})
+    last = shown.getvalue().rstrip("\n").split("\r")[-1]
+    assert len(last) <= 80 and last.startswith("step 6000/12000 ")
+    assert "loss 1.2346 | eval 2.3457 | " in last, "the last evaluation stays"
+    assert " | 2:00:00 left | 2:00:00" in last
+
+
+def test_the_clock_runs_while_the_model_is_measured(screen):
+    shown, run = screen(True), Run()
+    progress = Progress()
+    progress.start(run)
+    run.phase = shown.expected = "measuring"
+    assert shown.seen.wait(60), "drawn although no step ends"
+    progress.end(run, {})
+    assert not progress.clock.is_alive()
+
+
+def test_without_a_terminal_every_line_has_its_newline(screen):
+    shown, run = screen(False), Run()
+    progress = Progress(every_seconds=0.01)
+    progress.start(run)
+    shown.expected = "step 1235/12000"
+    progress.step(run, record(1235))
+    assert shown.seen.wait(60)
+    progress.end(run, {})
+    lines = shown.getvalue().splitlines()
+    assert "\r" not in shown.getvalue() and shown.getvalue().endswith("\n")
+    assert all(line.startswith("step ") for line in lines)
+    assert "loss 1.2346" in lines[-1] and "1.2k tok/s, lr 1.00e-04, 12345 MB" in lines[-1]
+
+
+def test_without_a_terminal_a_fast_run_is_one_line(screen):
+    shown, run = screen(False), Run()
+    progress = Progress()
+    progress.start(run)
+    for step in range(1235, 1335):
+        progress.step(run, record(step))
+    progress.end(run, {})
+    assert len(shown.getvalue().splitlines()) == 1
