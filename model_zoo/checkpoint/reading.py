@@ -241,10 +241,11 @@ def assignment(
         if name not in sources:  # only the copy was saved
             sources[name] = stored
             del copies[stored]
-    problems = [f"{name} {tuple(shape)} is missing" for name, shape in shapes.items() if name not in sources]
+    problems = []  # what the file does hold comes first: long lists are cut, and it says which model the file is of
     for stored, name in names.items():
         if name not in shapes and name not in tied and not any(pattern.search(stored) for pattern in ignored):
             problems.append(f"{stored} {checkpoint.shape(stored)} is no parameter of the model{nearest(name, shapes)}")
+    problems += [f"{name} {tuple(shape)} is missing" for name, shape in shapes.items() if name not in sources]
     for name, stored in [*sources.items(), *((name, stored) for stored, name in copies.items())]:
         info = checkpoint.info(stored)
         if name in shapes and info.shape != tuple(shapes[name]):
