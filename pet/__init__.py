@@ -6,10 +6,8 @@ not import MindSpore; nothing is defined in this file.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 import model_zoo  # noqa: F401  (it sets what MindSpore reads when it is imported)
+from pet.lazy import names_of
 
 __version__ = "0.1.0"
 
@@ -62,38 +60,27 @@ _NAMES = {
     "pet.compat.mindformers.trainer": ("Trainer",),
     "pet.compat.mindformers.training_arguments": ("TrainingArguments",),
     "pet.compat.mindformers.context": ("ContextConfig", "ParallelContextConfig", "init_context"),
+    "pet.compat.mindformers.config": ("GLMConfig", "GPT2Config", "LlamaConfig"),
     "pet.compat.mindformers.models": (
         "AutoProcessor",
         "ChatGLMTokenizer",
         "GLMChatModel",
-        "GLMConfig",
-        "GPT2Config",
         "GPT2LMHeadModel",
         "GPT2Processor",
         "GPT2Tokenizer",
-        "LlamaConfig",
         "LlamaForCausalLM",
         "LlamaTokenizer",
     ),
     "pet.compat.mindspore_trainer": ("Task", "build_transformer_model", "launch", "register_task"),
     "model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"),
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _check() -> None:
     from pet.installation import foreign_adapters
 
-    wrong = foreign_adapters()
-    if wrong:
+    if wrong := foreign_adapters():
         raise ImportError(wrong)
-    value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = names_of(__name__, _NAMES, _check)

@@ -92,7 +92,8 @@ def _reads_ckpt(source: str) -> bool:
 
 
 def _from_ckpt(options, output: Path):
-    from pet.compat.ckpt.doors import find_ckpt, kinds_in, to_directory
+    from pet.compat.ckpt.beside import kinds_in
+    from pet.compat.ckpt.doors import find_ckpt, to_directory
 
     if output.suffix == ".ckpt":
         raise InputError(f"--output {output}: SOURCE is a .ckpt file, so a directory was expected")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
-from pet.compat.ckpt.doors import converted, is_ckpt
+from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
 from pet.compat.translation import Ignored, Translation
 

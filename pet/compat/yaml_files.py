@@ -137,7 +137,8 @@ def bring_model(translation: Translation, kind: str, path: str | os.PathLike) ->
     Raises:
         InputError: a ``.ckpt`` file in another system's job file, or one that cannot be resumed from; no base.
     """
-    from pet.compat.ckpt.doors import bring, is_ckpt
+    from pet.compat.ckpt.beside import bring
+    from pet.compat.ckpt.doors import is_ckpt
 
     given, resumed = translation.get("model.path"), None
     if given is None or kind != "mindformers":

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.errors import InputError, nearest
-from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.parallel.strategy import Strategy, TensorLayout, read_strategy
 
 PREFIX = "checkpoint_"

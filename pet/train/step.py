@@ -26,7 +26,7 @@ from model_zoo.engine import available
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
-from pet.train.optimizers import Optimizer, scalar
+from pet.train.optimizers.base import Optimizer, scalar
 from pet.train.segments import flatten
 
 

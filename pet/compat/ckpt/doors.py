@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import read_json, staged, write_json
+from model_zoo.checkpoint.ckpt_io import write_ckpt
 from model_zoo.checkpoint.dtypes import STORAGE, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, open_checkpoint, read_config
 from model_zoo.checkpoint.saving import (
@@ -21,11 +22,9 @@ from model_zoo.checkpoint.saving import (
 )
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError
-from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.compat.ckpt.names import Form
-from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint, is_lora, is_weight
-
-MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
+from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint
+from pet.compat.mindformers.sizes import config_of_file
 
 
 @dataclasses.dataclass
@@ -95,8 +94,6 @@ def config_for(path: Path, given: str | os.PathLike | Mapping[str, Any] | None =
         return dict(given)
     if given is not None:
         if Path(given).suffix in (".yaml", ".yml"):
-            from pet.compat.mindformers.sizes import config_of_file
-
             return config_of_file(Path(given))
         return model_config(given)
     if (path.parent / "config.json").is_file():
@@ -214,91 +211,3 @@ def to_file(
         Path(output).parent.mkdir(parents=True, exist_ok=True)
         write_ckpt(output, described, data)
     return Report(Path(output), len(described))
-
-
-def kinds_in(path: Path) -> tuple[bool, bool]:
-    """(whether a ``.ckpt`` file holds weights of a base, whether it holds LoRA matrices)."""
-    with CkptFile(path) as file:
-        return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
-
-
-def converted(
-    source: str | os.PathLike, config: str | os.PathLike | Mapping[str, Any] | None = None, form: Form | None = None
-) -> Path:
-    """The Hugging Face directory of a ``.ckpt`` file, made beside it (``x.ckpt`` → ``x.hf``) unless it is there.
-
-    Raises:
-        InputError: see `to_directory`; or something else lies in the way.
-    """
-    path = find_ckpt(source)
-    facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope)}
-    return _beside(path, "hf", facts, lambda output: to_directory(path, output, config, form))
-
-
-def bring(
-    source: str | os.PathLike,
-    config: str | os.PathLike | Mapping[str, Any] | None = None,
-    form: Form | None = None,
-    alpha: float | None = None,
-) -> tuple[str | None, Path | None]:
-    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
-
-    Args:
-        source, config, form: see `to_directory`.
-        alpha: of LoRA matrices.
-
-    Raises:
-        InputError: a file with both kinds, LoRA without an alpha; see `converted`.
-    """
-    path = find_ckpt(source)
-    weights, lora = kinds_in(path)
-    if weights and lora:
-        raise InputError(
-            f"{path}: holds weights and LoRA matrices; make two directories of it by pet convert --part model and "
-            "pet convert --part adapter, and give those"
-        )
-    if weights or not lora:
-        return str(converted(path, config, form)), None
-    if alpha is None:
-        raise InputError(
-            f"{path}: holds LoRA matrices, but not their alpha; convert it by pet convert {path} --alpha N --output DIR"
-        )
-    from pet.compat.ckpt.lora import to_adapter
-
-    facts = {"config": config_for(path, config), "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
-    return None, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
-
-
-def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path], Any]) -> Path:
-    """A directory beside a file that is made of it once, and again when the file or the facts have changed.
-
-    Several processes may call this at once: one makes it, the others wait.
-    """
-    import fcntl
-
-    output = path.with_name(f"{path.stem}.{ending}")
-    state = path.stat()
-    mark = {"source": path.name, "size": state.st_size, "modified": state.st_mtime_ns, **facts}
-    if _marked(output) == mark:
-        return output
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(
-            f"{path}: is read by way of a directory beside it, where nothing may be written; convert it by "
-            f"pet convert {path} --output DIR, and give that"
-        )
-    with open(path.with_name(f".{output.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            if _marked(output) == mark:
-                return output
-            if output.exists() and _marked(output) is None:
-                raise InputError(f"{output}: is in the way; {path.name} was to be converted to this place")
-            make(output)
-            write_json(output / MARK, mark)
-        finally:
-            Path(lock.name).unlink(missing_ok=True)
-    return output
-
-
-def _marked(output: Path) -> dict[str, Any] | None:
-    return read_json(output / MARK) if (output / MARK).is_file() else None

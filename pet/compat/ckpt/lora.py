@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from model_zoo.atomic import staged
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.counting import layout_of, parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
-from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
 from pet.compat.ckpt.view import is_lora, is_weight, rearrange
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.checkpoint.ckpt_io import CkptFile, part
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
 from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
 from model_zoo.counting import BUFFERS, layout_of, parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
-from pet.compat.ckpt.file import CkptFile, part
 from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
 
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))

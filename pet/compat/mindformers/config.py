@@ -1,4 +1,4 @@
-"""MindFormers' arguments of model configurations, as keys of a config.json."""
+"""MindFormers' model configurations: its arguments as keys of a config.json, and classes that take them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from model_zoo import configs
 from model_zoo.errors import InputError, nearest
+from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation import NAMES as GENERATION
+from pet.compat.mindformers.presets import bare_name
 
 # Arguments that say how MindFormers runs or stores a model; the results are the same without them.
 WITHOUT_MEANING = {
@@ -98,3 +101,69 @@ def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str
     if problems:
         raise InputError.collect(problems)
     return values
+
+
+class _Config:
+    """A configuration by MindFormers' argument names; see `config_values`."""
+
+    _own: type
+    _names: dict[str, str]
+
+    def __new__(cls, **given):
+        config = cls._own.from_dict(config_values(cls._own, cls._names, given))
+        # no field: it must not be written to a config.json
+        config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
+        config.generation = {name: given[name] for name in GENERATION if name in given}
+        config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
+        return config
+
+    @staticmethod
+    def from_pretrained(name_or_directory):
+        """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
+        from pet.auto import AutoConfig
+
+        return AutoConfig.from_pretrained(bare_name(name_or_directory))
+
+
+class GPT2Config(_Config):
+    """``GPT2Config(hidden_size=768, num_layers=12, num_heads=12, seq_length=1024)``.
+
+    The feed-forward is ``expand_ratio`` times as wide as the model.
+    """
+
+    _own, _names = configs.GPT2Config, GPT2_NAMES
+
+    def __new__(cls, expand_ratio: int | None = None, **given):
+        if expand_ratio is not None and given.get("intermediate_size") is None:
+            given["intermediate_size"] = expand_ratio * given.get("hidden_size", 768)
+        return super().__new__(cls, **given)
+
+
+class LlamaConfig(_Config):
+    """``LlamaConfig(hidden_size=4096, num_layers=32, num_heads=32, n_kv_heads=None, seq_length=2048)``.
+
+    Without ``intermediate_size`` the feed-forward is as wide as MindFormers makes it: two thirds of 4 × hidden, times
+    ``ffn_dim_multiplier``, rounded up to ``multiple_of``.
+    """
+
+    _own, _names = configs.LlamaConfig, LLAMA_NAMES
+
+    def __new__(cls, multiple_of: int = 256, ffn_dim_multiplier: float | None = None, **given):
+        if given.get("intermediate_size") is None:
+            width = int(2 * 4 * given.get("hidden_size", 4096) / 3)
+            if ffn_dim_multiplier is not None:
+                width = int((ffn_dim_multiplier + 0.01) * width)
+            given["intermediate_size"] = -(-width // multiple_of) * multiple_of
+        return super().__new__(cls, **given)
+
+
+class GLMConfig(_Config):
+    """``GLMConfig(hidden_size=4096, num_layers=28, num_heads=32, seq_length=2048)``: ChatGLM-6B."""
+
+    _own, _names = configs.GLMConfig, GLM_NAMES
+
+
+class ChatGLM2Config(_Config):
+    """``ChatGLM2Config(hidden_size=4096, num_layers=28, multi_query_group_num=2)``: ChatGLM2, ChatGLM3, GLM-4."""
+
+    _own, _names = configs.ChatGLM2Config, GLM2_NAMES

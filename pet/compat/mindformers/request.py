@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.ckpt.doors import converted, is_ckpt
+from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.callbacks import is_named, translate_callbacks
 from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.presets import split_name
@@ -244,7 +245,7 @@ class Request:
 
     def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
-        from pet.compat.ckpt.doors import bring
+        from pet.compat.ckpt.beside import bring
         from pet.compat.mindformers.sizes import alpha_of, form_of
         from pet.compat.yaml_files import load_any, values_of
 

@@ -10,7 +10,7 @@ from model_zoo.counting import layout_of
 from model_zoo.counting import sizes as sizes_of
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.names import Form
-from pet.compat.mindformers.config import unsupported
+from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.presets import split_name
 from pet.recipe.source import read
 
@@ -91,9 +91,7 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"model_config.type: {kind!r} is not supported; {', '.join(CLASSES)}{nearest(kind, CLASSES)}")
     if kind is not None and says_sizes(values):
         sizes = {key: value for key, value in sizes.items() if key not in dropouts(values)}
-        from pet.compat.mindformers import models as mindformers_models
-
-        return getattr(mindformers_models, kind)(**sizes).to_dict()
+        return getattr(configurations, kind)(**sizes).to_dict()
     if name in preset_names() or name in bundled_models():
         return model_config(name)
     raise InputError("model.model_config: says neither the sizes of the model (hidden_size, num_layers …) nor its name")
@@ -125,7 +123,7 @@ def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list
         pairs["multi_query_group_num"] = there.kv_heads
     known = {**(config.get("rope_parameters") or {}), **config}
     pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
-    return unsupported(section) + [
+    return configurations.unsupported(section) + [
         f"{name}: {section[name]}, but the model has {value}"
         for name, value in pairs.items()
         if section.get(name) is not None and not _equal(section[name], value)

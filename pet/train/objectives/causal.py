@@ -18,7 +18,7 @@ from model_zoo import fused
 from model_zoo.engine import available, is_product, native
 from model_zoo.layers import Linear
 from pet.data.dataset import IGNORED
-from pet.train.objectives.base import Objective, perplexity
+from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
 
 
 def shift_labels(labels):
@@ -49,8 +49,6 @@ class CausalLM(Objective):
 
     @classmethod
     def from_settings(cls, settings) -> CausalLM:
-        from pet.train.objectives.rdrop import RDrop
-
         if settings.r_drop_alpha > 0:
             return RDrop(settings.r_drop_alpha, settings.label_smoothing)
         return cls(settings.label_smoothing)
@@ -124,6 +122,40 @@ class CausalLM(Objective):
             return measured(hidden, head.weight, shift_labels(labels).reshape(-1))
 
         return by_head
+
+
+class RDrop(CausalLM):
+    """R-Drop (Liang et al. 2021): each row twice under different dropout, and a penalty where the two differ.
+
+    The loss is the cross-entropy of all rows, and ``α/4 · (KL(p‖q) + KL(q‖p))`` for every label token of both rows of a
+    pair. Rows 2i and 2i + 1 are the same sample. Evaluation measures the plain loss of single rows.
+
+    Args:
+        alpha: α.
+        label_smoothing: see `CausalLM`.
+    """
+
+    def __init__(self, alpha: float, label_smoothing: float = 0.0):
+        super().__init__(label_smoothing)
+        self.alpha = alpha
+
+    def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        """In training, every row twice, one after the other."""
+        if not training:
+            return batch
+        names = (*MODEL_ARRAYS, *self.arrays)
+        return {**batch, **{name: np.repeat(np.asarray(batch[name]), 2, axis=0) for name in names}}
+
+    def loss(self, logits, labels):
+        batch, length = labels.shape
+        log_probabilities = self.log_probabilities(logits)
+        learnt = (shift_labels(labels) != IGNORED).reshape(batch // 2, 2, length)[:, 0].astype(log_probabilities.dtype)
+        pairs = log_probabilities.reshape(batch // 2, 2, length, -1)
+        first, second = pairs[:, 0], pairs[:, 1]  # (B/2, S, V)
+        # p·(log p − log q) + q·(log q − log p)
+        divergence = ((ops.exp(first) - ops.exp(second)) * (first - second)).sum(-1)  # (B/2, S)
+        # every label token stands in both rows, so that each pair's divergence counts twice in the sum
+        return self.cross_entropy(log_probabilities, labels) + self.alpha / 2.0 * (divergence * learnt).sum()
 
 
 def plain_head(model):

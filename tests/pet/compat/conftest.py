@@ -27,7 +27,7 @@ def perplexity(numpy_loss):
 @pytest.fixture
 def lora_file():
     """Writes a MindFormers file of LoRA matrices."""
-    from pet.compat.ckpt.file import write_ckpt
+    from model_zoo.checkpoint.ckpt_io import write_ckpt
 
     def write(path, matrices, rank, prefix="mindpet", same=False):
         """A file of LoRA matrices for {name: (out, in)}; B is not zero."""

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.checkpoint import ckpt_io as ckpt_file
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
 from model_zoo.errors import InputError
-from pet.compat.ckpt import file as ckpt_file
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory, to_file
-from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.compat.ckpt.lora import to_adapter, to_lora_file
 from pet.compat.ckpt.names import Form
 

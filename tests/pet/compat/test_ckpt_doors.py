@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import pet
-from pet.compat.ckpt.doors import converted, to_file
-from pet.compat.ckpt.file import CkptFile, write_ckpt
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
+from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.doors import to_file
 
 
 def test_front_doors_take_ckpt_files(base, tmp_path):

@@ -9,11 +9,11 @@ import pytest
 from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
 from adapters.lora import LoRAConfig
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.compat.ckpt.file import CkptFile, write_ckpt
 from pet.outline import Outline
 from pet.parallel.shares import shares
 from pet.parallel.strategy import TensorLayout, read_strategy, write_strategies

@@ -12,8 +12,7 @@ from model_zoo.engine import available
 from model_zoo.graph import Graph
 from pet.data.dataset import IGNORED
 from pet.train.feed import complete
-from pet.train.objectives.causal import CausalLM, plain_head
-from pet.train.objectives.rdrop import RDrop
+from pet.train.objectives.causal import CausalLM, RDrop, plain_head
 from pet.train.step import tensors
 
 needs_kernels = pytest.mark.skipif(not available(), reason="there are no kernels in C here")

@@ -9,8 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor
 
 from model_zoo.errors import InputError
-from pet.train.adafactor import Adafactor
-from pet.train.optimizers import SGD, Adam, AdamW, Lamb, Momentum
+from pet.train.optimizers import SGD, Adafactor, Adam, AdamW, Lamb, Momentum
 from pet.train.segments import make_segments
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (5, 3), "a.bias": (6,)}

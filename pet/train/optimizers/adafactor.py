@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, ops
 
 from model_zoo.checkpoint.reading import write_parameter
-from pet.train.optimizers import Optimizer, zeros
+from pet.train.optimizers.base import Optimizer, zeros
 from pet.train.segments import Segment, flatten, unflatten
 
 _map = ops.HyperMap()

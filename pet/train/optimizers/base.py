@@ -1,8 +1,8 @@
-"""Optimizers over segments: a formula each, compiled once per segment, or a C function that does what it says.
+"""What all optimizers have in common: state, how an update runs, saving.
 
 Whatever changes from step to step (learning rate, bias corrections) is computed on the host in double precision, as
-torch does, and enters the graph as a scalar. AdamW, Adam, SGD and Momentum follow torch's arithmetic line by line.
-State is kept in float32 vectors and saved as one tensor per parameter, ``<slot>.<parameter name>``.
+torch does, and enters the graph as a scalar. State is kept in float32 vectors and saved as one tensor per parameter,
+``<slot>.<parameter name>``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from model_zoo.checkpoint.reading import write_parameter
-from model_zoo.engine import available
 from model_zoo.errors import InputError, nearest
 from pet.train.compiled import Compiled
-from pet.train.segments import Segment, assign, flatten, unflatten
-
-_map = ops.HyperMap()
+from pet.train.segments import Segment, assign, flatten
 
 
 def scalar(value: float) -> Tensor:
@@ -192,165 +189,3 @@ class Optimizer:
         """Puts a slot's tensors back into its vector."""
         joined = segment.join({name: arrays[f"{slot}.{name}"] for name in segment.names})
         write_parameter(vector, joined.astype(np.float32))
-
-
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), in the order of torch's operations.
-
-    Args:
-        betas: decay of the first and the second moment.
-        eps: added to the root of the corrected second moment.
-    """
-
-    slots = ("exp_avg", "exp_avg_sq")
-
-    def __init__(self, segments, betas=(0.9, 0.999), eps: float = 1e-8, compiled: bool = True):
-        self.betas, self.eps = tuple(betas), eps
-        super().__init__(segments, compiled)
-
-    def scalars(self, learning_rate, weight_decay, step):
-        first, second = (1.0 - beta**step for beta in self.betas)
-        return learning_rate / first, second**0.5, 1.0 - learning_rate * weight_decay
-
-    def in_place(self):
-        if type(self).rule is not AdamW.rule or not available():
-            return None
-        from model_zoo.engine.updates import adamw_in_place
-
-        constants = (1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps)
-
-        def in_one(weights, gradient, average, square, numbers):
-            adamw_in_place(weights, gradient, average, square, (*numbers, *constants))
-
-        return in_one
-
-    def rule(self, segment, state):
-        average, square = state["exp_avg"], state["exp_avg_sq"]
-        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
-
-        def adamw(weights, gradient, scalars):
-            step_size, root, keep = scalars
-            mean = average + (gradient - average) * new_share
-            mean_square = square * decay + gradient * gradient * new_square
-            weights = weights * keep - step_size * (mean / (ops.sqrt(mean_square) / root + eps))
-            weights = ops.depend(weights, ops.assign(average, mean))
-            return ops.depend(weights, ops.assign(square, mean_square))
-
-        return adamw
-
-
-class Adam(AdamW):
-    """Adam (Kingma & Ba 2015); weight decay is added to the gradient, as torch's Adam does."""
-
-    def scalars(self, learning_rate, weight_decay, step):
-        first, second = (1.0 - beta**step for beta in self.betas)
-        return learning_rate / first, second**0.5, weight_decay
-
-    def rule(self, segment, state):
-        average, square = state["exp_avg"], state["exp_avg_sq"]
-        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
-
-        def adam(weights, gradient, scalars):
-            step_size, root, weight_decay = scalars
-            gradient = gradient + weights * weight_decay
-            mean = average + (gradient - average) * new_share
-            mean_square = square * decay + gradient * gradient * new_square
-            weights = weights - step_size * (mean / (ops.sqrt(mean_square) / root + eps))
-            weights = ops.depend(weights, ops.assign(average, mean))
-            return ops.depend(weights, ops.assign(square, mean_square))
-
-        return adam
-
-
-class SGD(Optimizer):
-    """Stochastic gradient descent; weight decay is added to the gradient."""
-
-    def scalars(self, learning_rate, weight_decay, step):
-        return learning_rate, weight_decay
-
-    def rule(self, segment, state):
-        def sgd(weights, gradient, scalars):
-            learning_rate, weight_decay = scalars
-            return weights - learning_rate * (gradient + weights * weight_decay)
-
-        return sgd
-
-
-class Momentum(SGD):
-    """SGD with a running sum of gradients, ``v = momentum·v + g`` (Polyak 1964; torch's form, without dampening).
-
-    Args:
-        momentum: what is kept of the sum at each step.
-    """
-
-    slots = ("momentum_buffer",)
-
-    def __init__(self, segments, momentum: float = 0.9, compiled: bool = True):
-        self.momentum = momentum
-        super().__init__(segments, compiled)
-
-    def rule(self, segment, state):
-        buffer, momentum = state["momentum_buffer"], self.momentum
-
-        def with_momentum(weights, gradient, scalars):
-            learning_rate, weight_decay = scalars
-            velocity = buffer * momentum + (gradient + weights * weight_decay)
-            weights = weights - learning_rate * velocity
-            return ops.depend(weights, ops.assign(buffer, velocity))
-
-        return with_momentum
-
-
-def _trusted(learning_rate, weights, update):
-    """Lamb's step of one tensor: the update is given the length of the weights."""
-    weight_norm = ops.sqrt((weights * weights).sum())
-    update_norm = ops.sqrt((update * update).sum())
-    usable = ops.logical_and(weight_norm > 0, update_norm > 0)
-    ratio = ops.select(usable, weight_norm / ops.select(usable, update_norm, ops.ones_like(update_norm)), 1.0)
-    return weights - learning_rate * ratio * update
-
-
-class Lamb(AdamW):
-    """Lamb (You et al. 2020): AdamW's direction, given each tensor's own length. For very large batches."""
-
-    def scalars(self, learning_rate, weight_decay, step):
-        first, second = (1.0 - beta**step for beta in self.betas)
-        return first, second**0.5, weight_decay, learning_rate
-
-    def rule(self, segment, state):
-        average, square = state["exp_avg"], state["exp_avg_sq"]
-        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
-        sizes = segment.sizes
-
-        def lamb(weights, gradient, scalars):
-            correction, root, weight_decay, learning_rate = scalars
-            mean = average + (gradient - average) * new_share
-            mean_square = square * decay + gradient * gradient * new_square
-            update = (mean / correction) / (ops.sqrt(mean_square) / root + eps) + weights * weight_decay
-            step = ops.partial(_trusted, learning_rate)
-            weights = flatten(_map(step, unflatten(weights, sizes), unflatten(update, sizes)))
-            weights = ops.depend(weights, ops.assign(average, mean))
-            return ops.depend(weights, ops.assign(square, mean_square))
-
-        return lamb
-
-
-def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
-    """The optimizer that a recipe's ``train`` section names.
-
-    Raises:
-        InputError: an unknown name.
-    """
-    from pet.train.adafactor import Adafactor
-
-    name = train.optimizer
-    if name == "adafactor":
-        return Adafactor(segments, compiled=compiled)
-    if name == "momentum":
-        return Momentum(segments, momentum=train.momentum, compiled=compiled)
-    if name == "sgd":
-        return SGD(segments, compiled=compiled)
-    moments = {"adamw": AdamW, "adam": Adam, "lamb": Lamb}
-    if name not in moments:
-        raise InputError(f"unknown optimizer {name!r}{nearest(name, [*moments, 'sgd', 'momentum', 'adafactor'])}")
-    return moments[name](segments, betas=tuple(train.betas), eps=train.eps, compiled=compiled)

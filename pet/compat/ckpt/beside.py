@@ -1,0 +1,104 @@
+"""A MindFormers ``.ckpt`` file where a directory is wanted: converted once, beside the file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.atomic import read_json, write_json
+from model_zoo.checkpoint.ckpt_io import CkptFile
+from model_zoo.errors import InputError
+from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
+from pet.compat.ckpt.lora import to_adapter
+from pet.compat.ckpt.names import Form
+from pet.compat.ckpt.view import is_lora, is_weight
+
+MARK = "converted.json"  # in a directory made from a .ckpt file: of which one
+
+
+def kinds_in(path: Path) -> tuple[bool, bool]:
+    """(whether a ``.ckpt`` file holds weights of a base, whether it holds LoRA matrices)."""
+    with CkptFile(path) as file:
+        return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
+
+
+def converted(
+    source: str | os.PathLike, config: str | os.PathLike | Mapping[str, Any] | None = None, form: Form | None = None
+) -> Path:
+    """The Hugging Face directory of a ``.ckpt`` file, made beside it (``x.ckpt`` → ``x.hf``) unless it is there.
+
+    Raises:
+        InputError: see `to_directory`; or something else lies in the way.
+    """
+    path = find_ckpt(source)
+    facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope)}
+    return _beside(path, "hf", facts, lambda output: to_directory(path, output, config, form))
+
+
+def bring(
+    source: str | os.PathLike,
+    config: str | os.PathLike | Mapping[str, Any] | None = None,
+    form: Form | None = None,
+    alpha: float | None = None,
+) -> tuple[str | None, Path | None]:
+    """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
+
+    Args:
+        source, config, form: see `to_directory`.
+        alpha: of LoRA matrices.
+
+    Raises:
+        InputError: a file with both kinds, LoRA without an alpha; see `converted`.
+    """
+    path = find_ckpt(source)
+    weights, lora = kinds_in(path)
+    if weights and lora:
+        raise InputError(
+            f"{path}: holds weights and LoRA matrices; make two directories of it by pet convert --part model and "
+            "pet convert --part adapter, and give those"
+        )
+    if weights or not lora:
+        return str(converted(path, config, form)), None
+    if alpha is None:
+        raise InputError(
+            f"{path}: holds LoRA matrices, but not their alpha; convert it by pet convert {path} --alpha N --output DIR"
+        )
+    facts = {"config": config_for(path, config), "alpha": alpha, "rearranged": bool(form and form.use_rearrange_rope)}
+    return None, _beside(path, "adapter", facts, lambda output: to_adapter(path, output, alpha, config, form))
+
+
+def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path], Any]) -> Path:
+    """A directory beside a file that is made of it once, and again when the file or the facts have changed.
+
+    Several processes may call this at once: one makes it, the others wait.
+    """
+    import fcntl
+
+    output = path.with_name(f"{path.stem}.{ending}")
+    state = path.stat()
+    mark = {"source": path.name, "size": state.st_size, "modified": state.st_mtime_ns, **facts}
+    if _marked(output) == mark:
+        return output
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"{path}: is read by way of a directory beside it, where nothing may be written; convert it by "
+            f"pet convert {path} --output DIR, and give that"
+        )
+    with open(path.with_name(f".{output.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if _marked(output) == mark:
+                return output
+            if output.exists() and _marked(output) is None:
+                raise InputError(f"{output}: is in the way; {path.name} was to be converted to this place")
+            make(output)
+            write_json(output / MARK, mark)
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+    return output
+
+
+def _marked(output: Path) -> dict[str, Any] | None:
+    return read_json(output / MARK) if (output / MARK).is_file() else None
