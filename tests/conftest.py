@@ -1,4 +1,5 @@
-"""What every test shares: where the reference files lie, and a core for each of the processes that pytest-xdist starts.
+"""What every test shares: which sets it belongs to, where the reference files lie, and a core for each of the processes
+that pytest-xdist starts.
 
 MindSpore's threads wait for one another in a busy loop. On a core of its own a test process is as fast as on two, and
 two of them on the same two cores are twice as slow as they need be.
@@ -8,9 +9,15 @@ import importlib
 import json
 import os
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import sets
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …
@@ -28,6 +35,18 @@ def pytest_xdist_auto_num_workers(config) -> int | None:
     """As many processes as there are cores to have; pytest-xdist would count the machine's."""
     asked = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
     return None if asked else len(CORES) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own -m
+def pytest_collection_modifyitems(config, items) -> None:
+    """Gives every test its sets, leaves out `full` unless -m names it, and starts the long files first."""
+    sets.mark(items)
+    if "full" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if WORKER:
+        sets.long_files_first(items)
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +125,20 @@ def all_cores():
     os.sched_setaffinity(0, CORES)
     yield
     os.sched_setaffinity(0, mine)
+
+
+@pytest.fixture(scope="session")
+def until():
+    """Waits until a condition holds, and returns what it came to. The limit is no requirement: it ends what hangs."""
+
+    def wait(condition, limit: float = 300.0):
+        end = time.monotonic() + limit
+        while not (found := condition()):
+            assert time.monotonic() < end, "it never happened"
+            time.sleep(0.01)
+        return found
+
+    return wait
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Every method on every family: one test per pair goes through what must hold for all of them."""
+"""Every method on every family: one test per pair goes through what must hold for all of them. `pytest` runs a cover of
+the pairs, `pytest -m full` the remaining ones."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from adapters.bottleneck import BottleneckConfig
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
+from adapters.method import MethodConfig
 from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
@@ -186,6 +188,13 @@ def check_merging(case: Case, family: str, base: Base) -> None:
     assert np.array_equal(model(base.ids).asnumpy(), adapted)
 
 
+def covers(method: str, family: str) -> tuple:
+    """Each kind of method on each family, and each setting on one."""
+    kind = next(each for each in type(CASES[method].config).__mro__ if MethodConfig in each.__bases__)
+    return method, (kind, family)
+
+
+@pytest.mark.cover(by=covers)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", CASES)
 def test_method_on_family(bases, tmp_path, method, family):

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -80,34 +79,59 @@ def test_a_crash_between_the_two_renames_is_mended(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+# A process per moment, each with the new content: it kills itself before the n-th call that touches the file system.
 WRITER = """
-import sys
+import os, signal, sys
 from pet import files
-path, length = sys.argv[1], 1 << 20
-for number in range(10**9):
-    files.write_text(path, str(number % 10) * length)
+
+def write(path, content):
+    files.write_text(path, content * (1 << 20))
     with files.atomic_directory(path + ".d") as directory:
         for name in "ab":
-            (directory / name).write_text(str(number))
-    print(number, flush=True)
+            (directory / name).write_text(content)
+
+def write_until(calls):
+    def hook(event, arguments, left=[calls]):
+        if event.partition(".")[0] in ("open", "os", "shutil", "tempfile") and event != "os.kill":
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    write(sys.argv[1], "1")
+    os._exit(0)
+
+write(sys.argv[1], "0")
+calls, status = 0, 9
+while status:
+    child = os.fork()
+    if not child:
+        write_until(calls)
+    status = os.waitpid(child, 0)[1]
+    calls += 1
+    print(status, flush=True)
+    sys.stdin.readline()
 """
 
 
 def test_killed_at_any_moment(tmp_path):
     path = tmp_path / "file"
-    for attempt in range(6):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
-        process.stdout.readline()  # it is writing by now
-        time.sleep(0.003 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        content = path.read_text()
-        assert len(content) == 1 << 20
-        assert len(set(content)) == 1
-        directory = Path(f"{path}.d")
-        files.recover(directory)
-        assert (directory / "a").read_text() == (directory / "b").read_text()
+    seen = []
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        for status in process.stdout:
+            content = path.read_text()
+            assert len(content) == 1 << 20
+            assert len(set(content)) == 1
+            directory = Path(f"{path}.d")
+            files.recover(directory)
+            assert (directory / "a").read_text() == (directory / "b").read_text()
+            seen.append((int(status), content[0], (directory / "a").read_text()))
+            print(file=process.stdin, flush=True)
+    assert process.returncode == 0
+    assert len(seen) > 10 and {status for status, *_ in seen[:-1]} == {signal.SIGKILL}
+    assert [new for _, *new in seen] == sorted(new for _, *new in seen)  # old, then the file, then both
+    assert seen[0] == (signal.SIGKILL, "0", "0") and seen[-1] == (0, "1", "1")
     files.sweep(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "file.d"]
 

@@ -1,4 +1,5 @@
-"""Every bundled recipe is valid, and every method runs on every family's tiny base: two steps each, in one process.
+"""Every bundled recipe is valid, and every method runs on every family's tiny base: two steps each, in one process;
+`pytest` runs a cover of them, `pytest -m full` the remaining ones.
 
 Compiling is most of a short run, and layer after layer is compiled alike: each family's LoRA recipe runs on the whole
 tiny base, the other methods on its first layer.
@@ -19,7 +20,16 @@ from pet.names import bundled_models, bundled_recipes
 from pet.recipe.loading import load
 
 FAMILIES = ("glm", "glm4", "llama", "gpt")
-METHODS = ("lora", "dora", "prefix", "ptuning2", "adapter", "ia3", "bitfit")
+KINDS = {  # of methods: which of them are alike in a model
+    "lora": "low rank",
+    "dora": "low rank",
+    "prefix": "prefix",
+    "ptuning2": "prefix",
+    "adapter": "small",
+    "ia3": "small",
+    "bitfit": "small",
+}
+METHODS = tuple(KINDS)
 MATRIX = [f"{family}_{method}" for family in FAMILIES for method in METHODS]
 REAL_SIZES = ("glm_6b_lora", "glm2_6b_lora", "glm4_9b_lora", "llama_7b_lora", "llama3_8b_lora", "gpt2_lora")
 RUNNABLE = [name for name in bundled_recipes() if name not in REAL_SIZES]
@@ -98,7 +108,14 @@ def run(name: str, home: Path, rows: Path, bases: Path) -> tuple[Path, dict]:
     return home / "run", json.loads((home / "run" / "summary.json").read_text())
 
 
+def covers(name: str) -> tuple:
+    """Each kind of method on each family, and each method on one."""
+    family, _, method = name.rpartition("_")
+    return method, (family, KINDS[method])
+
+
 @pytest.mark.slow
+@pytest.mark.cover(by=covers)
 @pytest.mark.parametrize("name", ["glm_lora", *(name for name in MATRIX if name != "glm_lora")])
 def test_two_steps(name, few_rows, first_layers, tmp_path):
     directory, summary = run(name, tmp_path, few_rows, first_layers)

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -370,16 +369,16 @@ def test_questions(write, letters, settings):
     assert letters_of(open_ended[0].prompt_ids) == "<x|" and open_ended[0].reference == ""
 
 
-def test_thousands_of_rows_take_seconds(write, fixtures, settings):
+def test_a_row_is_tokenised_once_and_never_again(write, fixtures, settings, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_chatglm1")
-    path = write("rows.jsonl", some_rows(3000))
-    begun = time.perf_counter()
+    path = write("rows.jsonl", some_rows(300))
+    seen, example = [], tokenizer.example
+    monkeypatch.setattr(tokenizer, "example", lambda *given, **more: seen.append(given) or example(*given, **more))
     dataset = load_dataset(path, tokenizer, settings=settings(workers=0))
-    tokenising = time.perf_counter() - begun
-    begun = time.perf_counter()
-    load_dataset(path, tokenizer, settings=settings(workers=0))
-    assert tokenising < 20 and time.perf_counter() - begun < max(0.5, tokenising / 2)
-    assert dataset.counts.rows == 3000
+    first = len(seen)
+    assert load_dataset(path, tokenizer, settings=settings(workers=0)).counts == dataset.counts
+    second = len(seen) - first  # whatever tells the tokenizer from another one
+    assert dataset.counts.rows == first - second == 300 and second <= 1
 
 
 def test_a_changed_part_of_a_mindrecord_set_is_noticed(letters, settings, tmp_path):

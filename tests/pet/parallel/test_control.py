@@ -54,30 +54,29 @@ def machine():
         yield enter
 
 
-def connect(port):
+@pytest.fixture
+def connect(until):
     """A connection, once somebody listens."""
-    limit = time.monotonic() + 20
-    while True:
+
+    def attempt(port):
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=20)
         except ConnectionError:
-            assert time.monotonic() < limit
+            return None
+
+    return lambda port: until(lambda: attempt(port))
 
 
-def test_machines_that_share_a_secret_agree(machine, threads, port):
+def test_machines_that_share_a_secret_agree(machine, threads, port, until):
     first, second, third = threads.map(lambda node: machine(node, port, 3), range(3))
     assert [each.first_rank for each in (first, second, third)] == [0, 1, 3]
     assert {each.size for each in (first, second, third)} == {6}
     assert first.store == second.store == third.store
     second.fail(7, "gone")
-    limit = time.monotonic() + 20
-    while (found := third.exchange(False)) is None:
-        first.exchange(False)
-        assert time.monotonic() < limit
-    assert found == (7, "machine 1: gone")
+    assert until(lambda: (first.exchange(False), third.exchange(False))[1]) == (7, "machine 1: gone")
 
 
-def test_strangers_are_dropped_and_the_job_begins(machine, threads, port, monkeypatch, capsys):
+def test_strangers_are_dropped_and_the_job_begins(machine, threads, port, connect, monkeypatch, capsys):
     monkeypatch.setattr(control, "HELLO_LIMIT", 0.2)
     first = threads.submit(machine, 0, port)
     silent = [connect(port) for _ in range(3)]
@@ -105,7 +104,7 @@ def receive(connection):
         return b""
 
 
-def test_more_silent_connections_than_are_kept_waiting(machine, threads, port, monkeypatch):
+def test_more_silent_connections_than_are_kept_waiting(machine, threads, port, connect, monkeypatch):
     monkeypatch.setattr(control, "MOST_WAITING", 4)
     first = threads.submit(machine, 0, port)
     silent = [connect(port) for _ in range(12)]
@@ -123,12 +122,10 @@ def test_another_secret_is_refused_and_the_right_one_still_comes_in(machine, thr
     assert machine(1, port).size == first.result(20).size == 3
 
 
-def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, threads, port):
+def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, threads, port, until):
     first = Control(3, 0, ("127.0.0.1", port), 1, SECRET)
     gathered, second = threads.submit(first.__enter__), threads.submit(machine, 1, port, 3)
-    limit = time.monotonic() + 20
-    while 1 not in first.links:
-        assert time.monotonic() < limit
+    until(lambda: 1 in first.links)
     before = time.monotonic()
     third = threads.submit(machine, 2, port, 3)
     assert second.result(20).size == third.result(20).size == 6
@@ -136,7 +133,7 @@ def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, thread
     assert all(link.heard >= before for link in first.links.values())
 
 
-def relay(listener, port, heard):
+def relay(listener, connect, port, heard):
     """Passes one connection on, and keeps what goes either way."""
     near, far = listener.accept()[0], connect(port)
     with near, far, ThreadPoolExecutor(1) as back:
@@ -152,10 +149,10 @@ def relay(listener, port, heard):
         other.result(20)
 
 
-def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threads, port):
+def test_who_listens_learns_neither_the_secret_nor_how_to_come_in(machine, threads, port, connect):
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        relaying = threads.submit(relay, listener, port, heard)
+        relaying = threads.submit(relay, listener, connect, port, heard)
         first = threads.submit(machine, 0, port)
         machine(1, listener.getsockname()[1]).__exit__()
         first.result(20).__exit__()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -71,15 +70,13 @@ def test_collectives(tmp_path):
 
 def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
     code = CHECK + (
-        "import time; print('began', time.time())\n"
         "if job.rank == 1:\n"
         "    raise RuntimeError('in the middle of a step')\n"
-        "collectives.barrier()\n"
+        "try:\n    collectives.barrier()\nfinally:\n    print('gave up by itself')\n"
     )
     done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], code)
-    began = float(done.stdout.split("began")[1].split()[0])
-    assert time.time() - began < 20
     assert done.returncode == 1
+    assert "gave up by itself" not in done.stdout  # the launcher has ended it
     assert "[rank 1] RuntimeError: in the middle of a step" in done.stderr
 
 

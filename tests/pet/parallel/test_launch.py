@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,25 +51,41 @@ def start(tmp_path, options, code):
     )
 
 
-def finish(process, limit=30.0):
-    """(exit code, standard output, standard error, seconds)"""
-    begin = time.monotonic()
-    out, err = process.communicate(timeout=limit)
-    return process.returncode, out, err, time.monotonic() - begin
+def finish(process):
+    """(exit code, standard output, standard error); the workers that the launcher must end would never end."""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
 
 
-def assert_gone(pid_directory, count):
+@pytest.fixture
+def assert_gone(until):
     """No process that wrote its id there lives on."""
-    pids = [int(path.name) for path in pid_directory.iterdir()]
-    assert len(pids) == count
-    limit = time.monotonic() + 2.0
-    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
-        assert time.monotonic() < limit, f"orphans: {alive}"
-        time.sleep(0.05)
+
+    def lives(pid):
+        try:
+            return psutil.Process(pid).status() != "zombie"
+        except psutil.NoSuchProcess:
+            return False
+
+    def check(pid_directory, count):
+        pids = [int(path.name) for path in pid_directory.iterdir()]
+        assert len(pids) == count
+        until(lambda: not any(map(lives, pids)))
+
+    return check
 
 
-NOTE_PID = "import os, sys, time, pathlib; r = int(os.environ['RANK_ID']); pathlib.Path('pids').mkdir(exist_ok=True);"
-NOTE_PID += "pathlib.Path('pids', str(os.getpid())).touch();"
+# What each worker begins with: it notes its id. `forever` ends with the worker alone, `noted(n)` when n ids are there.
+NOTE_PID = """
+import os, pathlib, signal, subprocess, sys, time
+r = int(os.environ['RANK_ID'])
+pathlib.Path('pids').mkdir(exist_ok=True)
+pathlib.Path('pids', str(os.getpid())).touch()
+def forever():
+    while True: signal.pause()
+def noted(count):
+    while len(list(pathlib.Path('pids').iterdir())) < count: time.sleep(0.02)
+"""
 
 
 def test_workers_get_their_place_and_their_own_log(tmp_path):
@@ -79,7 +94,7 @@ def test_workers_get_their_place_and_their_own_log(tmp_path):
         "keys = ['RANK_ID', 'RANK_SIZE', 'LOCAL_RANK', 'DEVICE_ID', 'MASTER_ADDR', 'MASTER_PORT', 'OMP_NUM_THREADS'];"
         "print(json.dumps({key: os.environ[key] for key in keys}))"
     )
-    result, out, err, _ = finish(start(tmp_path, ["--devices", "4,6,7"], code))
+    result, out, err = finish(start(tmp_path, ["--devices", "4,6,7"], code))
     assert (result, err) == (0, "")
     logs = [(tmp_path / f"output/log/rank_{rank}/worker.log").read_text() for rank in range(3)]
     places = [json.loads(log) for log in logs]
@@ -90,77 +105,71 @@ def test_workers_get_their_place_and_their_own_log(tmp_path):
     assert out == logs[0]  # rank 0 alone is on the terminal
 
 
-def test_raising_worker_ends_the_job_with_its_traceback(tmp_path):
+def test_raising_worker_ends_the_job_with_its_traceback(tmp_path, assert_gone):
     # the others ignore SIGTERM and have children: both must go all the same
     code = NOTE_PID + (
-        "import signal, subprocess;"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
-        "pathlib.Path('pids', str(child.pid)).touch();"
-        "time.sleep(1.0) if r == 2 else [sum(range(10000)) for _ in iter(int, 1)];"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "pathlib.Path('pids', str(child.pid)).touch()\n"
+        "noted(6) if r == 2 else [sum(range(10000)) for _ in iter(int, 1)]\n"
         "raise RuntimeError('the third one fails')"
     )
-    result, _, err, seconds = finish(start(tmp_path, ["-n", "3"], code))
+    result, _, err = finish(start(tmp_path, ["-n", "3"], code))
     assert result == 1
     assert "rank 2 ended with exit code 1" in err
     assert "[rank 2] RuntimeError: the third one fails" in err and "Traceback" in err
-    assert seconds < 15
     assert_gone(tmp_path / "pids", 6)
 
 
-def test_killed_worker_and_exit_code(tmp_path):
-    # the second one waits until the first has noted its id
-    code = NOTE_PID + (
-        "[time.sleep(0.02) for _ in iter(lambda: r == 1 and len(list(pathlib.Path('pids').iterdir())) < 2, False)];"
-        "os.kill(os.getpid(), 9) if r == 1 else time.sleep(60)"
-    )
-    result, _, err, _ = finish(start(tmp_path, ["-n", "2"], code))
+def test_killed_worker_and_exit_code(tmp_path, assert_gone):
+    code = NOTE_PID + "noted(2)\nos.kill(os.getpid(), 9) if r == 1 else forever()"
+    result, _, err = finish(start(tmp_path, ["-n", "2"], code))
     assert result == 128 + 9 and "rank 1 was killed by SIGKILL" in err
     assert_gone(tmp_path / "pids", 2)
     assert finish(start(tmp_path, ["-n", "2"], "import os; os._exit(7 * int(os.environ['RANK_ID']))"))[0] == 7
 
 
 @pytest.mark.parametrize("how", ["sleep", "stopped", "loop"])
-def test_hanging_worker_is_ended_with_its_stack(tmp_path, how):
+def test_hanging_worker_is_ended_with_its_stack(tmp_path, how, assert_gone):
     hang = {
-        "sleep": "time.sleep(100)",
+        "sleep": "forever()",
         "stopped": "with waiting(): os.kill(os.getpid(), 19)",
         # endless work is only seen by a promise that was not kept
         "loop": "from pet.launching.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
     }[how]
     code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
     code += f"def busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
-    result, _, err, seconds = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "3"], code))
+    result, _, err = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "3"], code))
     assert result == 124 and "rank 1 hangs" in err
     assert "in stuck" in err
-    assert seconds < 20
     assert_gone(tmp_path / "pids", 2)
 
 
 def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
-    code = "import os, time\nfrom pet.launching.heartbeat import waiting\n"
-    code += "end = time.time() + 6\nif os.environ['RANK_ID'] == '0':\n    while time.time() < end: pass\n"
-    code += "else:\n    with waiting(): time.sleep(6)"
-    assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))[0] == 0
+    # the slow one works three times as long as a hang may last
+    code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
+    code += "if r == 0:\n    while time.process_time() < 3: pass\n    pathlib.Path('pids', 'done').touch()\n"
+    code += "else:\n    with waiting(): noted(3)"
+    assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
 
 
-def test_default_limit_ends_a_hang_within_twenty_seconds(tmp_path):
-    code = NOTE_PID + "time.sleep(100) if r == 1 else [0 for _ in iter(int, 1)]"
-    result, _, _, seconds = finish(start(tmp_path, ["-n", "2"], code))
-    assert result == 124 and seconds < 20
+def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
+    """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
+    code = NOTE_PID + "while r == 0: pass\nforever()"
+    result, _, err = finish(start(tmp_path, ["-n", "2"], code))
+    assert result == 124 and "rank 1 hangs: it did nothing for " in err
+    assert_gone(tmp_path / "pids", 2)
+    assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
 
-def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path):
+def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, assert_gone):
     for number, expected in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
         directory = tmp_path / number.name
         directory.mkdir()
-        process = start(directory, ["-n", "2"], NOTE_PID + "time.sleep(60)")
-        limit = time.monotonic() + 30
-        while not (directory / "pids").exists() or len(list((directory / "pids").iterdir())) < 2:
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+        process = start(directory, ["-n", "2"], NOTE_PID + "forever()")
+        until(lambda there=directory / "pids": there.exists() and len(list(there.iterdir())) == 2)
         process.send_signal(number)
-        assert process.wait(15) == expected
+        assert process.wait(300) == expected
         assert_gone(directory / "pids", 2)
 
 
@@ -176,7 +185,7 @@ def two_machines(tmp_path, codes):
     return [finish(process) for process in processes]
 
 
-def test_two_machines(tmp_path):
+def test_two_machines(tmp_path, assert_gone):
     show = "import os; print(*(os.environ[key] for key in ('RANK_ID', 'RANK_SIZE', 'LOCAL_RANK', 'MASTER_PORT')))"
     results = two_machines(tmp_path, [show, show])
     assert [result[0] for result in results] == [0, 0]
@@ -188,12 +197,12 @@ def test_two_machines(tmp_path):
     assert len({log[3] for log in logs}) == 1
     assert results[1][1] == ""  # nothing but rank 0's machine shows output
 
-    wait = NOTE_PID + "time.sleep(60)"
-    fail = NOTE_PID + "time.sleep(0.5); raise ValueError('far away')"
+    wait = NOTE_PID + "forever()"
+    # both workers of a machine that fails have noted their ids, and the other machine's has
+    fail = NOTE_PID + "noted(2)\nos.chdir('../machine_0')\nnoted(1)\nraise ValueError('far away')"
     results = two_machines(tmp_path, [wait, fail])
     assert [result[0] for result in results] == [1, 1]
     assert "machine 1: rank" in results[0][2] and "far away" in results[1][2]
-    assert results[0][3] < 15
     for node in (0, 1):
         assert_gone(tmp_path / f"machine_{node}/pids", node + 1)
 

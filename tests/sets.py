@@ -1,0 +1,66 @@
+"""The sets of tests: `quick`, `full`, and all the others, which `pytest` runs (CONTRIBUTING.md has the table).
+
+A matrix is a test with several parameters and the marker `cover`. Of a matrix `pytest` runs so many cases that every
+value of each parameter and every pair of values occurs; the remaining ones are marked `full`. ``cover(by=function)``
+says what a case covers instead: the function takes the case's parameters by name and returns the things.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter, defaultdict
+from itertools import combinations
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+# Tests without a compiled graph and without processes of their own. What takes longer in them is marked `slow`.
+QUICK = (
+    "pet/recipe",
+    "pet/data",
+    "pet/cli/test_bad",
+)
+
+
+def mark(items: list) -> None:
+    """Adds `full` to what a matrix need not run each time, and `quick` to what is left in the files of `QUICK`."""
+    matrices = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cover"):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    for cases in matrices.values():
+        chosen = cover([covered(case) for case in cases])
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker("full")
+    for item in items:
+        if item.path.relative_to(HERE).as_posix().startswith(QUICK) and not any(
+            item.get_closest_marker(name) for name in ("slow", "full")
+        ):
+            item.add_marker("quick")
+
+
+def covered(case) -> set:
+    """What a case covers: by default its values, and the pairs of them."""
+    rule, values = case.get_closest_marker("cover").kwargs.get("by"), case.callspec.params
+    if rule:
+        return set(rule(**{name: values[name] for name in inspect.signature(rule).parameters}))
+    settings = [(name, repr(value)) for name, value in sorted(values.items())]
+    return {*settings, *combinations(settings, 2)}
+
+
+def cover(cases: list[set]) -> set[int]:
+    """The numbers of a few cases that cover together what all of them do: always the one next that adds most."""
+    missing, chosen = set().union(*cases), set()
+    while missing:
+        best = max(range(len(cases)), key=lambda number: len(cases[number] & missing))
+        missing -= cases[best]
+        chosen.add(best)
+    return chosen
+
+
+def long_files_first(items: list) -> None:
+    """So that processes end together: files with slow tests, the most of them first; then by the number of tests."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    size = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-slow[item.path], -size[item.path], item.path))

@@ -1,0 +1,66 @@
+"""Which tests are in which set (sets.py)."""
+
+from itertools import combinations, product
+
+import pytest
+
+pytest_plugins = ["pytester"]
+MATRIX = """
+import pytest
+
+@pytest.mark.cover
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("c", [True, False])
+@pytest.mark.parametrize("d", [True, False])
+def test_of_four(a, b, c, d):
+    pass
+
+@pytest.mark.cover(by=lambda a, b: [a, (b, a in "xy")])
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize("b", range(3))
+def test_with_a_rule(a, b):
+    pass
+
+def test_alone():
+    pass
+"""
+
+
+def test_a_cover_has_all_values_and_all_pairs():
+    from sets import cover
+
+    axes = {"a": "xyz", "b": range(3), "c": (True, False), "d": (True, False)}
+    cases = []
+    for values in product(*axes.values()):
+        places = list(zip(axes, values, strict=True))
+        cases.append({*places, *combinations(places, 2)})
+    chosen = cover(cases)
+    assert set().union(*(cases[number] for number in chosen)) == set().union(*cases)
+    assert 9 <= len(chosen) <= 12  # the two longest axes alone have nine pairs
+
+
+@pytest.fixture
+def collected(pytester, request):
+    """Runs a matrix with this directory's conftest.py; returns how many passed and how many were left out."""
+    here = request.path.parent
+    pytester.makeini("[pytest]\nmarkers =\n    cover\n    full\n    quick\n    slow\n")
+    for name in ("conftest.py", "sets.py"):
+        (pytester.path / name).write_text((here / name).read_text())
+    (pytester.path / "test_it.py").write_text(MATRIX)
+
+    def run(*words):
+        outcomes = pytester.runpytest_subprocess("-p", "no:xdist", *words).parseoutcomes()
+        return outcomes.get("passed", 0), outcomes.get("deselected", 0)
+
+    return run
+
+
+def test_what_a_cover_leaves_out_runs_when_it_is_asked_for(collected):
+    few, others = collected()
+    assert few + others == 36 + 9 + 1 and few < 12 + 7 + 1
+    assert collected("-m", "full") == (others, few)
+    assert collected("-m", "full or not full") == (few + others, 0)
+    assert collected("-m", "not slow") == (few, others)
+    # a case that is named runs, whatever set it is in
+    assert collected("test_it.py::test_of_four[True-False-2-z]") == (1, 0)
