@@ -41,6 +41,8 @@ IA3_KEYS = (
     "runtime_config",
     "target_modules",
 )
+PEFT_ALONE = ("DELORA", "GLORA", "LN_TUNING", "LOHA", "LOKR", "VBLORA", "XLORA")
+"""PEFT's methods whose names look like misspellings of supported ones."""
 TOKENS_KEYS = (*COMMON_KEYS, "init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
 # Settings of LoRA that change the result and that nothing here computes: refused unless they are off.
 UNSUPPORTED = (
@@ -108,7 +110,7 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     if not isinstance(kind, str) or kind not in supported:
         raise InputError(
             f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
-            + (similar(kind, supported) if isinstance(kind, str) else "")
+            + (similar(kind, supported) if isinstance(kind, str) and kind not in PEFT_ALONE else "")
         )
     return values
 

@@ -353,6 +353,7 @@ def refused(base, adapter, output, *parts, **options):
         assert part in str(caught.value), str(caught.value)
     assert not output.exists()
     assert not [path for path in output.parent.iterdir() if "unfinished" in path.name]
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["prefix", "prefix_proj"])
@@ -361,12 +362,13 @@ def test_prefix_cannot_be_merged(kind, fixtures, tmp_path):
     refused(fixtures / "glm", fixtures / "glm" / kind, tmp_path / "out", *parts)
 
 
-@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "POLY", "ADALORA", 3, None])
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING", "POLY", "ADALORA", "LOHA", 3, None])
 def test_other_methods_cannot_be_merged(kind, fixtures, tmp_path):
     adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 64, 64), peft_type=kind)
     known = kind in ("PROMPT_TUNING", "P_TUNING")
     parts = ("cannot be merged",) if known else (f"peft_type is {kind!r}; supported: BITFIT",)
-    refused(fixtures / "llama_mha", adapter, tmp_path / "out", *parts)
+    message = refused(fixtures / "llama_mha", adapter, tmp_path / "out", *parts)
+    assert "did you mean" not in message, "another method is no misspelling"
 
 
 def test_another_base_is_refused_unless_told(fixtures, tmp_path):
