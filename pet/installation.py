@@ -1,7 +1,9 @@
-"""Whether the packages that Python imports are this library's own."""
+"""What the library finds around it: the packages that Python imports, the device, the terminal's encoding."""
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,3 +25,18 @@ def foreign_adapters() -> str | None:
         f"the package 'adapters' {found} (AdapterHub's has this name): install mindspore-pet into an environment of "
         "its own, or pip uninstall adapters and then pip install --force-reinstall --no-deps mindspore-pet"
     )
+
+
+def has_bf16() -> bool:
+    """Whether this device multiplies bfloat16 matrices."""
+    import mindspore
+
+    return mindspore.get_context("device_target") != "CPU"
+
+
+def tolerate_encodings() -> None:
+    """A character that the output's encoding lacks is written as ``\\u4f60``: it must not end a run. What is read is
+    data, and has to be right."""
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,7 @@ class TextGeneration:
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}
         draws = (options.get("top_k") or 1) != 1 or "top_p" in options or "temperature" in options
-        if defaults := getattr(self.model, "generation_defaults", None):  # those of a MindFormers configuration
-            from pet.compat.mindformers.generation import completed
-
+        if defaults := getattr(self.model, "generation_defaults", None):  # the model's own, where it was given some
             options = completed(defaults, options, self.model.room)
         options.setdefault("do_sample", draws)
         options.setdefault("eos_token_id", ends_of(self.model, self.tokenizer))
@@ -102,6 +100,23 @@ class TextGeneration:
         if options.get("max_new_tokens", 0) is None and ends and not options.get("stop_strings"):
             warn_of_full_context(answers, ends, self.model.room)
         return [self.tokenizer.decode(until(answer, ends)) for answer in answers]
+
+
+def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """A call's settings with the defaults for what it leaves out.
+
+    Args:
+        defaults: of `generate`.
+        settings: of the call.
+        room: tokens that the model's context holds; a longer ``max_length`` among the defaults is cut to it.
+    """
+    left = dict(defaults)
+    if "max_length" in settings or "max_new_tokens" in settings:
+        for name in ("max_length", "max_new_tokens"):
+            left.pop(name, None)
+    if "max_length" in left:
+        left["max_length"] = min(left["max_length"], room)
+    return {**left, **settings}
 
 
 def ends_of(model, tokenizer) -> list[int]:

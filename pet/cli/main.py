@@ -6,7 +6,6 @@ Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, inte
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import traceback
@@ -17,7 +16,7 @@ from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError, nearest
 from pet import interrupts
 from pet.cli.commands import COMMANDS
-from pet.installation import foreign_adapters
+from pet.installation import foreign_adapters, tolerate_encodings
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
@@ -68,14 +67,6 @@ def _first_line(error: BaseException) -> str:
     """What an unexpected error says, without the pages that MindSpore appends to it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def tolerate_encodings() -> None:
-    """A character that the output's encoding lacks is written as ``\\u4f60``: it must not end a run. What is read is
-    data, and has to be right."""
-    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
 
 
 def run(arguments: Sequence[str]) -> int:

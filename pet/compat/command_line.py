@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from model_zoo.errors import InputError, nearest
-from pet.cli.main import tolerate_encodings
+from pet.installation import tolerate_encodings
 
 log = logging.getLogger("pet")
 

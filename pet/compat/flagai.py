@@ -9,7 +9,7 @@ from typing import Any
 
 from adapters.checks import positive_int
 from model_zoo.errors import InputError, nearest
-from pet.compat.translation import Ignored, Translation
+from pet.recipe.translation import Ignored, Translation
 
 ENVIRONMENTS = {
     "pytorch": "standalone",

@@ -22,7 +22,7 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
-from pet.compat.translation import Ignored, Translation
+from pet.recipe.translation import Ignored, Translation
 
 log = logging.getLogger("pet")
 

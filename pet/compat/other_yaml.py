@@ -13,7 +13,8 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice
+from pet.recipe.translation import Ignored, Refused, Translation
 
 SPEED = Ignored("it changes speed or memory, not the result")
 LOGS = Ignored("metrics.jsonl and loss.png are written in any case")

@@ -9,9 +9,9 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.results import base_of, bring_checkpoint, find_weights
-from pet.compat.translation import Translation
 from pet.names import find_recipe
 from pet.recipe.source import read
+from pet.recipe.translation import Translation
 
 
 def kind_of(values: Any) -> str:

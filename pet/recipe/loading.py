@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
 from pet.recipe import rules, variables
+from pet.recipe.callback_names import into_recipe
+from pet.recipe.classes import find_callback
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, read
-from pet.train.callbacks.base import find_callback
 
 
 def load(
@@ -97,8 +98,6 @@ def check(
     if isinstance(tree.get("adapter"), dict):
         tree["adapter"].setdefault("method", "lora")  # as where the section is left out
     if tree.get("callbacks"):  # some may be there by their names in MindFormers
-        from pet.compat.mindformers.callbacks import into_recipe
-
         for problem in into_recipe(tree):
             report.add(("callbacks",), problem)
     _expand_paths(tree, directory, report, check_files)

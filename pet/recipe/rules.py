@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from pet.recipe.classes import OPTIONS
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
-from pet.train.objectives import OPTIONS
 
 Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
 

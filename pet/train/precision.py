@@ -7,6 +7,7 @@ from mindspore import nn, ops
 
 from model_zoo.engine import is_product
 from model_zoo.errors import InputError
+from pet.installation import has_bf16
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
 
@@ -26,11 +27,6 @@ class NarrowProduct(nn.Cell):
     def construct(self, left, right):
         wide = self.product(left.astype(self.dtype), right.astype(self.dtype))
         return wide.astype(left.dtype)
-
-
-def has_bf16() -> bool:
-    """Whether this device multiplies bfloat16 matrices."""
-    return ms.get_context("device_target") != "CPU"
 
 
 def set_precision(model: nn.Cell, precision: str) -> None:

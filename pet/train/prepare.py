@@ -190,7 +190,7 @@ def check_loaded(model, recipe, config) -> None:
 def data_settings(recipe, **changes):
     """The recipe's data section as the loader takes it; the order follows ``train.seed`` unless it has its own."""
     from pet.data import DataSettings
-    from pet.train.objectives import rows_of
+    from pet.recipe.classes import rows_of
 
     seed = recipe.data.seed if recipe.data.seed is not None else recipe.train.seed
     return DataSettings.of(recipe.data, **{"seed": seed, **rows_of(recipe.train.objective), **changes})

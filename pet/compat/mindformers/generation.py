@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from pet.text_generation import completed
+
 # MindFormers' names -> those of `generate`
 NAMES = {
     "do_sample": "do_sample",
@@ -31,23 +33,6 @@ def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:
     if "max_new_tokens" in found:
         found.pop("max_length", None)
     return found
-
-
-def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """A call's settings with the defaults for what it leaves out.
-
-    Args:
-        defaults: of `generate`.
-        settings: of the call.
-        room: tokens that the model's context holds; a longer ``max_length`` among the defaults is cut to it.
-    """
-    left = dict(defaults)
-    if "max_length" in settings or "max_new_tokens" in settings:
-        for name in ("max_length", "max_new_tokens"):
-            left.pop(name, None)
-    if "max_length" in left:
-        left["max_length"] = min(left["max_length"], room)
-    return {**left, **settings}
 
 
 def give_defaults(model, given: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pet.compat.translation import Ignored, Refused, Translation
+from pet.recipe.translation import Ignored, Refused, Translation
 
 FIXED = Ignored("layers are divided by their family's table")
 TABLE = {

@@ -11,11 +11,12 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
-from pet.compat.mindformers.callbacks import is_named, translate_callbacks
 from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
-from pet.compat.translation import Translation, method_of
+from pet.compat.translation import method_of
+from pet.recipe.callback_names import is_named, translate_callbacks
+from pet.recipe.translation import Translation
 
 log = logging.getLogger("pet")
 

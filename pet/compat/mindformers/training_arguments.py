@@ -6,16 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
-from pet.compat.translation import (
-    OPTIMIZERS,
-    SCHEDULES,
-    Ignored,
-    Refused,
-    Translation,
-    both_betas,
-    choice,
-    clip,
-)
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, both_betas, choice, clip
+from pet.recipe.translation import Ignored, Refused, Translation
 
 SINK = Ignored("a step is one compiled graph in any case")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.mindformers.callbacks import translate_callbacks
 from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, Ignored, Refused, Translation, choice, clip, method_of
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice, clip, method_of
+from pet.recipe.callback_names import translate_callbacks
+from pet.recipe.translation import Ignored, Refused, Translation
 
 # Matrices of MindFormers' models -> ours.
 MATRICES = {

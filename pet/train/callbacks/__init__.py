@@ -1,5 +1,5 @@
 """Callbacks: the interface and what is built in."""
 
-from pet.train.callbacks.base import BUILT_IN, Callback, make_callback, make_callbacks
+from pet.train.callbacks.base import Callback, make_callback, make_callbacks
 
-__all__ = ["BUILT_IN", "Callback", "make_callback", "make_callbacks"]
+__all__ = ["Callback", "make_callback", "make_callbacks"]

@@ -191,7 +191,7 @@ def test_what_a_file_is_for(base, tmp_path, capsys):
 
 def test_targets_by_mindformers_expressions():
     from pet.compat.mindformers.yaml_file import targets_of
-    from pet.compat.translation import Translation
+    from pet.recipe.translation import Translation
 
     for expression, expected in (
         (".*wq|.*wk|.*wv|.*wo", ["q_proj", "k_proj", "v_proj", "o_proj"]),

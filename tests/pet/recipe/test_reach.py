@@ -7,11 +7,11 @@ import pytest
 from adapters.methods import METHODS
 from pet.data import DataSettings
 from pet.recipe.adapter import Full
+from pet.recipe.classes import CALLBACKS
 from pet.recipe.data import Data
 from pet.recipe.keys import sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.training import Callback
-from pet.train.callbacks import BUILT_IN
 from pet.train.prepare import NOT_SETTINGS, method_config
 
 SECTIONS = [
@@ -68,5 +68,5 @@ def test_data_settings():
 def test_built_in_callbacks_are_named_in_the_schema():
     description = Callback.model_fields["name"].description
     always_on = {"progress", "metrics", "samples", "plot"}
-    for name in BUILT_IN.keys() - always_on:
+    for name in CALLBACKS.keys() - always_on:
         assert name in description

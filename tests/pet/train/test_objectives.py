@@ -8,7 +8,7 @@ import yaml
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.train.objectives import resolve
+from pet.recipe.classes import find_objective
 
 HERE = Path(__file__).parent
 OBJECTIVE = "preferred_answers:PreferredAnswers"
@@ -68,9 +68,9 @@ def test_rows_that_cannot_be_compared_are_named(finetune, tmp_path, capsys):
     [
         ("casual", "did you mean 'causal'"),
         ("no_such_module:Thing", "no_such_module"),
-        ("json:dumps", "is not a sub-class"),
+        ("json:dumps", "is no objective"),
     ],
 )
 def test_names_that_are_no_objective(name, message):
     with pytest.raises(InputError, match=message):
-        resolve(name)
+        find_objective(name)

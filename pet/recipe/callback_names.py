@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
-from pet.compat.translation import Translation
+from pet.recipe.translation import Translation
 
 log = logging.getLogger("pet")
 

@@ -1,0 +1,107 @@
+"""From another system's settings to a recipe's, with a list of what has no meaning here and of what cannot be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model_zoo.errors import InputError, nearest
+from pet.installation import has_bf16
+
+log = logging.getLogger("pet")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ignored:
+    """A setting without influence on the results here; ``why`` says so to the user."""
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A setting that would change the results and cannot be had, unless its value is among the harmless ones."""
+
+    why: str
+    harmless: tuple = (None, False, 0, "", "no", "none")
+
+
+Rule = str | Ignored | Refused | Callable[["Translation", str, Any], None]
+"""A recipe's key that takes the value as it is, or what to do with it."""
+
+
+class Translation:
+    """Settings of a recipe by dotted key, as they are collected.
+
+    Args:
+        system: whose settings are translated; begins the messages.
+
+    Attributes:
+        settings: ``{"train.learning_rate": 1e-3, …}``.
+        ignored: ``{name: why}`` of what has no meaning here.
+        problems: what is wrong, all of it.
+    """
+
+    def __init__(self, system: str):
+        self.system = system
+        self.settings: dict[str, Any] = {}
+        self.ignored: dict[str, str] = {}
+        self.problems: list[str] = []
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets a key of the recipe; None leaves it as it is."""
+        if value is not None:
+            self.settings[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What was set for a key."""
+        return self.settings.get(key, default)
+
+    def ignore(self, name: str, why: str) -> None:
+        """Notes a setting that has no meaning here."""
+        self.ignored[name] = why
+
+    def refuse(self, name: str, why: str) -> None:
+        """Notes a setting that cannot be served."""
+        self.problems.append(f"{self.system}: {name}: {why}")
+
+    def apply(self, given: Mapping[str, Any], table: Mapping[str, Rule], prefix: str = "") -> None:
+        """Translates settings by a table. Those that are None count as not given; unknown ones are problems."""
+        for name, value in given.items():
+            shown = prefix + str(name)
+            if name not in table:
+                self.refuse(shown, f"is not known{nearest(str(name), table)}")
+                continue
+            if value is None:
+                continue
+            rule = table[name]
+            if isinstance(rule, str):
+                self.put(rule, value)
+            elif isinstance(rule, Ignored):
+                self.ignore(shown, rule.why)
+            elif isinstance(rule, Refused):
+                if not any(value is each or (type(value) is type(each) and value == each) for each in rule.harmless):
+                    self.refuse(shown, f"{value!r}: {rule.why}")
+            else:
+                rule(self, shown, value)
+
+    def finish(self) -> None:
+        """Says once what is ignored, and what falls back: a job file may have been written for another device.
+
+        Raises:
+            InputError: all problems together.
+        """
+        if self.problems:
+            raise InputError.collect(self.problems)
+        if self.get("train.precision") == "bf16" and not has_bf16():
+            log.warning("%s: this device has no bf16 products; train.precision is fp32", self.system)
+            self.put("train.precision", "fp32")
+        if self.ignored:
+            log.warning("%s: without meaning here: %s", self.system, "; ".join(self.ignored_lines()))
+
+    def ignored_lines(self) -> list[str]:
+        """``name: why`` of what is ignored."""
+        return [f"{name}: {why}" for name, why in self.ignored.items()]
