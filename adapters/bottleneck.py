@@ -105,10 +105,8 @@ class Activation(nn.Cell):
             return x * ops.sigmoid(x)
         return tanh(x)
 
-    def record(self, steps, x):
-        if self.name == "gelu":
-            return steps.run(self.gelu, x)
-        return steps.like("hyperbolic_tangent" if self.name == "tanh" else self.name, x)
+    def trace(self, tracer, x):
+        return tracer.emit({"gelu": "gelu_tanh", "tanh": "hyperbolic_tangent"}.get(self.name, self.name), x)
 
 
 def projection(weight: np.ndarray) -> Linear:
@@ -157,13 +155,10 @@ class Bottleneck(AdapterModule):
         change = self.up(self.activation(self.down(flat))) * self.scaling  # (N, out)
         return y + change.reshape(y.shape).astype(y.dtype)
 
-    def record(self, steps, x, y):
-        if self.rows is not None:
-            steps.refuse(type(self))
+    def trace(self, tracer, x, y):
         flat = x if self.parallel else y
         if self.norm is not None:
-            flat = steps.run(self.norm, flat)
+            flat = self.norm(flat)
         if self.dropout is not None:
-            flat = steps.run(self.dropout, flat)
-        change = steps.run(self.up, steps.run(self.activation, steps.run(self.down, flat)))
-        return steps.add(change, y, self.scaling)
+            flat = self.dropout(flat)
+        return tracer.add(self.up(self.activation(self.down(flat))), y, self.scaling)

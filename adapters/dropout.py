@@ -50,10 +50,11 @@ class Dropout(nn.Cell):
         bits = ops.bitwise_and(self.mixed(index * STRIDE + self.seed(x.size)), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
-    def record(self, steps, x):
+    def trace(self, tracer, x):
         if not self.training:
             return x
-        return steps.dropout(x, self.key, self.site, self.threshold, self.factor)
+        numbers = {"site": self.site, "threshold": self.threshold, "factor": self.factor}
+        return tracer.emit("dropout", x, self.key, **numbers)
 
 
 def set_dropout_key(model: nn.Cell, key: int, block: int = 0) -> None:

@@ -119,16 +119,11 @@ class IA3(AdapterModule):
     def construct(self, x, y):
         return y if self.changes_input else self.scaled(y)
 
-    def record(self, steps, x, y):
-        if self.rows is not None or self.changes_input:
-            steps.refuse(type(self))
-        return steps.scale_columns(y, self.ia3_l)
+    def trace(self, tracer, x, y):
+        return y if self.changes_input else self.trace_before(tracer, y)
 
-    def record_before(self, steps, x):
-        """Tells `before`."""
-        if self.rows is not None:
-            steps.refuse(type(self))
-        return steps.scale_columns(x, self.ia3_l)
+    def trace_before(self, tracer, x):
+        return tracer.emit("scale_columns", x, self.ia3_l)
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         factor = self.ia3_l.asnumpy()

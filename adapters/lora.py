@@ -24,7 +24,7 @@ from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import pattern_value
 from adapters.peft_config import LORA_KEYS, check_lora, lora_scale, lora_settings
 from adapters.sites import weight_array
-from model_zoo import fused
+from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
 
 
@@ -146,8 +146,8 @@ class LoRALinear(AdapterModule):
         self.lora_B.weight.learning_rate_ratio = config.learning_rate_ratio
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
-        self.fast = self.narrow = False
-        self.kernel, self.factor = fused.low_rank(), Tensor(np.array([self.scale], np.float32))
+        self.narrow = False
+        uses_kernel(self, "low_rank", scale=self.scale)
 
     def follow_base(self, before, after) -> None:
         if self.starts_from_base and not all(
@@ -182,20 +182,20 @@ class LoRALinear(AdapterModule):
     def construct(self, x, y):
         if self.fast and y.dtype == ms.float32 and not self.starts_from_base and not self.narrow:
             wide = y.reshape(-1, y.shape[-1])
-            summed = self.kernel(wide, self.flat(x), self.lora_A.weight, self.lora_B.weight, self.factor)
+            summed = self.kernel(wide, self.flat(x), self.lora_A.weight, self.lora_B.weight)
             return summed.reshape(y.shape)
         return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
 
-    def record(self, steps, x, y):
-        if self.rows is not None or self.narrow:
-            steps.refuse(type(self))
+    def trace(self, tracer, x, y):
+        if self.narrow:
+            tracer.refuse(type(self))
         if self.dropout is not None:
-            x = steps.run(self.dropout, x)
+            x = self.dropout(x)
         signed = [(self.lora_A, self.lora_B, self.scale)]
         if self.starts_from_base:
             signed.append((self.initial_A, self.initial_B, -self.scale))
         for a, b, scale in signed:
-            y = steps.low_rank(y, x, a.weight, b.weight, scale)
+            y = tracer.low_rank(y, x, a.weight, b.weight, scale)
         return y
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -235,13 +235,11 @@ class DoRALinear(LoRALinear):
         change = self.change(x, self.scale).reshape(y.shape)
         return rescaled(y, base, bias, change, factor, (-1,))
 
-    def record(self, steps, x, y, weight, bias):
-        y = super().record(steps, x, y)
-        own = [self.lora_A.weight, self.lora_B.weight, self.magnitude.norm, self.lora_magnitude_vector]
-        given = [steps.parameter(parameter) for parameter in (weight, *own)]
-        numbers = steps.constant(np.float32(self.scale)), steps.constant(np.int32(self.transposed))
-        biases = [] if bias is None else [steps.parameter(bias)]
-        return steps.like("dora", y, *given, *numbers, *biases)
+    def trace(self, tracer, x, y, weight, bias):
+        y = super().trace(tracer, x, y)
+        given = [weight, self.lora_A.weight, self.lora_B.weight, self.magnitude.norm, self.lora_magnitude_vector]
+        given += [] if bias is None else [bias]
+        return tracer.emit("dora", y, *given, scale=self.scale, transposed=self.transposed)
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
         change = self.oriented(super().delta(weight))

@@ -104,12 +104,11 @@ class LowRankAdapter(AdapterModule):
         change = self.product(inner, self.up_b.weight) + self.up_bias
         return y + change.reshape(y.shape).astype(y.dtype)
 
-    def record(self, steps, x, y):
-        if self.rows is not None:
-            steps.refuse(type(self))
+    def trace(self, tracer, x, y):
+        def through(flat, a, b, bias):
+            for factor in (a, b):
+                flat = tracer.emit("product_of_rows", flat, factor.weight)
+            return tracer.emit("add_bias", flat, bias)
 
-        def through(flat, factor, bias=None):
-            return steps.linear("product_of_rows", flat, factor.weight, bias, factor.weight.shape[0])
-
-        inner = steps.run(self.activation, through(through(y, self.down_a), self.down_b, self.down_bias))
-        return steps.add(through(through(inner, self.up_a), self.up_b, self.up_bias), y)
+        inner = self.activation(through(y, self.down_a, self.down_b, self.down_bias))
+        return tracer.add(through(inner, self.up_a, self.up_b, self.up_bias), y)

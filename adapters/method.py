@@ -31,8 +31,8 @@ class AdapterModule(nn.Cell):
     ``on_base(x, y, base, weight, bias)`` in place of ``construct``: `base` is the bare cell's output, which `y` is not
     any more when another adapter went before.
 
-    ``record(steps, x, y)`` and ``record_before(steps, x)``, where a class has them, tell ``construct`` and ``before``
-    as steps (`model_zoo.engine.steps`).
+    ``trace(tracer, x, y)`` and ``trace_before(tracer, x)``, where a class has them, say which operations of the CPU
+    engine's table ``construct`` and ``before`` are (`model_zoo.engine.trace`).
 
     Attributes:
         rows: ``(B,)`` 0/1 Tensor while a batch mixes adapters, else None: the rows that this module applies to.
@@ -52,6 +52,10 @@ class AdapterModule(nn.Cell):
     def tensors(self) -> dict[str, Parameter]:
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
         raise TypeError(f"{type(self).__name__} must say which tensors it has")
+
+    def trace_before(self, tracer, x):
+        """`before`, on symbolic values."""
+        tracer.refuse(type(self))
 
     def follow_base(self, before: AdapterModule, after: AdapterModule) -> None:
         """Takes over what starts from the base's weights, which have changed, as far as it was not trained since.

@@ -213,10 +213,8 @@ class PrefixShare(AttentionPrefix):
     def share(self):
         return self.prompt
 
-    def record(self, steps, query, keys, values):
-        if self.rows is not None:
-            steps.refuse(type(self))
-        return steps.prefixed_attention(query, keys, values, self.prompt)
+    def trace(self, tracer, query, keys, values):
+        return tracer.prefixed_attention(query, keys, values, self.prompt)
 
 
 class PrefixTrunk(nn.Cell):

@@ -180,21 +180,21 @@ def _adapted_cell(cls: type) -> type:
                 y = changed if module.rows is None else select_rows(module.rows, changed, y)
             return y
 
-        def record(self, steps, x, *arguments):
-            if "record" not in vars(cls):
-                steps.refuse(cls)
+        def trace(self, tracer, x):
+            if any(module.rows is not None for module in self.active):
+                tracer.refuse(type(self))
             inner = x
             for module in self.active:
                 if module.changes_input:
-                    inner = steps.run_before(module, inner)
-            y = base = cls.record(self, steps, inner, *arguments)
+                    inner = module.trace_before(tracer, inner)
+            y = base = tracer.follow(cls, self, inner)
             for module in self.active:
                 if module.needs_base:
                     if y is not base:
-                        steps.refuse(type(module))
-                    y = steps.run(module, x, y, self.base_weight(), self.base_bias())
-                elif not module.changes_input:
-                    y = steps.run(module, x, y)
+                        tracer.refuse(type(module))
+                    y = tracer.call(module, x, y, self.base_weight(), self.base_bias())
+                else:
+                    y = module(x, y)
             return y
 
     def table(self):
@@ -227,10 +227,11 @@ def _adapted_core(cls: type) -> type:
                 seen = module.seen(seen, before - real, keys.shape[2] - before, keys.shape[0])
             return keys, values, seen
 
-        def record(self, steps, query, keys, values):
-            if len(self.active) > 1 or cls.record is not AttentionCore.record:
-                steps.refuse(type(self))
-            return steps.run(self.active[0], query, keys, values)
+        def trace(self, tracer, query, keys, values, start, end, keep):
+            (first, *others) = self.active
+            if others or first.rows is not None or cls.trace is not AttentionCore.trace:
+                tracer.refuse(type(self))
+            return first(query, keys, values)
 
     return Adapted
 

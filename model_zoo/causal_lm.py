@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo.configs import Config
 from model_zoo.ends import listed_ends
-from model_zoo.engine import native, swap_products
+from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.layers import name_parameters
 
@@ -107,6 +107,14 @@ class CausalLM(nn.Cell):
         if isinstance(offset, Tensor):  # one per row
             offset = int(offset.asnumpy().max())
         return self.config.dims.context - max(offset, self.virtual_tokens)
+
+    @property
+    def layer_list(self) -> nn.CellList:
+        """The decoder layers."""
+        cell = self
+        for name in self.family.layers.split("."):
+            cell = getattr(cell, name)
+        return cell
 
     def graph_key(self) -> tuple:
         """What a compiled graph of this model depends on beside its inputs' shapes."""
@@ -212,12 +220,7 @@ class CausalLM(nn.Cell):
     def set_fast(self, fast: bool = True) -> CausalLM:
         """Chooses the compiled fast kernels (True) or plain operators (False) in every cell that has both."""
         self.runs_fast = fast
-        for _, cell in list(self.cells_and_names()):
-            swap_products(cell, fast)
-            if "fast" in cell.__dict__:
-                cell.fast = fast
-                if fast:
-                    cell.kernel = native(cell.kernel)
+        set_kernels(self, fast)
         return self
 
 

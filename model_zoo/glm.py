@@ -46,32 +46,31 @@ class GLMAttention(nn.Cell):
         self.parts, self.halves = ops.Split(-1, 3), ops.Split(-1, 2)
         self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim, causal=False)
 
-    def turn(self, x, tables):
+    def turn(self, x, cosine, sine, block_cosine, block_sine):
         """The first half of each head by the text position, the second by the answer position."""
         first, second = self.halves(x)
-        cosine, sine, block_cosine, block_sine = tables
         return ops.concat((self.rotary(first, cosine, sine), self.rotary(second, block_cosine, block_sine)), -1)
 
-    def construct(self, x, tables, start, end, keep):
+    def construct(self, x, cosine, sine, block_cosine, block_sine, start, end, keep):
         query, keys, values = self.parts(self.split(self.query_key_value(x), start))  # each (B, heads, S, d)
-        query, keys = self.turn(query, tables), self.turn(keys, tables)
+        query = self.turn(query, cosine, sine, block_cosine, block_sine)
+        keys = self.turn(keys, cosine, sine, block_cosine, block_sine)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
-    def record(self, steps, x, *tables):
-        mixed = steps.run(self.query_key_value, x)
+    def trace(self, tracer, x, cosine, sine, block_cosine, block_sine, start, end, keep):
+        """Parts before heads, so that q, k and v are copied once."""
+        mixed = self.query_key_value(x)
         half = self.head_dim // 2
-        heads = mixed.width // (6 * half)
-        rows = steps.view(mixed, heads)  # a head's q | k | v
-        turned = []
+        rows = tracer.view(mixed, mixed.width // (6 * half))  # a head's q | k | v
+        tables, turned = ((cosine, sine), (block_cosine, block_sine)), []
         for which in range(2):
-            halves = [steps.part(rows, (2 * which + index) * half, half) for index in range(2)]
+            halves = [tracer.columns(rows, (2 * which + index) * half, half) for index in range(2)]
             halves = [
-                steps.run(self.rotary, part, *tables[2 * index : 2 * index + 2], head_dim=half)
-                for index, part in enumerate(halves)
+                tracer.rotated_heads(self.rotary.form, part, half, *tables[index]) for index, part in enumerate(halves)
             ]
-            turned.append(steps.join(*halves))  # (B, heads, S, d)
-        values = steps.heads(steps.part(rows, 4 * half, 2 * half), self.head_dim)
-        return steps.run(self.dense, steps.run(self.core, *turned, values))
+            turned.append(tracer.emit("join_columns", *halves))  # (B, heads, S, d)
+        values = tracer.heads(tracer.columns(rows, 4 * half, 2 * half), self.head_dim)
+        return self.dense(self.core(*turned, values, start, end, keep))
 
 
 class GLMFeedForward(nn.Cell):
@@ -86,14 +85,9 @@ class GLMFeedForward(nn.Cell):
     def construct(self, x):
         return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(x)))
 
-    def record(self, steps, x):
-        return steps.run(self.dense_4h_to_h, steps.run(self.gelu, steps.run(self.dense_h_to_4h, x)))
-
 
 class GLMBlock(nn.Cell):
     """One layer, with the residual taken after the norm."""
-
-    tables = 4
 
     def __init__(self, config: GLMConfig, dtype):
         super().__init__()
@@ -103,17 +97,11 @@ class GLMBlock(nn.Cell):
         self.post_attention_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
         self.mlp = GLMFeedForward(dims, dtype)
 
-    def construct(self, x, tables, start, end, keep):
+    def construct(self, x, cosine, sine, block_cosine, block_sine, start, end, keep):
         y = self.input_layernorm(x)
-        x = y * ALPHA + self.attention(y, tables, start, end, keep)
+        x = y * ALPHA + self.attention(y, cosine, sine, block_cosine, block_sine, start, end, keep)
         y = self.post_attention_layernorm(x)
         return y * ALPHA + self.mlp(y)
-
-    def record(self, steps, x, *tables):
-        y = steps.run(self.input_layernorm, x)
-        x = steps.add(y, steps.run(self.attention, y, *tables), ALPHA)
-        y = steps.run(self.post_attention_layernorm, x)
-        return steps.add(y, steps.run(self.mlp, y), ALPHA)
 
 
 class GLMTransformer(nn.Cell):
@@ -132,9 +120,10 @@ class GLMTransformer(nn.Cell):
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape
         x = self.word_embeddings(input_ids).reshape(batch * length, -1)
-        tables = self.rotary_table(position_ids[:, 0]) + self.rotary_table(position_ids[:, 1])
+        cosine, sine = self.rotary_table(position_ids[:, 0])
+        block_cosine, block_sine = self.rotary_table(position_ids[:, 1])
         for layer in self.layers:
-            x = layer(x, tables, start, end, keep)
+            x = layer(x, cosine, sine, block_cosine, block_sine, start, end, keep)
         return self.final_layernorm(x)
 
 

@@ -17,6 +17,7 @@ from model_zoo.layers import (
     Embedding,
     GroupedAttention,
     Linear,
+    Parts,
     RMSNorm,
     SplitHeads,
     SplitRotary,
@@ -51,16 +52,6 @@ class ChatGLM2Attention(nn.Cell):
         values = self.split(mixed[:, second:], start)
         return self.dense(self.core(query, keys, values, start, end, keep))
 
-    def record(self, steps, x, cosine, sine):
-        mixed = steps.run(self.query_key_value, x)
-        head_dim = mixed.width // (self.heads + 2 * self.kv_heads)
-        first, width = self.heads * head_dim, self.kv_heads * head_dim
-        query, keys = (
-            steps.run(self.rotate, steps.part(mixed, *place), cosine, sine) for place in ((0, first), (first, width))
-        )
-        values = steps.run(self.split, steps.part(mixed, first + width, width))
-        return steps.run(self.dense, steps.run(self.core, query, keys, values))
-
 
 class GatedFeedForward(nn.Cell):
     """``out(silu(gate)·up)`` where one projection gives gate | up; its names differ between the layouts.
@@ -71,16 +62,12 @@ class GatedFeedForward(nn.Cell):
     def __init__(self):
         super().__init__()
         self.act = SwiGLU()
-        self.parts = ops.Split(-1, 2)
+        self.parts = Parts(2)
 
     def gated(self, both):
         """``(N, 2·ffn)`` → ``(N, ffn)``."""
         gate, up = self.parts(both)
         return self.act(gate, up)
-
-    def record_gated(self, steps, both):
-        width = both.width // 2
-        return steps.run(self.act, steps.part(both, 0, width), steps.part(both, width, width))
 
 
 class ChatGLM2MLP(GatedFeedForward):
@@ -94,9 +81,6 @@ class ChatGLM2MLP(GatedFeedForward):
     def construct(self, x):
         return self.dense_4h_to_h(self.gated(self.dense_h_to_4h(x)))
 
-    def record(self, steps, x):
-        return steps.run(self.dense_4h_to_h, self.record_gated(steps, steps.run(self.dense_h_to_4h, x)))
-
 
 class GlmMLP(GatedFeedForward):
     """The feed-forward under transformers' names."""
@@ -109,14 +93,9 @@ class GlmMLP(GatedFeedForward):
     def construct(self, x):
         return self.down_proj(self.gated(self.gate_up_proj(x)))
 
-    def record(self, steps, x):
-        return steps.run(self.down_proj, self.record_gated(steps, steps.run(self.gate_up_proj, x)))
-
 
 class ChatGLM2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
-
-    tables = 2
 
     def __init__(self, config: ChatGLM2Config, dtype):
         super().__init__()
@@ -128,10 +107,6 @@ class ChatGLM2Block(nn.Cell):
     def construct(self, x, cosine, sine, start, end, keep):
         x = x + self.self_attention(self.input_layernorm(x), cosine, sine, start, end, keep)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-    def record(self, steps, x, cosine, sine):
-        x = steps.add(x, steps.run(self.self_attention, steps.run(self.input_layernorm, x), cosine, sine))
-        return steps.add(x, steps.run(self.mlp, steps.run(self.post_attention_layernorm, x)))
 
 
 class ChatGLM2Encoder(nn.Cell):
@@ -208,8 +183,6 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
 class GlmBlock(nn.Cell):
     """Attention and feed-forward; ``glm4`` also normalises each sublayer's output before it is added."""
 
-    tables = 2
-
     def __init__(self, config: GlmConfig, rotary_width: int, dtype):
         super().__init__()
         dims, eps = config.dims, config.rms_norm_eps
@@ -239,16 +212,6 @@ class GlmBlock(nn.Cell):
         if self.sandwich:
             y = self.post_mlp_layernorm(y)
         return x + y
-
-    def record(self, steps, x, cosine, sine):
-        y = steps.run(self.self_attn, steps.run(self.input_layernorm, x), cosine, sine)
-        if self.sandwich:
-            y = steps.run(self.post_self_attn_layernorm, y)
-        x = steps.add(x, y)
-        y = steps.run(self.mlp, steps.run(self.post_attention_layernorm, x))
-        if self.sandwich:
-            y = steps.run(self.post_mlp_layernorm, y)
-        return steps.add(x, y)
 
 
 class GlmForCausalLM(RotaryCausalLM):

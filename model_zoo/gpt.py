@@ -8,7 +8,7 @@ from mindspore import nn, ops
 from model_zoo.causal_lm import CausalLM, Family, causal_document, next_position
 from model_zoo.configs import Dims, GPT2Config
 from model_zoo.counting import BUFFERS
-from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, SplitHeads
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, GeluTanh, LayerNorm, Linear, Parts, SplitHeads
 
 
 class GPT2Attention(nn.Cell):
@@ -19,19 +19,13 @@ class GPT2Attention(nn.Cell):
         self.heads = dims.heads
         self.c_attn = Conv1D(dims.hidden, 3 * dims.hidden, dtype)
         self.c_proj = Conv1D(dims.hidden, dims.hidden, dtype)
-        self.parts, self.split = ops.Split(-1, 3), SplitHeads(dims.head_dim)
+        self.parts, self.split = Parts(3), SplitHeads(dims.head_dim)
         self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
 
     def construct(self, x, start, end, keep):
         query, keys, values = self.parts(self.c_attn(x))  # each (N, width)
         query, keys, values = self.split(query, start), self.split(keys, start), self.split(values, start)
         return self.c_proj(self.core(query, keys, values, start, end, keep))
-
-    def record(self, steps, x):
-        both = steps.run(self.c_attn, x)
-        width = both.width // 3
-        parts = (steps.run(self.split, steps.part(both, index * width, width)) for index in range(3))
-        return steps.run(self.c_proj, steps.run(self.core, *parts))
 
 
 class GPT2MLP(nn.Cell):
@@ -46,14 +40,9 @@ class GPT2MLP(nn.Cell):
     def construct(self, x):
         return self.c_proj(self.act(self.c_fc(x)))
 
-    def record(self, steps, x):
-        return steps.run(self.c_proj, steps.run(self.act, steps.run(self.c_fc, x)))
-
 
 class GPT2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
-
-    tables = 0
 
     def __init__(self, config: GPT2Config, dtype):
         super().__init__()
@@ -66,10 +55,6 @@ class GPT2Block(nn.Cell):
     def construct(self, x, start, end, keep):
         x = x + self.attn(self.ln_1(x), start, end, keep)
         return x + self.mlp(self.ln_2(x))
-
-    def record(self, steps, x):
-        x = steps.add(x, steps.run(self.attn, steps.run(self.ln_1, x)))
-        return steps.add(x, steps.run(self.mlp, steps.run(self.ln_2, x)))
 
 
 class GPT2Model(nn.Cell):

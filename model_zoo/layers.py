@@ -8,9 +8,9 @@ Which key a query may look at is an interval per query row, never an ``(S, S)`` 
 zero, ``start`` does not matter: so every packed document sees a prompt. Causal, packed, padded and prefix masks are all
 of this form.
 
-Every cell has a plain path, which is the reference, and may have a fast one (`fused`), used when ``fast`` is set: only
-compiled graphs gain from it. ``record`` tells the same once more as steps of C kernels, for layers that run as one
-operator (`native.steps`).
+Every cell has a plain path, which is the reference, and may have a fast one, a kernel of `model_zoo.engine`, used when
+``fast`` is set: only compiled graphs gain from it. Where layers run as one operator, a cell that calls MindSpore's
+operators says in ``trace`` which operations of the engine's table these are; cells made of others need none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
-from model_zoo import fused, fused_attention
-from model_zoo.engine import is_product
+from model_zoo.engine import uses_kernel
 from model_zoo.rotary import Rotary
 
 MASKED = -1e30
@@ -40,6 +39,19 @@ def name_parameters(cell: nn.Cell) -> None:
     """Gives each parameter its structural name, which `parameters_dict` and checkpoints go by."""
     for name, value in cell.parameters_and_names():
         value.name = name
+
+
+def is_product(value) -> bool:
+    """Whether this is a ``MatMul``, or a cell that stands for one."""
+    return isinstance(value, ops.MatMul) or hasattr(type(value), "stands_for_product")
+
+
+def traced_linear(tracer, product: str, cell, x):
+    """The trace of a cell with a product, a weight and perhaps a bias."""
+    if not is_product(cell.product):  # it computes in another type
+        tracer.refuse(type(cell))
+    y = tracer.emit(product, x, cell.weight)
+    return y if cell.bias is None else tracer.emit("add_bias", y, cell.bias)
 
 
 class Linear(nn.Cell):
@@ -66,10 +78,8 @@ class Linear(nn.Cell):
             y = self.add_bias(y, self.bias)
         return y
 
-    def record(self, steps, x):
-        if not is_product(self.product):  # it computes in another type
-            steps.refuse(type(self))
-        return steps.linear("product_of_rows", x, self.weight, self.bias, self.weight.shape[0])
+    def trace(self, tracer, x):
+        return traced_linear(tracer, "product_of_rows", self, x)
 
 
 class Conv1D(nn.Cell):
@@ -86,10 +96,8 @@ class Conv1D(nn.Cell):
     def construct(self, x):
         return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
 
-    def record(self, steps, x):
-        if not is_product(self.product):  # it computes in another type
-            steps.refuse(type(self))
-        return steps.linear("plain_product", x, self.weight, self.bias, self.weight.shape[1])
+    def trace(self, tracer, x):
+        return traced_linear(tracer, "plain_product", self, x)
 
 
 class Embedding(nn.Cell):
@@ -111,18 +119,17 @@ class RMSNorm(nn.Cell):
         super().__init__()
         self.weight = parameter((width,), dtype, 1.0)
         self.eps = eps
-        self.fast = False
-        self.kernel = fused.rms_norm(eps)
+        uses_kernel(self, "rms_norm", eps=eps)
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight)[0]
+            return self.kernel(x, self.weight)
         wide = x.astype(ms.float32)
         scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
         return (wide * scale).astype(x.dtype) * self.weight
 
-    def record(self, steps, x):
-        return steps.norm("rms_norm", x, self.weight, eps=self.eps)
+    def trace(self, tracer, x):
+        return tracer.emit("rms_norm", x, self.weight, eps=self.eps)
 
 
 class LayerNorm(nn.Cell):
@@ -133,19 +140,18 @@ class LayerNorm(nn.Cell):
         self.weight = parameter((width,), dtype, 1.0)
         self.bias = parameter((width,), dtype)
         self.eps = eps
-        self.fast = False
-        self.kernel = fused.layer_norm(eps)
+        uses_kernel(self, "layer_norm", eps=eps)
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight, self.bias)[0]
+            return self.kernel(x, self.weight, self.bias)
         wide = x.astype(ms.float32)
         centred = wide - wide.mean(-1, keep_dims=True)
         scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
         return (centred * scale).astype(x.dtype) * self.weight + self.bias
 
-    def record(self, steps, x):
-        return steps.norm("layer_norm", x, self.weight, self.bias, eps=self.eps)
+    def trace(self, tracer, x):
+        return tracer.emit("layer_norm", x, self.weight, self.bias, eps=self.eps)
 
 
 def tanh(x):
@@ -161,16 +167,15 @@ class GeluTanh(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.fast = False
-        self.kernel = fused.gelu_tanh()
+        uses_kernel(self, "gelu_tanh")
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
             return self.kernel(x)
         return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
-    def record(self, steps, x):
-        return steps.like("gelu_tanh", x)
+    def trace(self, tracer, x):
+        return tracer.emit("gelu_tanh", x)
 
 
 class SwiGLU(nn.Cell):
@@ -178,16 +183,30 @@ class SwiGLU(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.fast = False
-        self.kernel = fused.swiglu()
+        uses_kernel(self, "swiglu")
 
     def construct(self, gate, up):
         if self.fast and gate.dtype == ms.float32:
             return self.kernel(gate, up)
         return gate * ops.sigmoid(gate) * up
 
-    def record(self, steps, gate, up):
-        return steps.like("swiglu", gate, up)
+    def trace(self, tracer, gate, up):
+        return tracer.emit("swiglu", gate, up)
+
+
+class Parts(nn.Cell):
+    """Columns in so many equal parts."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count, self.split = count, ops.Split(-1, count)
+
+    def construct(self, x):
+        return self.split(x)
+
+    def trace(self, tracer, x):
+        width = x.width // self.count
+        return tuple(tracer.columns(x, index * width, width) for index in range(self.count))
 
 
 def visible(start, end, keep, keys: int):
@@ -221,8 +240,7 @@ class AttentionCore(nn.Cell):
         self.scale = head_dim**-0.5
         self.cache = None
         self.causal = causal
-        self.fast = False
-        self.kernel, self.join = fused_attention.attention(causal), fused.join_heads()
+        uses_kernel(self, "attention", causal=causal)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
@@ -246,8 +264,8 @@ class AttentionCore(nn.Cell):
         keys, values, extra_visible = self.extend(keys, values)
         return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)
 
-    def record(self, steps, query, keys, values):
-        return steps.attention(query, keys, values)
+    def trace(self, tracer, query, keys, values, start, end, keep):
+        return tracer.attention(query, keys, values)
 
     def attend_token(self, query, keys, values, end, keep):
         """One token per row, over the cache: what stands in front of its key stands in front of all."""
@@ -262,8 +280,7 @@ class AttentionCore(nn.Cell):
         whole = self.cache is None or self.cache.prefilling  # whether these are all keys, and no more
         if self.fast and whole and query.dtype == ms.float32:
             columns = self.columns(start, keep, extra, extra_visible)
-            mixed = self.kernel(query, keys, values, start, end, columns)
-            return mixed if self.kernel.joins else self.join(mixed, start)
+            return self.kernel(query, keys, values, start, end, columns)
         groups = self.heads // self.kv_heads
         if groups > 1:
             keys, values = self.spread(keys, groups), self.spread(values, groups)
@@ -313,16 +330,15 @@ class SplitHeads(nn.Cell):
     def __init__(self, head_dim: int):
         super().__init__()
         self.head_dim = head_dim
-        self.fast = False
-        self.kernel = fused.split_heads(head_dim)
+        uses_kernel(self, "split_heads", d=head_dim)
 
     def construct(self, x, start):
         if self.fast and x.dtype == ms.float32:
             return self.kernel(x, start)
         return split_heads(x, start.shape[0], x.shape[1] // self.head_dim)
 
-    def record(self, steps, x):
-        return steps.heads(x, self.head_dim)
+    def trace(self, tracer, x, start):
+        return tracer.heads(x, self.head_dim)
 
 
 class SplitRotary(nn.Cell):
@@ -336,8 +352,7 @@ class SplitRotary(nn.Cell):
     def __init__(self, rotary: Rotary, head_dim: int):
         super().__init__()
         self.rotary, self.head_dim = rotary, head_dim
-        self.fast = False
-        self.kernel = fused.split_rotary(rotary.half, rotary.width, head_dim)
+        uses_kernel(self, f"split_rotary_{rotary.form}", w=rotary.width, d=head_dim)
 
     def construct(self, x, cosine, sine, start):
         """``(B·S, heads·d)`` → ``(B, heads, S, d)``, rotated."""
@@ -345,8 +360,8 @@ class SplitRotary(nn.Cell):
             return self.kernel(x, cosine, sine, start)
         return self.rotary(split_heads(x, start.shape[0], x.shape[1] // self.head_dim), cosine, sine)
 
-    def record(self, steps, x, cosine, sine):
-        return steps.run(self.rotary, x, cosine, sine, head_dim=self.head_dim)
+    def trace(self, tracer, x, cosine, sine, start):
+        return tracer.rotated_heads(self.rotary.form, x, self.head_dim, cosine, sine)
 
 
 class GroupedAttention(nn.Cell):
@@ -378,8 +393,3 @@ class GroupedAttention(nn.Cell):
         keys = self.rotate(self.k_proj(x), cosine, sine, start)
         values = self.split(self.v_proj(x), start)
         return self.o_proj(self.core(query, keys, values, start, end, keep))
-
-    def record(self, steps, x, cosine, sine):
-        query, keys = (steps.run(self.rotate, steps.run(cell, x), cosine, sine) for cell in (self.q_proj, self.k_proj))
-        values = steps.run(self.split, steps.run(self.v_proj, x))
-        return steps.run(self.o_proj, steps.run(self.core, query, keys, values))

@@ -32,15 +32,9 @@ class LlamaMLP(nn.Cell):
     def construct(self, x):
         return self.down_proj(self.act(self.gate_proj(x), self.up_proj(x)))
 
-    def record(self, steps, x):
-        both = steps.run(self.gate_proj, x), steps.run(self.up_proj, x)
-        return steps.run(self.down_proj, steps.run(self.act, *both))
-
 
 class LlamaBlock(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
-
-    tables = 2
 
     def __init__(self, config: LlamaConfig, dtype):
         super().__init__()
@@ -62,10 +56,6 @@ class LlamaBlock(nn.Cell):
     def construct(self, x, cosine, sine, start, end, keep):
         x = x + self.self_attn(self.input_layernorm(x), cosine, sine, start, end, keep)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-    def record(self, steps, x, cosine, sine):
-        x = steps.add(x, steps.run(self.self_attn, steps.run(self.input_layernorm, x), cosine, sine))
-        return steps.add(x, steps.run(self.mlp, steps.run(self.post_attention_layernorm, x)))
 
 
 class LlamaForCausalLM(RotaryCausalLM):

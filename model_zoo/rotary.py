@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo import fused
+from model_zoo.engine import uses_kernel
 
 
 def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None = None) -> np.ndarray:
@@ -70,10 +70,9 @@ class Rotary(nn.Cell):
 
     def __init__(self, form: str, width: int, head_dim: int):
         super().__init__()
-        self.half = form == "half"
+        self.form, self.half = form, form == "half"
         self.width, self.partial = width, width < head_dim
-        self.fast = False
-        self.kernel = fused.rotary(self.half, width, head_dim)
+        uses_kernel(self, f"rotary_{form}", w=width, d=head_dim)
 
     def turned(self, x):
         """Each pair (a, b) as (−b, a)."""
@@ -90,7 +89,3 @@ class Rotary(nn.Cell):
         wide = rotated.astype(ms.float32)
         wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
         return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
-
-    def record(self, steps, x, cosine, sine, *, head_dim):
-        """x is still ``(N, heads·d)``."""
-        return steps.rotated_heads("half" if self.half else "interleaved", x, head_dim, cosine, sine)

@@ -1,117 +1,116 @@
-"""Kernels in C, for a CPU: compiled on the machine that they run on, when they are first needed.
+"""The CPU engine: a small compiler from decoder layers to kernels in C, and these kernels.
 
-They do in one pass what MindSpore's operators do in several. Without a C compiler, or on another device, everything
-runs by `model_zoo.fused` and gives the same numbers, slower.
+They are compiled on the machine that they run on, when they are first needed, and do in one pass what MindSpore's
+operators do in several. Without a C compiler, or on another device, the table's plain column stands for them: the same
+results up to rounding, slower. This module is the engine's door; nothing else of it is imported from outside. Cells are
+handed a `trace.Tracer`.
 
-    build.py       compiles and keeps them              kernels.py     cells around them
-    gemm.c         matrix products                      attention.c    attention and its gradients
-    low_rank.c     LoRA's sum and its gradients         norms.c, activations.c, heads.c
-    loss.c, loss.py   the head and the loss in one      update.c, updates.py   the optimizer's work
-    few_rows.c     products of few rows                 one_token.c    keys and values that are kept
-    steps.c        many kernels as one operator         steps.py       how cells tell what they do
-    small.c        sums and columns between them        calls.py       what that comes to
-    training.py    all layers, forward and backward     gradients.py   the backward pass of it
-    decoding.py    all layers over a cache              together.py    products that run at once
-    layout.py      where everything lies                dora.c, prefix.c   what other adapters do in layers
-    pool.c         threads                              product.h, vectors.h   what the kernels compute with
+    ops.py          the table of operations             vjp.py          their gradient rules
+    plain.py, plain_attention.py   the plain column     cells.py        one operation as a cell
+    ir.py           values, buffers, instructions       trace.py        from cells to instructions
+    gradients.py    the backward pass                   schedule.py     GEMM batching
+    lowering.py     buffer allocation, the program      run.py          all layers, forward and backward
+    decode.py       all layers over a cache             loss.py         the head and the loss in one
+    updates.py      the optimizer's work                build.py        compiles and keeps csrc/
+
+    csrc/program.c  runs a program                      pool.c          threads
+    gemm.c          matrix products                     few_rows.c      products of few rows
+    attention.c, one_token.c, prefix.c, heads.c         norms.c, activations.c, small.c, low_rank.c, dora.c
+    loss.c, update.c                                    product.h, vectors.h   what kernels compute with
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
-from collections.abc import Iterator
+import shlex
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
-from model_zoo import fused, fused_attention
-from model_zoo.engine.build import SWITCH, NoCompiler, library
+from model_zoo.engine import build, cells
+from model_zoo.engine.build import NoCompiler
+from model_zoo.engine.cells import available
+from model_zoo.engine.decode import fuse_cached_layers
+from model_zoo.engine.ir import NotTraceable
+from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy
+from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
+from model_zoo.engine.updates import adamw_in_place, sum_of_squares
 
-log = logging.getLogger("pet")
-
-
-def head_and_loss(kernels, kernel):
-    """The twin of `fused.LinearCrossEntropyKernel`, which takes negative targets for those that do not count."""
-    from model_zoo.engine.loss import LinearCrossEntropy
-
-    return LinearCrossEntropy() if kernel.ignored < 0 else kernel
-
-
-TWINS = {
-    fused.RMSNormKernel: lambda kernels, kernel: kernels.RMSNorm(kernel.eps),
-    fused.LayerNormKernel: lambda kernels, kernel: kernels.LayerNorm(kernel.eps),
-    fused.SwiGLUKernel: lambda kernels, kernel: kernels.SwiGLU(),
-    fused.GeluTanhKernel: lambda kernels, kernel: kernels.GeluTanh(),
-    fused.SplitHeadsKernel: lambda kernels, kernel: kernels.SplitHeads(kernel.head_dim),
-    fused.LowRankKernel: lambda kernels, kernel: kernels.LowRank(),
-    fused.RotaryKernel: lambda kernels, kernel: kernels.Rotary(kernel.half),
-    fused.SplitRotaryKernel: lambda kernels, kernel: kernels.SplitRotary(kernel.half, kernel.head_dim),
-    fused_attention.AttentionKernel: lambda kernels, kernel: kernels.Attention(),
-    fused.LinearCrossEntropyKernel: head_and_loss,
-}
-"""How to make the C kernel that stands for one of `model_zoo.fused`."""
-
-
-@functools.cache
-def available() -> bool:
-    """Whether there are C kernels here. That there are none is said once, unless they were switched off."""
-    if ms.get_context("device_target") != "CPU":
-        return False
-    try:
-        library()
-    except NoCompiler as error:
-        if str(error) != f"{SWITCH}=0":
-            log.warning("no native kernels, so it runs slower: %s", error)
-        return False
-    return True
+__all__ = [
+    "MemoryProfile",
+    "NoCompiler",
+    "NotTraceable",
+    "adamw_in_place",
+    "available",
+    "cross_entropy",
+    "describe",
+    "fuse_cached_layers",
+    "fuse_layers",
+    "logit_bytes",
+    "memory_profile",
+    "ranked_cross_entropy",
+    "set_kernels",
+    "sum_of_squares",
+    "token_attention",
+    "uses_kernel",
+]
 
 
-@functools.cache
-def native(kernel):
-    """The C kernel that does what this one of `model_zoo.fused` does; the same object for the same kernel.
+def describe() -> str:
+    """The compiler, the number of threads and the compiled file.
 
-    Returns:
-        A cell, or the kernel itself where there is none.
+    Raises:
+        NoCompiler: there are no C kernels; the message says why.
+        InputError: the number of threads asked for is none.
     """
-    make = TWINS.get(type(kernel))
-    if make is None or not available():
-        return kernel
-    from model_zoo.engine import kernels
-
-    return make(kernels, kernel)
+    path, count = build.library(), build.threads_in_use()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    return f"compiled by {shlex.join(build.compiler())}, {threads}: {path}"
 
 
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Within, what is not in a graph multiplies by MindSpore's own products."""
-    from model_zoo.engine.kernels import OnlyInGraphs
+def uses_kernel(cell: nn.Cell, name: str, **numbers) -> None:
+    """Gives a cell the attribute ``kernel``, a cell that computes an operation of the table, to be used where the
+    cell's ``fast`` is set; `set_kernels` sets it.
 
-    before, OnlyInGraphs.uncompiled = OnlyInGraphs.uncompiled, True
-    try:
-        yield
-    finally:
-        OnlyInGraphs.uncompiled = before
-
-
-def is_product(value) -> bool:
-    """Whether this is a ``MatMul``, or what stands for one."""
-    return isinstance(value, ops.MatMul) or hasattr(type(value), "stands_for_product")
+    Args:
+        name: of the operation.
+        numbers: the constants of its signature, and sizes that its inputs do not tell.
+    """
+    cell.fast, cell.operation = False, (name, numbers)
+    cell.kernel = cells.plain(name, **numbers)
 
 
-def swap_products(cell: nn.Cell, fast: bool) -> None:
-    """Lets a cell's matrix products run by the C kernels, or by their primitives again."""
+def set_kernels(model: nn.Cell, fast: bool) -> None:
+    """Chooses the kernels for compiled graphs (True) or plain operators (False) in every cell that has both."""
+    for _, cell in list(model.cells_and_names()):
+        swap_products(cell, fast and available())
+        if "operation" in vars(cell):
+            cell.fast = fast
+            if fast:
+                name, numbers = cell.operation
+                cell.kernel = (cells.native if available() else cells.plain)(name, **numbers)
+
+
+def swap_products(cell: nn.Cell, native: bool) -> None:
+    """Lets a cell's own matrix products run by the C kernels, or by their primitives again."""
     if hasattr(type(cell), "stands_for_product"):
         return
     for name, value in list(vars(cell).items()) + list(cell.name_cells().items()):
-        if fast and isinstance(value, ops.MatMul) and not value.transpose_a and available():
-            from model_zoo.engine import kernels
-
-            new = kernels.Product(value)
-        elif not fast and hasattr(type(value), "stands_for_product"):
+        if native and isinstance(value, ms.ops.MatMul) and not value.transpose_a:
+            new = cells.Product(value)
+        elif not native and hasattr(type(value), "stands_for_product"):
             new = value.primitive
         else:
             continue
         delattr(cell, name)
         setattr(cell, name, new)
+
+
+def token_attention() -> nn.Cell:
+    """Attention of one token per row over the keys and values that are kept, and its own.
+
+    It takes the query ``(B, heads, 1, d)``; keys and values ``(B, kv_heads, T + 1, d)``, T of them in front of all
+    tokens; the kept ones ``(B·kv_heads·L, d)``; end ``(B, 1)`` and key mask ``(B, T + L)``, and gives joined heads
+    ``(B, heads·d)``. The token's key and value are written into the kept ones, which MindSpore does not see: nothing
+    else in the same graph may read these.
+    """
+    return cells.native("token_attention")

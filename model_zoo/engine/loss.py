@@ -1,19 +1,101 @@
-"""The head and the loss of what it predicts as one kernel (`loss.c`), for training and for measuring."""
+"""The head and the loss of what it predicts in one, for training and for measuring: by a kernel (`loss.c`), or by
+MindSpore's operators."""
 
 from __future__ import annotations
 
 import functools
 
-from mindspore import nn
+import mindspore as ms
+from mindspore import nn, ops
 
-from model_zoo import fused
-from model_zoo.engine.kernels import operator, outputs
-from model_zoo.fused import column_sum, zeros_like
+from model_zoo.engine.cells import available, custom, outputs
+from model_zoo.engine.plain import (
+    cast,
+    column_sum,
+    late,
+    maximum,
+    part,
+    product,
+    product_rows,
+    reshape,
+    tile,
+    zeros_like,
+)
+
+CHUNK_BYTES = 16 * 2**20
+"""How much memory the logits of one piece take, if that is `CHUNK_ROWS` rows or more."""
+
+CHUNK_ROWS = 256
+"""Rows below which a product with the head's weight is bound by reading the weight."""
+
+POWERS_OF_TWO = tuple(2**power for power in range(20))
+
+product_columns, transpose = ops.MatMul(transpose_a=True, transpose_b=True), ops.Transpose()
+log_softmax, gather, pick, exp = ops.LogSoftmax(-1), ops.Gather(), ops.GatherD(), ops.Exp()
+join_first = ops.Concat(0)
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """How many rows of logits one piece has."""
+    rows = CHUNK_BYTES // (4 * vocabulary) + 1
+    return rows if rows > CHUNK_ROWS else CHUNK_ROWS
+
+
+class PlainCrossEntropy(nn.Cell):
+    """Summed cross-entropy of ``hidden·weightᵀ`` against targets, without ever holding all logits.
+
+    The gradient of the hidden states is computed along with the loss, piece by piece, which costs no more than the
+    plain backward pass and leaves ``(N, H)`` to keep instead of ``(N, V)``: ``(p − onehot)·W`` is ``p·W − W[target]``.
+    The weight is taken as frozen.
+
+    Args:
+        ignored: the target of rows that do not count.
+    """
+
+    def __init__(self, ignored: int):
+        super().__init__()
+        self.ignored = ignored
+
+    def weighted_rows(self, p, weight):
+        """``p·weight``. oneDNN reads a right factor in place, at half the speed, unless its width is a power of two."""
+        if weight.shape[1] in POWERS_OF_TWO:
+            return product(p, weight)
+        return transpose(product_columns(weight, p), (1, 0))
+
+    def piece(self, hidden, weight, targets):
+        rows, width = hidden.shape
+        learnt = cast(targets != self.ignored, ms.float32)
+        index = maximum(targets, zeros_like(targets))
+        log_p = log_softmax(product_rows(hidden, weight))  # (n, V)
+        loss = -column_sum(reshape(pick(log_p, 1, reshape(index, (rows, 1))), (rows,)) * learnt, 0)
+        gradient = self.weighted_rows(exp(log_p), weight) - gather(weight, index, 0)
+        return loss, gradient * tile(reshape(learnt, (rows, 1)), (1, width))
+
+    def construct(self, hidden, weight, targets):
+        """Hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
+        rows, width = hidden.shape
+        size = chunk_rows(weight.shape[0])
+        if size >= rows:
+            return self.piece(hidden, weight, targets)
+        total, gradients = 0.0, ()
+        for first in range(0, rows, size):
+            count = size if first + size < rows else rows - first
+            if first > 0:  # one after the other: all at once they would hold all logits after all
+                hidden = late(hidden, gradients[-1])
+            loss, gradient = self.piece(
+                part(hidden, (first, 0), (count, width)), weight, part(targets, (first,), (count,))
+            )
+            total = total + loss
+            gradients += (gradient,)
+        return total, join_first(gradients)
+
+    def bprop(self, hidden, weight, targets, out, dout):
+        return out[1] * dout[0], zeros_like(weight), zeros_like(targets)
 
 
 def loss_room(hidden, weight):
-    """Of the head's kernels: they compute in place, so that what `fused.chunk_rows` allows for holds twice the rows."""
-    rows = min(hidden[0], 2 * fused.chunk_rows(weight[0]))
+    """Of the head's kernels: they compute in place, so that what `chunk_rows` allows for holds twice the rows."""
+    rows = min(hidden[0], 2 * chunk_rows(weight[0]))
     return [rows, weight[0] + 2 * hidden[1] + 2]
 
 
@@ -33,11 +115,11 @@ def with_ranks(hidden, weight, targets):
 
 
 class LinearCrossEntropy(nn.Cell):
-    """See `fused.LinearCrossEntropyKernel`; targets that do not count are negative, and cost nothing."""
+    """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing."""
 
     def __init__(self):
         super().__init__()
-        self.kernel = operator("linear_cross_entropy", with_gradient)
+        self.kernel = custom("linear_cross_entropy", with_gradient)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets)
@@ -52,7 +134,7 @@ class TrainedLinearCrossEntropy(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.kernel = operator("linear_cross_entropy_trained", with_both_gradients)
+        self.kernel = custom("linear_cross_entropy_trained", with_both_gradients)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets)
@@ -68,12 +150,41 @@ class RankedCrossEntropy(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.kernel = operator("ranked_cross_entropy", with_ranks)
+        self.kernel = custom("ranked_cross_entropy", with_ranks)
 
     def construct(self, hidden, weight, targets):
         losses, first, _ = self.kernel(hidden, weight, targets)
         return column_sum(losses, 0), column_sum(first, 0)
 
 
-trained_linear_cross_entropy = functools.cache(TrainedLinearCrossEntropy)
-ranked_cross_entropy = functools.cache(RankedCrossEntropy)
+def logit_bytes(tokens: int, vocabulary: int) -> int:
+    """The most that a piece's logits and their gradient take."""
+    tensors = 1 if available() else 2  # the kernel computes in place, and takes twice the rows for it
+    return 4 * vocabulary * tensors * min(tokens, 2 // tensors * chunk_rows(vocabulary))
+
+
+@functools.cache
+def shared(kind: type, *arguments) -> nn.Cell:
+    """One cell for all, so that it is parsed once."""
+    return kind(*arguments)
+
+
+def cross_entropy(ignored: int, trained: bool):
+    """``(hidden (N, H), weight (V, H), targets (N,))`` → the summed loss first; never all logits at once. The gradients
+    are computed along with the loss.
+
+    Args:
+        ignored: the target of rows that do not count.
+        trained: whether the weight gets a gradient.
+
+    Returns:
+        A cell, or None where there is none.
+    """
+    if available() and ignored < 0:
+        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy)
+    return None if trained else shared(PlainCrossEntropy, ignored)
+
+
+def ranked_cross_entropy():
+    """`RankedCrossEntropy`, or None without C kernels."""
+    return shared(RankedCrossEntropy) if available() else None

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import nn
 
 from model_zoo.engine.build import library
-from model_zoo.engine.kernels import operator
+from model_zoo.engine.cells import custom
 
 
 def one(*shapes):
@@ -63,7 +63,7 @@ class SumOfSquares(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.sum = operator("sum_of_squares", one)
+        self.sum = custom("sum_of_squares", one)
 
     def construct(self, vector):
         return self.sum(vector)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, nn, ops
 
-from model_zoo.engine.decoding import TokenAttention
+from model_zoo.engine import token_attention
 from model_zoo.layers import AttentionCore
 
 
@@ -20,8 +20,8 @@ class LayerCache(nn.Cell):
     as they came.
 
     Args:
-        token: what attends over the kept keys for one token per row, and writes its own (`native.decoding`); None
-            where only `AttentionCore` can.
+        token: what attends over the kept keys for one token per row, and writes its own (`engine.token_attention`);
+            None where only `AttentionCore` can.
     """
 
     def __init__(self, name: str, batch: int, heads: int, length: int, head_dim: int, cursor: Parameter, dtype, token):
@@ -36,7 +36,7 @@ class LayerCache(nn.Cell):
         self.write = ops.ScatterUpdate()
 
     def attend(self, query, keys, values, end, columns):
-        """Attention of one token per row; see `native.decoding.TokenAttention`."""
+        """Attention of one token per row; see `engine.token_attention`."""
         return self.token(query, keys, values, self.keys, self.values, end, columns)
 
     def construct(self, keys, values):
@@ -63,7 +63,7 @@ class Cache:
         self.cursor = Parameter(ops.zeros((1,), ms.int32), name="cache.cursor", requires_grad=False)
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
         dtype = next(iter(model.get_parameters())).dtype
-        token = TokenAttention() if native else None
+        token = token_attention() if native else None
         self.layers = [
             LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, dtype, token)
             for path, core in self.cores

@@ -9,8 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.engine import available
-from model_zoo.engine.decoding import cached_layers
+from model_zoo.engine import available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import Graph, Places
 
@@ -104,7 +103,7 @@ class CachedDecoder:
         model.decoding = graph is self.advance
         whole = self.fast and graph not in self.compiled
         try:
-            with cached_layers(model, self.cache, not model.decoding) if whole else contextlib.nullcontext():
+            with fuse_cached_layers(model, self.cache, not model.decoding) if whole else contextlib.nullcontext():
                 yield
             self.compiled.add(graph)
         finally:

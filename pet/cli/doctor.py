@@ -124,24 +124,18 @@ def kernels() -> Iterator[Finding]:
     """Whether the kernels in C are there, and where from; or why not."""
     import mindspore as ms
 
-    from model_zoo.engine import build
+    from model_zoo.engine import NoCompiler, describe
 
     instead = "it runs by MindSpore's operators, slower, with the same numbers"
     if ms.get_context("device_target") != "CPU":
         yield "note", "kernels", f"those in C are for a CPU; {instead}"
         return
     try:
-        where = build.library()
-        command = build.compiler()
-    except build.NoCompiler as error:
+        yield "ok", "kernels", f"in C, {describe()}"
+    except NoCompiler as error:
         yield "note", "kernels", f"none in C ({error}): {instead}"
-        return
     except InputError as error:
         yield "bad", "kernels", str(error)
-        return
-    count = build.threads_in_use()
-    threads = "1 thread" if count == 1 else f"{count} threads"
-    yield "ok", "kernels", f"in C, compiled by {' '.join(command)}, {threads}: {where}"
 
 
 def path() -> Iterator[Finding]:
@@ -149,7 +143,7 @@ def path() -> Iterator[Finding]:
     import mindspore as ms
     import numpy as np
 
-    from model_zoo.engine import available, native, swap_products
+    from model_zoo.engine import available, set_kernels
     from model_zoo.layers import Linear, RMSNorm, SwiGLU, name_parameters
 
     norm, linear, activation = RMSNorm(40, 1e-6), Linear(40, 24, bias=False), SwiGLU()
@@ -164,9 +158,8 @@ def path() -> Iterator[Finding]:
     try:
         plain = forward(values).asnumpy()
         in_c = available()
-        for cell in (norm, activation):
-            cell.fast, cell.kernel = True, native(cell.kernel)
-        swap_products(linear, True)
+        for cell in (norm, activation, linear):
+            set_kernels(cell, True)
         difference = float(np.abs(ms.jit(forward)(values).asnumpy() - plain).max() / np.abs(plain).max())
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]

@@ -1,7 +1,7 @@
 """Memory of one forward and backward pass: what the layers keep for the backward, and the most that is there besides.
 
-On a CPU in float32, where layers run as one operator each way, they say themselves what they keep and forget
-(`told_layers.py`). Where they run operator by operator (tensor parallelism, adapters that do not tell their steps), the
+On a CPU in float32, where layers run as one operator each way, the compiled program says what they save and need
+(`layer_memory.py`). Where they run operator by operator (tensor parallelism, adapters that are not traceable), the
 formulas say it, tensor by tensor, following the lifetimes of all tensors in MindSpore's graphs. Tests hold both to
 within a tenth of the peak of its memory pool. In narrower types the cells go by their plain operators, which keep more,
 above all every attention probability; there the formulas follow the operators, and nothing was measured, since a CPU
@@ -15,10 +15,9 @@ columns; V: vocabulary.
 from __future__ import annotations
 
 from model_zoo.counting import layout_of, tied_head
-from model_zoo.engine import available
-from model_zoo.fused import chunk_rows
+from model_zoo.engine import MemoryProfile, available, logit_bytes
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
-from pet.planning.told_layers import Told, told
+from pet.planning.layer_memory import layer_memory
 
 GATED = ("llama", "glm4", "chatglm2")
 """Layouts whose feed-forward has two projections in."""
@@ -35,7 +34,8 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     """
     sizes = Sizes(work, divided, steps, stage)
     layers = len(divided.layers[stage])
-    found = told(work.outline, work.adapter, work.recompute) if work.width == 4 and steps.tensor == 1 else None
+    fused = work.width == 4 and steps.tensor == 1
+    found = layer_memory(work.outline, work.adapter, work.recompute) if fused else None
     if found is not None:
         return sizes.whole(found, layers)
     kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
@@ -118,11 +118,11 @@ class Sizes:
             besides -= self.hidden
         return 4 * kept, 4 * besides
 
-    def whole(self, found: Told, layers: int) -> int:
+    def whole(self, found: MemoryProfile, layers: int) -> int:
         """Bytes at the peak where layers are one operator each way: what they keep, or their inputs where they are
         computed again, what goes into the first and the tables; besides, in the backward pass, what is forgotten, the
         gradient that came in, and the one that goes out."""
-        held = layers * found.kept + self.hidden + 2 * self.rotated
+        held = layers * found.saved + self.hidden + 2 * self.rotated
         if self.work.recompute:
             held += (layers - 1) * self.hidden
         out = 0 if self.stage == 0 and self.work.adapter is not None and not self.trained_at("first") else self.hidden
@@ -162,16 +162,13 @@ class Sizes:
         """The head and the loss, in float32: piece by piece where the head is nothing but a float32 product that the
         loss can be computed with (`pet.train.forward.loss_of_head`).
 
-        Then there are one piece's logits and their gradient, in one place with the C kernels, which take twice the rows
-        for it, and the final norm's input, its output and the gradient of that; otherwise logarithms of all
-        probabilities and two gradients of their size.
+        Then there are one piece's logits and their gradient, and the final norm's input, its output and the gradient
+        of that; otherwise logarithms of all probabilities and two gradients of their size.
         """
         tokens, row = self.steps.tokens, 4 * self.vocabulary
         adapted, trained = self.head_state()
         if self.work.width == 4 and not adapted and (available() or not trained):
-            pieces = 1 if available() else 2
-            logits = row * pieces * min(tokens, 2 * chunk_rows(self.vocabulary) // pieces)
-            return logits + 12 * tokens * self.hidden
+            return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
         return 3 * tokens * row + 8 * tokens * self.hidden
 
     def head_state(self) -> tuple[bool, bool]:

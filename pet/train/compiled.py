@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from mindspore import Tensor
 
 from model_zoo import progress
-from model_zoo.engine import uncompiled
 from model_zoo.graph import Graph, Places
 
 log = logging.getLogger("pet")
@@ -53,8 +52,7 @@ class Compiled:
     def __call__(self, *arguments: Tensor):
         if self.graph is None:
             progress.tick((type(self), self.number, *(argument.shape for argument in arguments)))
-            with uncompiled():
-                return self.function(*arguments)
+            return self.function(*arguments)
         if self.places.changed:
             log.info("a weight was given another tensor: compiled anew")
             self.graph = Graph(self.function)
@@ -79,8 +77,7 @@ class Compiled:
             if self.shapes or out_of_memory(error):
                 raise
             progress.tick((type(self), self.number, shapes))
-            with uncompiled():
-                result = self.function(*arguments)  # what fails here too is not the compiler's fault
+            result = self.function(*arguments)  # what fails here too is not the compiler's fault
             log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))
             self.graph = None
             return result

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.engine import is_product
 from model_zoo.errors import InputError
+from model_zoo.layers import is_product
 from pet.installation import has_bf16
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
@@ -53,7 +53,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
 
 
 def set_recompute(model: nn.Cell) -> None:
-    """Lets every decoder layer forget its activations and compute them again in the backward pass.
+    """Turns on activation checkpointing of every decoder layer.
 
     Raises:
         InputError: the model does not say which cells are its layers.
@@ -61,9 +61,6 @@ def set_recompute(model: nn.Cell) -> None:
     family = getattr(model, "family", None)
     if family is None:
         raise InputError(f"train.recompute: {type(model).__name__} does not say which cells are its layers")
-    cell = model
-    for part in family.layers.split("."):
-        cell = getattr(cell, part)
-    for layer in cell:
+    for layer in model.layer_list:
         layer.recompute()
-        layer.recomputes = True  # for `model_zoo.engine.training`
+        layer.recomputes = True  # for `model_zoo.engine`

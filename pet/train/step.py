@@ -22,7 +22,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
-from model_zoo.engine import available
+from model_zoo.engine import available, fuse_layers, sum_of_squares
 from pet.train.compiled import Compiled
 from pet.train.distributed import World
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
@@ -67,25 +67,21 @@ def count_useful(batch: dict[str, Any]) -> int:
     return int(real.sum())
 
 
-def in_whole(model, weights=(), stream_trained: bool = False):
+def in_whole(model, weights=(), input_trained: bool = False):
     """A context in which the fast model's layers are compiled in one piece each, where C kernels can do that.
 
     Args:
         weights: whose gradients are asked for.
-        stream_trained: whether that of what comes into the first layer is, too.
+        input_trained: whether that of what comes into the first layer is, too.
     """
     if not getattr(model, "runs_fast", False) or not available():
         return contextlib.nullcontext()
-    from model_zoo.engine.training import whole_layers
-
-    return whole_layers(model, weights, stream_trained)
+    return fuse_layers(model, weights, input_trained)
 
 
 def square_sum(compiled: bool) -> Callable:
     """A graph function ``(n,) → ()``: the sum of squares."""
     if compiled and available():
-        from model_zoo.engine.updates import sum_of_squares
-
         kernel = sum_of_squares()
 
         def in_one(vector):

@@ -12,9 +12,8 @@ from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.engine.build import library
-from model_zoo.engine.calls import KERNELS
-from model_zoo.engine.decoding import TokenSteps
-from model_zoo.engine.steps import Unrecorded
+from model_zoo.engine.decode import TokenTracer
+from model_zoo.engine.ir import NotTraceable
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
 
@@ -79,13 +78,6 @@ def test_attention_of_one_token(heads, key_heads, width, front):
     assert np.array_equal(kept, before)  # the new key and value are in their place, and nothing else has changed
 
 
-def test_the_kernels_of_steps_are_in_the_order_of_the_source():
-    text = (library.__wrapped__.__code__.co_filename).replace("build.py", "csrc/steps.c")
-    with open(text) as file:
-        listed = file.read().split("*/\n    rms_norm,")[1].split("}")[0]
-    assert ["rms_norm", *listed.replace("\n", " ").replace(" ", "").strip(",").split(",")] == list(KERNELS)
-
-
 def adapt(model, name, config) -> None:
     """An adapter that changes something."""
     generator = np.random.default_rng(3)
@@ -96,18 +88,18 @@ def adapt(model, name, config) -> None:
             parameter.set_data(Tensor(values * np.float32(0.5)))
 
 
-def untold(model) -> list[bool]:
+def untraceable(model) -> list[bool]:
     """For each layer, whether it runs operator by operator."""
     (decoder,) = model.__dict__["_decoders"].values()
     found = []
     for (path, _), kept in zip(decoder.cache.cores, decoder.cache.layers, strict=True):
         layer = dict(model.cells_and_names())[path.removesuffix("." + model.family.attention_core)]
-        steps = TokenSteps(model.config.dims.hidden, layer.tables)
-        steps.cache = kept
+        tracer = TokenTracer(model.config.dims.hidden, layer)
+        tracer.cache = kept
         try:
-            steps.run(layer, steps.stream, *steps.tables)
+            tracer.run(layer, tracer.hidden)
             found.append(False)
-        except Unrecorded:
+        except NotTraceable:
             found.append(True)
     return found
 
@@ -131,12 +123,12 @@ def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
         model.__dict__.pop("_decoders", None)
         found = model.generate(padded, mask, max_new_tokens=8)
         assert np.array_equal(found, model.generate(padded, mask, max_new_tokens=8, use_cache=False))
-        assert untold(model) == [not together] * model.config.dims.layers
+        assert untraceable(model) == [not together] * model.config.dims.layers
         answers.append(found)
         assert not model.runs_fast
     assert all(not np.array_equal(found, reference["gen_pad_ids"][:, : found.shape[1]]) for found in answers)
     pet.set_adapter(model, [])
-    assert not any(untold(model))
+    assert not any(untraceable(model))
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
@@ -153,4 +145,4 @@ def test_ids_with_dora_are_those_of_the_plain_path(family, fixtures):
     found = model.generate(prompts, max_new_tokens=8)
     assert np.array_equal(found, model.generate(prompts, max_new_tokens=8, use_cache=False))
     assert not np.array_equal(found, reference["gen_pad_ids"][-1:, : found.shape[1]])
-    assert not any(untold(model))
+    assert not any(untraceable(model))

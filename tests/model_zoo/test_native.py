@@ -16,8 +16,7 @@ import psutil
 import pytest
 from mindspore import ops
 
-from model_zoo import engine as native
-from model_zoo import fused, layers
+from model_zoo import engine, layers
 from model_zoo.engine import build
 from model_zoo.errors import InputError
 
@@ -157,7 +156,7 @@ def anew(monkeypatch, tmp_path):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "temporary"))
-    caches = (build.library, native.available, native.native)
+    caches = (build.library, engine.available)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path
@@ -187,12 +186,12 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
         settings = {"CC": failing(anew, "warming up\nx.c:1: error: what is this")}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    kernel = fused.SwiGLUKernel()
-    cell = layers.Linear(4, 4)
+    cell, activation = layers.Linear(4, 4), layers.SwiGLU()
+    kernel = activation.kernel
     with caplog.at_level(logging.WARNING, "pet"):
-        assert native.native(kernel) is kernel
-        native.swap_products(cell, True)
-        assert not native.available()
+        for one in (cell, activation):
+            engine.set_kernels(one, True)
+        assert activation.fast and activation.kernel is kernel
     assert isinstance(cell.product, ops.MatMul)
     assert len(caplog.records) == 1 and message in caplog.text and "so it runs slower" in caplog.text
     assert not list(anew.rglob("*native-*")), "nothing half done is left"
@@ -200,11 +199,11 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
 
 def test_switched_off_or_elsewhere_is_silent(anew, monkeypatch, caplog):
     monkeypatch.setenv(build.SWITCH, "0")
-    assert not native.available()
+    assert not engine.available()
     monkeypatch.delenv(build.SWITCH)
-    native.available.cache_clear()
+    engine.available.cache_clear()
     monkeypatch.setattr(ms, "get_context", lambda name: "Ascend")
-    assert not native.available()
+    assert not engine.available()
     assert not caplog.records
 
 
@@ -363,10 +362,10 @@ def test_products_are_swapped_and_brought_back(path):
 
     for cell in (layers.Linear(4, 4), Conv1D(4, 4)):
         primitive = cell.product
-        native.swap_products(cell, True)
-        assert native.is_product(cell.product) and not isinstance(cell.product, ops.MatMul)
+        engine.set_kernels(cell, True)
+        assert layers.is_product(cell.product) and not isinstance(cell.product, ops.MatMul)
         swapped = cell.product
-        native.swap_products(cell, True)
+        engine.set_kernels(cell, True)
         assert cell.product is swapped
-        native.swap_products(cell, False)
+        engine.set_kernels(cell, False)
         assert cell.product is primitive

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 import pet
 from adapters.apply import apply
@@ -18,13 +18,13 @@ from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
-from model_zoo.engine import training as whole
-from model_zoo.engine.calls import WORK, Call, Memory, Place, memories
-from model_zoo.engine.gradients import Gradients
-from model_zoo.engine.layout import place_work, put_in_place
-from model_zoo.engine.steps import Unrecorded, layer_list
-from model_zoo.engine.together import PRODUCTS, bring_together
-from model_zoo.engine.together import groups as together
+from model_zoo.engine import run as whole
+from model_zoo.engine.gradients import Backward
+from model_zoo.engine.ir import WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
+from model_zoo.engine.lowering import alias_in_place, allocate_workspace
+from model_zoo.engine.ops import OPS, Op
+from model_zoo.engine.schedule import batches, schedule
+from model_zoo.engine.trace import SequenceTracer
 from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
@@ -96,13 +96,13 @@ def same(model, batch, before=lambda model: None) -> None:
 def groups(monkeypatch):
     """How many layers each operator was made of, but for the trials on one."""
     made = []
-    stand_in = whole.standing_in
+    replace = whole.replace_layers
 
     def noted(layers, cells):
-        made.append([cell.count if isinstance(cell, whole.WholeLayers) else None for cell in cells])
-        return stand_in(layers, cells)
+        made.append([cell.count if isinstance(cell, whole.FusedLayers) else None for cell in cells])
+        return replace(layers, cells)
 
-    monkeypatch.setattr(whole, "standing_in", noted)
+    monkeypatch.setattr(whole, "replace_layers", noted)
     return made
 
 
@@ -187,13 +187,13 @@ def test_layers_that_are_computed_again_give_the_same(family, name, fixtures, gr
     same(model.set_train(True), batch_of(model), set_recompute)
     assert groups == [[1] * model.config.dims.layers]
     ids = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
-    layer, width = layer_list(model)[0], model.config.dims.hidden
-    keeps, forgets = (whole.WholeLayers([layer], width, ids, True, again).operator for again in (False, True))
-    assert keeps.kept > 8 * width and forgets.kept == 0
+    layer, width = model.layer_list[0], model.config.dims.hidden
+    keeps, forgets = (whole.FusedLayers([layer], width, ids, True, again).program for again in (False, True))
+    assert keeps.saved > 8 * width and forgets.saved == 0
 
 
-def test_a_layer_that_does_not_tell_stays_between_those_that_do(fixtures, groups):
-    """DoRA behind another adapter in one layer: what the base alone gave is not told any more."""
+def test_a_layer_that_is_not_traceable_stays_between_those_that_are(fixtures, groups):
+    """DoRA behind another adapter in one layer: what the base alone gave is not a value any more."""
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     layers = model.config.dims.layers
     assert layers > 1
@@ -213,7 +213,7 @@ def test_layers_keep_their_order_when_the_last_alone_is_computed_again(fixtures,
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     apply(model, LoRAConfig(rank=3, targets="all-linear"))
     disturb(model)
-    layer_list(model)[model.config.dims.layers - 1].recomputes = True
+    model.layer_list[model.config.dims.layers - 1].recomputes = True
     same(model.set_train(True), batch_of(model))
     assert groups == [[model.config.dims.layers - 1, 1]]
 
@@ -222,44 +222,51 @@ def test_frozen_layers_below_the_first_trained_one_keep_nothing(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     apply(model, LoRAConfig(rank=3, targets=[f"model.layers.{model.config.dims.layers - 1}.self_attn.v_proj"]))
     ids = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
-    layers, width = list(layer_list(model)), model.config.dims.hidden
-    top = whole.WholeLayers(layers[-1:], width, ids, False, False).operator
-    assert whole.WholeLayers(layers, width, ids, False, False).operator.kept == top.kept
-    assert type(whole.WholeLayers(layers[:-1], width, ids, False, False).operator) is whole.FrozenLayers
+    layers, width = list(model.layer_list), model.config.dims.hidden
+    top = whole.FusedLayers(layers[-1:], width, ids, False, False).program
+    assert whole.FusedLayers(layers, width, ids, False, False).program.saved == top.saved
+    assert type(whole.FusedLayers(layers[:-1], width, ids, False, False).program) is whole.ForwardProgram
 
 
-def test_narrow_weights_do_not_tell(fixtures):
+def test_narrow_weights_are_not_traceable(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha", dtype="float16")
-    with pytest.raises(Unrecorded, match="Float16"):
-        whole.WholeLayers([layer_list(model)[0]], model.config.dims.hidden, frozenset(), False, False)
+    with pytest.raises(NotTraceable, match="Float16"):
+        whole.FusedLayers([model.layer_list[0]], model.config.dims.hidden, frozenset(), False, False)
 
 
-def test_places_in_use_at_the_same_time_do_not_overlap():
+@pytest.fixture
+def other_ops(monkeypatch):
+    """Operations that no rule knows, for random programs."""
+    for name in ("start", "other"):
+        monkeypatch.setitem(OPS, name, Op(name, "-> "))
+
+
+def test_buffers_in_use_at_the_same_time_do_not_overlap(other_ops):
     """Random programs: whoever reads a place finds what was written there last."""
     for seed in range(50):
         generator = np.random.default_rng(seed)
-        places, calls = [Place(1, int(generator.integers(1, 9)), Memory(0)) for _ in range(3)], []
+        places, calls = [Value((1, int(generator.integers(1, 9))), Buffer(0)) for _ in range(3)], []
         for place in places:
-            place.memory.width = place.width
-        calls.append(Call("start", [], list(places)))
+            place.buffer.size = place.width
+        calls.append(Instruction("start", [], list(places)))
         for _ in range(30):
             x, y = (places[int(i)] for i in generator.integers(0, len(places), 2))
             width = y.width if generator.random() < 0.5 else int(generator.integers(1, 9))
-            out = Place(1, width, Memory(width))
-            calls.append(Call("add" if width == y.width == x.width else "other", [x, y], [out]))
+            out = Value((1, width), Buffer(width))
+            calls.append(Instruction("add" if width == y.width == x.width else "other", [x, y], [out]))
             places.append(out)
         values = {id(place): number for number, place in enumerate(places)}
-        put_in_place(calls, set())
-        end = place_work(calls)
+        alias_in_place(calls, set())
+        end = allocate_workspace(calls)
         held = np.full(end, -1)
         for call in calls:
             for place in call.inputs:
-                found = held[place.memory.offset : place.memory.offset + place.width]
+                found = held[place.buffer.offset : place.buffer.offset + place.width]
                 assert (found == values[id(place)]).all()
             for place in call.outputs:
-                held[place.memory.offset : place.memory.offset + place.width] = values[id(place)]
-        distinct = {memory for call in calls for memory in memories(call.places)}
-        assert all(memory.where is WORK for memory in distinct)
+                held[place.buffer.offset : place.buffer.offset + place.width] = values[id(place)]
+        distinct = {memory for call in calls for memory in buffers(call.values)}
+        assert all(memory.storage is WORKSPACE for memory in distinct)
         assert end < sum(place.width for place in places)
 
 
@@ -273,62 +280,63 @@ class Follower:
     def __init__(self):
         self.read: dict[int, tuple] = {}
 
-    def run(self, call: Call, get, put) -> None:
-        """One call: `get` gives what is in a memory, `put` writes there."""
-        added = PRODUCTS.get(call.kernel, False)
-        given = tuple(get(place.memory) for place in call.inputs[: 2 if added else None])
+    def run(self, call: Instruction, get, put) -> None:
+        """One call: `get` gives what is in a buffer, `put` writes there."""
+        added = OPS[call.op].product == "adds"
+        given = tuple(get(place.buffer) for place in call.inputs[: 2 if added else None])
         (out,) = call.outputs
-        before = get((call.inputs[2] if call.kernel.endswith("_onto") else out).memory) if added else 0
+        before = get((call.inputs[2] if call.op.endswith("_onto") else out).buffer) if added else 0
         seen = (given, before)
         assert self.read.setdefault(id(call), seen) == seen
-        put(out.memory, hash((call.kernel.removesuffix("_added"), given)) % 2**40 + before)
+        put(out.buffer, hash((call.op.removesuffix("_added"), given)) % 2**40 + before)
 
 
-def random_program(generator) -> list[Call]:
+def random_program(generator) -> list[Instruction]:
     """Calls of which some add to what is there, as those of a backward pass do."""
-    places = [Place(1, 4, Memory(4)) for _ in range(3)]
-    calls = [Call("start", [], [place]) for place in places]
+    places = [Value((1, 4), Buffer(4)) for _ in range(3)]
+    calls = [Instruction("start", [], [place]) for place in places]
     for _ in range(40):
         x, y, z = (places[int(i)] for i in generator.integers(0, len(places), 3))
         kernel = str(
             generator.choice(["product_of_rows", "plain_product_added", "product_of_rows_onto", "add", "other"])
         )
-        if kernel == "plain_product_added" and z.memory not in (x.memory, y.memory):
-            calls.append(Call(kernel, [x, y], [Place(1, 4, z.memory)]))
+        if kernel == "plain_product_added" and z.buffer not in (x.buffer, y.buffer):
+            calls.append(Instruction(kernel, [x, y], [Value((1, 4), z.buffer)]))
             continue
-        out = Place(1, 4, Memory(4))
-        calls.append(Call(kernel.removesuffix("_added"), [x, y, z][: 3 if kernel.endswith("_onto") else 2], [out]))
+        out = Value((1, 4), Buffer(4))
+        inputs = [x, y, z][: 3 if kernel.endswith("_onto") else 2]
+        calls.append(Instruction(kernel.removesuffix("_added"), inputs, [out]))
         places.append(out)
     return calls
 
 
-def test_products_that_run_at_once_give_what_they_give_one_after_the_other():
-    """Random programs: every call reads what it read before they were brought together and given places, and no product
+def test_products_that_run_at_once_give_what_they_give_one_after_the_other(other_ops):
+    """Random programs: every call reads what it read before they were scheduled and given buffers, and no product
     finds what it reads changed by another one of its group."""
     several = 0
     for seed in range(200):
         calls, follower, alone = random_program(np.random.default_rng(seed)), Follower(), {}
         for call in calls:
             follower.run(call, alone.__getitem__, alone.__setitem__)
-        calls = bring_together(calls)
-        put_in_place(calls, set())
-        held = np.zeros(place_work(calls), np.int64)
+        calls = schedule(calls)
+        alias_in_place(calls, set())
+        held = np.zeros(allocate_workspace(calls), np.int64)
 
         def get(memory, held=held):
-            found = set(held[memory.offset : memory.offset + memory.width].tolist())
+            found = set(held[memory.offset : memory.offset + memory.size].tolist())
             assert len(found) == 1
             return found.pop()
 
         def put(memory, value, held=held):
-            held[memory.offset : memory.offset + memory.width] = value
+            held[memory.offset : memory.offset + memory.size] = value
 
-        for group in together(calls):
+        for group in batches(calls):
             several += len(group) > 1
-            before = [[get(place.memory) for place in call.inputs[:2]] for call in group]
+            before = [[get(place.buffer) for place in call.inputs[:2]] for call in group]
             for call in group:
                 follower.run(call, get, put)
             if len(group) > 1:
-                assert before == [[get(place.memory) for place in call.inputs[:2]] for call in group]
+                assert before == [[get(place.buffer) for place in call.inputs[:2]] for call in group]
     assert several > 200
 
 
@@ -337,10 +345,10 @@ def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
     model = pet.apply_lora(AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets="all-linear")
     told = []
     with pytest.MonkeyPatch.context() as patch:
-        real = whole.program
-        patch.setattr(whole, "program", lambda calls, *others: told.append(calls) or real(calls, *others))
+        real = whole.lower
+        patch.setattr(whole, "lower", lambda calls, *others: told.append(calls) or real(calls, *others))
         same(model, batch_of(model))
-    sizes = [[len(group) for group in together(calls) if group[0].kernel in PRODUCTS] for calls in told]
+    sizes = [[len(group) for group in batches(calls) if OPS[group[0].op].product] for calls in told]
     # q, k and v, the output, gate and up, down: each with its sum
     assert [6, 2, 4, 2] * model.config.dims.layers in sizes
     # nobody asks for what goes into the lowest of them
@@ -350,7 +358,7 @@ def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
 def test_layers_that_share_a_trained_weight_are_operators_of_their_own(fixtures, groups):
     """The gradient is the sum of what two give."""
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
-    first, *others = layer_list(model)
+    first, *others = model.layer_list
     for parameter in model.get_parameters():
         parameter.requires_grad = parameter is first.self_attn.q_proj.weight
     for other in others:
@@ -362,9 +370,15 @@ def test_layers_that_share_a_trained_weight_are_operators_of_their_own(fixtures,
 def test_a_gradient_is_not_added_to_where_it_is_read():
     """z = x + x·Wᵀ: the gradient of x is at first that of z, which the product reads."""
     factors, weight = (ms.Parameter(Tensor(np.ones(shape, np.float32)), name="w") for shape in (8, (8, 8)))
-    steps = whole.LayerSteps(8, 0, frozenset(), True)
-    x = steps.scale_columns(steps.stream, factors)
-    z = steps.add(x, steps.linear("product_of_rows", x, weight, None, 8))
-    calls = Gradients(steps, steps.scale_columns(z, factors)).calls
-    (product,) = (call for call in calls if call.kernel.startswith("plain_product"))
-    assert not any(place.memory is product.outputs[0].memory for place in product.inputs)
+
+    class Layer(nn.Cell):
+        def construct(self, x, start, end, keep):
+            return x
+
+    tracer = SequenceTracer(8, Layer(), frozenset(), True)
+    x = tracer.emit("scale_columns", tracer.hidden, factors)
+    z = x + tracer.emit("product_of_rows", x, weight)
+    result = tracer.emit("scale_columns", z, factors)
+    calls = Backward(tracer.instructions, tracer.trained, result).instructions
+    (product,) = (call for call in calls if call.op.startswith("plain_product"))
+    assert not any(place.buffer is product.outputs[0].buffer for place in product.inputs)

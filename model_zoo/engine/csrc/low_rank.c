@@ -93,7 +93,11 @@ static void factor_columns(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-static int factors(struct low_rank of) {
+/* B (out, r), s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → t = s·dy·B (N, r), whose product with A is dx, dA (r, in), dB (out, r) */
+PET_KERNEL(low_rank_factors) {
+    struct low_rank of = {.b = params[0], .scale = *(float *)params[1], .x = params[2], .inner = params[3],
+                          .dout = params[4], .outer = params[5], .d_a = params[6], .d_b = params[7],
+                          .columns = shapes[0][0], .rank = shapes[0][1], .rows = shapes[2][0], .in = shapes[2][1]};
     of.chunk = (of.rows + MOST_CHUNKS - 1) / MOST_CHUNKS;
     if (of.chunk < LEAST_CHUNK) of.chunk = LEAST_CHUNK;
     of.chunks = (of.rows + of.chunk - 1) / of.chunk;
@@ -108,26 +112,5 @@ static int factors(struct low_rank of) {
     }
     int failed = !of.turned_b || !of.parts;
     free(of.parts);
-    return failed;
-}
-
-/* B (out, r), s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → t = s·dy·B (N, r), whose product with A is dx, dA (r, in), dB (out, r) */
-PET_KERNEL(low_rank_factors) {
-    return factors((struct low_rank){.b = params[0], .scale = *(float *)params[1], .x = params[2], .inner = params[3],
-                                     .dout = params[4], .outer = params[5], .d_a = params[6], .d_b = params[7],
-                                     .columns = shapes[0][0], .rank = shapes[0][1], .rows = shapes[2][0],
-                                     .in = shapes[2][1]});
-}
-
-/* A, B, s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → dx (N, in), dA (r, in), dB (out, r) */
-PET_KERNEL(low_rank_gradient) {
-    int64_t rank = shapes[0][0], in = shapes[0][1], rows = shapes[3][0];
-    float *outer = malloc((size_t)(rows * rank + 1) * sizeof(float));
-    int failed = !outer || factors((struct low_rank){.b = params[1], .scale = *(float *)params[2], .x = params[3],
-                                                     .inner = params[4], .dout = params[5], .outer = outer,
-                                                     .d_a = params[7], .d_b = params[8], .columns = shapes[1][0],
-                                                     .rank = rank, .rows = rows, .in = in});
-    failed = failed || product_by_depth(outer, params[0], params[6], rows, in, rank, 0);
-    free(outer);
     return failed;
 }

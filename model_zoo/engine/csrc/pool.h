@@ -24,7 +24,7 @@ void *pet_scratch(int slot, int64_t bytes);
 /* So many rows of this width that a piece is some 32 KB. */
 static inline int64_t rows_at_once(int64_t width) { return 8192 / (width + 1) + 1; }
 
-/* What MindSpore calls: the inputs, then the outputs; 0 when all went well. Protected, so that steps.c calls those of
+/* What MindSpore calls: the inputs, then the outputs; 0 when all went well. Protected, so that program.c calls those of
  * this library whatever other libraries of the process have under the same names. */
 #define PET_KERNEL(name)                                                                                        \
     __attribute__((visibility("protected")))                                                                    \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspore import ops
 
-from model_zoo.engine import available
+from model_zoo.engine import adamw_in_place, available
 from pet.train.optimizers.base import Optimizer
 from pet.train.segments import flatten, unflatten
 
@@ -32,8 +32,6 @@ class AdamW(Optimizer):
     def in_place(self):
         if type(self).rule is not AdamW.rule or not available():
             return None
-        from model_zoo.engine.updates import adamw_in_place
-
         constants = (1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps)
 
         def in_one(weights, gradient, average, square, numbers):

@@ -147,33 +147,37 @@ def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeyp
 
 
 def test_doctor_says_which_path_runs(capsys, monkeypatch):
-    from model_zoo import engine as native
-    from model_zoo import layers
-    from model_zoo.engine import build
+    import dataclasses
+
+    from model_zoo import engine
+    from model_zoo.engine import build, cells
+    from model_zoo.engine.ops import OPS
 
     def findings(code):
         assert main(["doctor"]) == code
         lines = [line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] in (["kernels"], ["path"])]
-        native.available.cache_clear(), build.library.cache_clear()
+        engine.available.cache_clear(), build.library.cache_clear()
         return lines
 
-    if native.available():
+    if engine.available():
         kernels, line = findings(0)
         assert kernels.startswith("ok") and str(build.library()) in kernels and "thread" in kernels
         assert line.startswith("ok") and "fast: kernels in C" in line
     monkeypatch.setenv("PET_NATIVE", "0")
-    build.library.cache_clear(), native.available.cache_clear(), native.native.cache_clear()
+    build.library.cache_clear(), engine.available.cache_clear()
     kernels, line = findings(0)
     assert kernels.startswith("note") and "none in C (PET_NATIVE=0)" in kernels
     assert line.startswith("ok") and "fast: compiled kernels of operators" in line
-    monkeypatch.setattr(layers.fused, "rms_norm", lambda eps: lambda x, weight: (x * 2.0,))
+    wrong = dataclasses.replace(OPS["rms_norm"], plain=lambda eps: lambda x, weight: x * 2.0)
+    monkeypatch.setitem(OPS, "rms_norm", wrong)
+    cells.plain.cache_clear()
     _, line = findings(1)
     assert line.startswith("BAD") and "the fast kernels" in line
     monkeypatch.delenv("PET_NATIVE")
     monkeypatch.setenv("PET_NATIVE_THREADS", "lots")
     kernels, _ = findings(1)
     assert kernels.startswith("BAD") and "PET_NATIVE_THREADS is 'lots'" in kernels
-    native.native.cache_clear()
+    cells.plain.cache_clear()
 
 
 def test_interrupt_is_130(recipe, capsys, monkeypatch):

@@ -6,9 +6,9 @@ import pytest
 from mindspore import ParameterTuple
 
 from adapters.apply import apply_lora
-from model_zoo import fused
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
+from model_zoo.engine import loss as engine_loss
 from model_zoo.graph import Graph
 from pet.data.dataset import IGNORED
 from pet.train.feed import complete
@@ -30,8 +30,8 @@ def batch_for(model, answers: bool = True) -> list:
 # a head that is the embedding, and one of its own
 @pytest.mark.parametrize("name, answers", [("gpt2", True), ("llama_gqa", True), ("llama_gqa", False)])
 def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers):
-    monkeypatch.setattr(fused, "CHUNK_ROWS", 1)
-    monkeypatch.setattr(fused, "CHUNK_BYTES", 4 * 4000)  # several pieces
+    monkeypatch.setattr(engine_loss, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(engine_loss, "CHUNK_BYTES", 4 * 4000)  # several pieces
     model = AutoModel.from_pretrained(fixtures / name)
     weights = ParameterTuple(model.trainable_params())
     batch = batch_for(model, answers)

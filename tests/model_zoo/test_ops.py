@@ -1,35 +1,28 @@
-"""The fast kernels, of operators and in C, against the plain cells and against finite differences; fast models against
-their references."""
+"""The table of operations: every kernel's gradient rule against the row's plain column, that against the cells' own
+operators, both against finite differences; fast models against their references."""
 
 from __future__ import annotations
+
+import ctypes
+import inspect
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import causal_lm, fused, fused_attention, layers, rotary
-from model_zoo import engine as native
+from model_zoo import engine, layers, rotary
 from model_zoo.auto import AutoModel
+from model_zoo.engine import cells, plain_attention
+from model_zoo.engine import loss as engine_loss
+from model_zoo.engine import plain as kernels
+from model_zoo.engine.build import library
+from model_zoo.engine.ops import OPS
 
 IGNORED = -100
 
 
-@pytest.fixture(params=["operators", "c"])
-def form(request):
-    """A function that gives a kernel in one of the two forms that it has."""
-    if request.param == "operators":
-        return lambda kernel: kernel
-    return in_c
-
-
-def in_c(kernel):
-    """The kernel's twin in C."""
-    if not native.available():
-        pytest.skip("there is no C compiler")
-    twin = native.native(kernel)
-    assert twin is not kernel
-    return twin
+needs_kernels = pytest.mark.skipif(not engine.available(), reason="there is no C compiler")
 
 
 def numbers(*shape, seed=0):
@@ -57,14 +50,18 @@ def value_and_gradients(function, inputs, rows=None):
     return output.asnumpy(), [gradient.asnumpy() for gradient in gradients], direction
 
 
-def check(fast, plain, arrays, rows=None, tolerance=3e-6):
-    """Same output, same gradients, and gradients that finite differences of the plain path agree with."""
+def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=()):
+    """Same output, same gradients, and gradients that finite differences of the plain path agree with; none for those
+    inputs whose places are `constant`."""
     inputs = [Tensor(array) for array in arrays]
     mine, my_gradients, direction = value_and_gradients(fast, inputs, rows)
     theirs, their_gradients, _ = value_and_gradients(plain, inputs, rows)
     seen = np.ones_like(mine, bool) if rows is None else np.broadcast_to(rows != 0, mine.shape)
     np.testing.assert_allclose(mine[seen], theirs[seen], atol=tolerance, rtol=tolerance)
     for index, (gradient, expected) in enumerate(zip(my_gradients, their_gradients, strict=True)):
+        if index in constant:
+            assert not gradient.any() and not expected.any()
+            continue
         assert np.abs(expected).max() > 1e-3, "a gradient that is zero would prove nothing"
         np.testing.assert_allclose(gradient, expected, atol=tolerance * max(1, np.abs(expected).max()))
         step = numbers(*arrays[index].shape, seed=11) * 1e-2
@@ -75,6 +72,64 @@ def check(fast, plain, arrays, rows=None, tolerance=3e-6):
             ends.append((out * direction).sum())
         slope = float((gradient.astype(np.float64) * step).sum())
         assert (ends[0] - ends[1]) / 2 == pytest.approx(slope, rel=2e-3, abs=2e-3)
+
+
+SIZES = {"B": 2, "S": 6, "T": 6, "C": 6, "h": 4, "g": 2, "d": 8, "w": 4, "b": 2}
+SIZES |= {"N": 12, "H": 10, "K": 7, "M": 9, "R": 3, "O": 9, "I": 7, "*": (12, 10)}
+NUMBERS = {"eps": 1e-5, "scale": 0.5, "factor": 1.75, "transposed": False, "causal": True, "d": 8, "w": 4}
+
+IN_PROGRAMS = {"take_columns", "join_columns", "dropout"}
+"""Rows whose gradients need other instructions, or that have no plain column: `test_whole_layers.py` holds these to the
+cells' own operators."""
+
+
+def arguments_of(op) -> list[np.ndarray]:
+    """Arrays for the tensors of a signature. Integers are, in this order: where a row's interval starts, where it ends
+    (it is causal), and who sees a key."""
+    found, integers = [], []
+    for field in op.inputs:
+        if field.constant or field.optional:
+            continue
+        shape = field.shape(SIZES)
+        if field.floats:
+            values = numbers(*shape, seed=len(found))
+            if field.axes[-1] == "w":  # cosines and sines: alike for both members of a pair
+                values = np.repeat(values[..., :1], shape[-1], -1)
+            found.append(values + 0.1 * np.sign(values))  # away from where a function has no slope
+        else:
+            integers.append(np.zeros(shape, np.int32) if not integers else np.tile(np.arange(1, 7), (2, 1)))
+            if len(integers) == 3:
+                integers[-1] = np.ones(shape)
+            found.append(integers[-1].astype(np.int32))
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.vjp and op.name not in IN_PROGRAMS])
+def test_gradient_rules_are_those_of_the_plain_column(name):
+    op = OPS[name]
+    given = {key: NUMBERS[key] for key in inspect.signature(op.plain).parameters}
+    native, plain, arrays = cells.native(name, **given), op.plain(**given), arguments_of(op)
+    floats = [index for index, array in enumerate(arrays) if array.dtype == np.float32]
+
+    def with_integers(function):
+        def of_floats(*tensors):
+            every = [Tensor(array) for array in arrays]
+            for index, tensor in zip(floats, tensors, strict=True):
+                every[index] = tensor
+            return function(*every)
+
+        return of_floats
+
+    tables = [place for place, index in enumerate(floats) if op.inputs[index].axes[-1:] == ("w",)]
+    constant = {"dora": (1, 2, 3, 4)}.get(name, tables)
+    check(with_integers(native), with_integers(plain), [arrays[index] for index in floats], None, 1e-5, constant)
+
+
+@needs_kernels
+def test_every_row_is_a_function_in_c():
+    compiled = ctypes.CDLL(str(library()))
+    assert [op.name for op in OPS.values() if not hasattr(compiled, op.name)] == []
 
 
 class Plain(nn.Cell):
@@ -91,22 +146,11 @@ class Plain(nn.Cell):
         return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps) * weight + bias
 
 
-class Norm(nn.Cell):
-    """A fast norm's output, without what it keeps for its backward pass."""
-
-    def __init__(self, kernel):
-        super().__init__()
-        self.kernel = kernel
-
-    def construct(self, *inputs):
-        return self.kernel(*inputs)[0]
-
-
 @pytest.mark.parametrize("shape", [(12, 8), (1, 5), (7, 33)])
-def test_norms(form, shape):
+def test_norms(shape):
     x, weight, bias = numbers(*shape), numbers(shape[1]), numbers(shape[1], seed=3)
-    check(Norm(form(fused.rms_norm(1e-6))), Plain("rms", 1e-6), (x, weight))
-    check(Norm(form(fused.layer_norm(1e-5))), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
+    check(kernels.rms_norm(1e-6), Plain("rms", 1e-6), (x, weight))
+    check(kernels.layer_norm(1e-5), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
 
 
 def test_plain_norms_are_the_cells_own():
@@ -122,41 +166,36 @@ def test_plain_norms_are_the_cells_own():
 
 
 @pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
-def test_activations(form, shape):
+def test_activations(shape):
     swiglu, gelu = layers.SwiGLU(), layers.GeluTanh()
-    check(form(fused.swiglu()), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
-    check(form(fused.gelu_tanh()), gelu, (numbers(*shape) * 2,))
+    check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
+    check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,))
 
 
+@needs_kernels
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products(transposed):
     primitive = ops.MatMul(transpose_b=transposed)
     cell = nn.Cell()
     cell.product = primitive
-    native.swap_products(cell, True)
-    if not native.is_product(cell.product) or cell.product is primitive:
-        pytest.skip("there is no C compiler")
+    engine.set_kernels(cell, True)
+    assert layers.is_product(cell.product) and cell.product is not primitive
     right = numbers(5, 33, seed=1) if transposed else numbers(33, 5, seed=1)
     check(cell.product, primitive, (numbers(19, 33), right), tolerance=1e-5)
 
 
-def test_low_rank(form):
-    kernel, scale = form(fused.low_rank()), Tensor(np.array([0.5], np.float32))
-
-    def fast(y, x, a, b):
-        return kernel(y, x, a, b, scale)
-
+def test_low_rank():
     def plain(y, x, a, b):
         return y + ops.matmul(ops.matmul(x, a.T), b.T) * 0.5
 
     arrays = numbers(50, 18), numbers(50, 7, seed=1), numbers(3, 7), numbers(18, 3)
-    check(fast, plain, arrays, tolerance=1e-5)
+    check(kernels.low_rank(0.5), plain, arrays, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("batch, length, heads, width", [(2, 6, 4, 2), (1, 5, 3, 4), (3, 1, 1, 8)])
-def test_heads(form, batch, length, heads, width):
+def test_heads(batch, length, heads, width):
     start = Tensor(np.zeros((batch, length), np.int32))
-    split, join = form(fused.split_heads(width)), fused.join_heads()
+    split, join = kernels.split_heads(width), kernels.join_heads()
 
     def fast_split(x):
         return split(x, start)
@@ -171,15 +210,13 @@ def test_heads(form, batch, length, heads, width):
         return x.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
 
     check(fast_split, plain_split, (numbers(batch * length, heads * width),), tolerance=0)
-    if form is in_c:  # where attention joins them
-        return
     check(fast_join, plain_join, (numbers(batch, heads, length, width),), tolerance=0)
 
 
 @pytest.mark.parametrize("pairs, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_rotary(form, pairs, width, head_dim, rows):
-    kernel, cell = form(fused.rotary(pairs == "half", width, head_dim)), rotary.Rotary(pairs, width, head_dim)
+def test_rotary(pairs, width, head_dim, rows):
+    kernel, cell = kernels.rotary(pairs == "half", width, head_dim), rotary.Rotary(pairs, width, head_dim)
     positions = np.random.default_rng(0).integers(0, 99, (rows, 5)).astype(np.int32)
     cosine, sine = rotary.RotaryTable(rotary.rotary_frequencies(width), pairs)(Tensor(positions))
 
@@ -193,8 +230,8 @@ def test_rotary(form, pairs, width, head_dim, rows):
 
 
 @pytest.mark.parametrize("pairs, width", [("half", 8), ("interleaved", 4)])
-def test_splitting_and_rotating_in_one(form, pairs, width):
-    kernel, cell = form(fused.split_rotary(pairs == "half", width, 8)), rotary.Rotary(pairs, width, 8)
+def test_splitting_and_rotating_in_one(pairs, width):
+    kernel, cell = kernels.split_rotary(pairs == "half", width, 8), rotary.Rotary(pairs, width, 8)
     positions = np.random.default_rng(0).integers(0, 99, (2, 5)).astype(np.int32)
     cosine, sine = rotary.RotaryTable(rotary.rotary_frequencies(width), pairs)(Tensor(positions))
     start = Tensor(np.zeros((2, 5), np.int32))
@@ -244,14 +281,15 @@ ATTENTION = [
     + [(*ATTENTION[index], 4, shared) for index, shared in ((1, 1024), (3, 4), (4, 4))],
 )
 def test_attention_of_operators(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block, shared):
-    monkeypatch.setattr(fused_attention, "BLOCK", block)
-    monkeypatch.setattr(fused_attention, "SHARED", shared)
-    check_attention(fused_attention.AttentionKernel, batch, heads, kv_heads, length, extra, layout, padding)
+    monkeypatch.setattr(plain_attention, "BLOCK", block)
+    monkeypatch.setattr(plain_attention, "SHARED", shared)
+    check_attention(plain_attention.JoinedAttention, batch, heads, kv_heads, length, extra, layout, padding)
 
 
+@needs_kernels
 @pytest.mark.parametrize("case", [*ATTENTION[:2], ATTENTION[4], ATTENTION[6], (1, 2, 1, 53, 3, packed, 2)])
 def test_attention_in_c(case):
-    check_attention(lambda causal: in_c(fused_attention.AttentionKernel(causal)), *case)
+    check_attention(lambda causal: cells.native("attention", causal=causal), *case)
 
 
 def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding):
@@ -266,8 +304,7 @@ def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding
     core = layers.AttentionCore(heads, kv_heads, 8)
 
     def fast(query, keys, values):
-        mixed = kernel(query, keys, values, start, end, columns)
-        return layers.split_heads(mixed, batch, heads) if kernel.joins else mixed
+        return layers.split_heads(kernel(query, keys, values, start, end, columns), batch, heads)
 
     def plain(query, keys, values):
         return layers.split_heads(core.attend(query, keys, values, start, end, keep, extra, None), batch, heads)
@@ -281,16 +318,17 @@ def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding
     check(fast, plain, arrays, rows=keep_rows)
 
 
+@pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_kernels), False])
 @pytest.mark.parametrize("pieces, width", [(1, 8), (4, 6)])
-def test_cross_entropy(form, monkeypatch, pieces, width):
+def test_cross_entropy(monkeypatch, in_c, pieces, width):
     rows, vocabulary = 11, 13
-    monkeypatch.setattr(fused, "CHUNK_ROWS", 1)
-    monkeypatch.setattr(fused, "CHUNK_BYTES", (rows // pieces) * 4 * vocabulary)
+    monkeypatch.setattr(engine_loss, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(engine_loss, "CHUNK_BYTES", (rows // pieces) * 4 * vocabulary)
     weight = Tensor(numbers(vocabulary, width))
     labels = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
     labels[[2, 3, 10]] = IGNORED
     targets = Tensor(labels)
-    kernel = form(fused.LinearCrossEntropyKernel(IGNORED))
+    kernel = engine_loss.LinearCrossEntropy() if in_c else engine_loss.PlainCrossEntropy(IGNORED)
 
     def fast(hidden):
         return kernel(hidden, weight, targets)[0].reshape(1)
@@ -312,8 +350,7 @@ MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "cha
 def test_fast_models_meet_their_references(fixtures, monkeypatch, name, in_c):
     """Logits of the reference implementation to 1e-4, and the plain path's gradient of every parameter."""
     if not in_c:  # as without a compiler
-        monkeypatch.setattr(causal_lm, "native", lambda kernel: kernel)
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(engine, "available", lambda: False)
     model = AutoModel.from_pretrained(fixtures / name)
     reference = np.load(fixtures / name / "ref.npz")
     ids = Tensor(reference["input_ids"].astype(np.int32))

@@ -1,4 +1,4 @@
-"""The fast path of attention: blocks of query rows, with the backward pass written out. See `model_zoo.fused`."""
+"""Attention for the table's plain column: blocks of query rows, with the backward pass written out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.fused import cast, join_last, late, maximum, part, reshape, row_sum, tile, zeros_like
+from model_zoo.engine.plain import (
+    cast,
+    join_heads,
+    join_last,
+    late,
+    maximum,
+    part,
+    reshape,
+    row_sum,
+    tile,
+    zeros_like,
+)
 
 HIDDEN = 1e30
 """Taken from the score of a hidden key: what is left is exactly ``-HIDDEN``, as in the plain path."""
@@ -42,12 +53,7 @@ class AttentionKernel(nn.Cell):
 
     Args:
         causal: no row sees a key behind its own, so that those are never computed.
-
-    Attributes:
-        joins: whether what comes out is ``(B·S, heads·d)`` already.
     """
-
-    joins = False
 
     def __init__(self, causal: bool):
         super().__init__()
@@ -144,4 +150,29 @@ class AttentionKernel(nn.Cell):
         return joined, d_keys, d_values, zeros_like(start), zeros_like(end), zeros_like(columns)
 
 
-attention = functools.cache(AttentionKernel)
+class JoinedAttention(nn.Cell):
+    """Attention, and its heads joined: ``(B·S, heads·d)``."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.attention, self.join = AttentionKernel(causal), join_heads()
+
+    def construct(self, query, keys, values, start, end, columns):
+        return self.join(self.attention(query, keys, values, start, end, columns), start)
+
+
+joined = functools.cache(JoinedAttention)
+
+
+def joined_prefixed(causal):
+    """The same with a prefix ``(T, 2·key heads·d)`` in front of each row's keys and values."""
+    attend = joined(causal)
+
+    def attention(query, keys, values, start, end, columns, prefix):
+        batch, heads, _, width = keys.shape
+        front = prefix.reshape(-1, 2, heads, width).transpose(1, 2, 0, 3)  # (2, key heads, T, d)
+        before = [tile(front[which : which + 1], (batch, 1, 1, 1)) for which in range(2)]
+        seen = ops.concat((ops.ones((batch, prefix.shape[0]), ms.int32), columns), 1)
+        return attend(query, ops.concat((before[0], keys), 2), ops.concat((before[1], values), 2), start, end, seen)
+
+    return attention

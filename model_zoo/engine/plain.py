@@ -1,7 +1,8 @@
-"""The fast path of the cells: the same values as the plain operators, with backward passes written out.
+"""The table's plain column: what stands for kernels in C without a compiler, and what these are tested against.
 
-On a CPU with a C compiler, `model_zoo.engine` puts kernels in C in the place of these. What makes a compiled
-graph of operators slow on a CPU, and what is done about it here:
+For the wide tensors of a step these are cells with backward passes written out; without them a step takes two and a
+half times the memory and up to a fifth more time. What makes a compiled graph of operators slow on a CPU, and what is
+done about it here:
 
 - An element-wise operator that broadcasts is about three times as slow as one on equal shapes, and keeps 16 bytes of
   index table per element and operator for as long as the graph lives. So whatever is narrow is tiled first; a table
@@ -9,38 +10,27 @@ graph of operators slow on a CPU, and what is done about it here:
 - ``Transpose`` keeps such a table too (8 bytes per element). Heads are parted and joined by ``Split`` and ``Concat``,
   which copy whole rows and keep nothing.
 - Automatic differentiation of a softmax, a norm or an activation strings together many operators over the widest
-  tensors. Each kernel, here and in `model_zoo.fused_attention`, is a cell with a ``bprop`` that recomputes what is
-  cheap from the inputs.
+  tensors. Each kernel, here and in `model_zoo.engine.plain_attention`, is a cell with a ``bprop`` that recomputes what
+  is cheap from the inputs.
 
-The kernels are for compiled graphs; run operator by operator they are slower than the plain cells. All are float32.
-Kernels have no parameters, so that one object, parsed once, serves every layer: get it from the functions in lower
-case. Gradients that nobody asks for (of frozen weights, of masks) are dropped by the compiler.
+They are for compiled graphs; run operator by operator they are slower than the cells' own operators. All are float32.
+They have no parameters, so that one object, parsed once, serves every layer: get it from the functions in lower case.
+Gradients that nobody asks for (of frozen weights, of masks) are dropped by the compiler.
 """
 
 from __future__ import annotations
 
 import functools
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-CHUNK_BYTES = 16 * 2**20
-"""How much memory the logits of one piece of `linear_cross_entropy` take, if that is `CHUNK_ROWS` rows or more."""
-
-CHUNK_ROWS = 256
-"""Rows below which a product with the head's weight is bound by reading the weight."""
-
-POWERS_OF_TWO = tuple(2**power for power in range(20))
-
 tile, reshape, zeros_like = ops.Tile(), ops.Reshape(), ops.ZerosLike()
 row_sum, column_sum = ops.ReduceSum(keep_dims=True), ops.ReduceSum()
-rsqrt, sigmoid, exp = ops.Rsqrt(), ops.Sigmoid(), ops.Exp()
+rsqrt, sigmoid = ops.Rsqrt(), ops.Sigmoid()
 product, product_rows = ops.MatMul(), ops.MatMul(transpose_b=True)
-product_columns, transpose = ops.MatMul(transpose_a=True, transpose_b=True), ops.Transpose()
-log_softmax, gather, pick, part = ops.LogSoftmax(-1), ops.Gather(), ops.GatherD(), ops.Slice()
-cast, maximum = ops.Cast(), ops.Maximum()
-join_last, join_first, join_second = ops.Concat(-1), ops.Concat(0), ops.Concat(1)
+cast, maximum, part = ops.Cast(), ops.Maximum(), ops.Slice()
+join_last, join_second = ops.Concat(-1), ops.Concat(1)
 late = ops.Depend()
 """`late(x, dout)` is x, but not before dout is there. Without it the compiler would find that the backward pass does
 what the forward pass did already, and keep its results all the time in between, which takes far more memory."""
@@ -244,81 +234,113 @@ class SplitRotaryKernel(nn.Cell):
 class LowRankKernel(nn.Cell):
     """LoRA's sum, ``y + s·(x·Aᵀ)·Bᵀ``."""
 
-    def construct(self, y, x, a, b, scale):
-        """y ``(N, out)``, x ``(N, in)``, A ``(r, in)``, B ``(out, r)``, s ``(1,)`` → ``(N, out)``."""
-        return y + product_rows(product_rows(x, a) * scale, b)
-
-
-# Loss ----------------------------------------------------------------------------------------------------------------
-
-
-def chunk_rows(vocabulary: int) -> int:
-    """How many rows of logits one piece of `linear_cross_entropy` has."""
-    rows = CHUNK_BYTES // (4 * vocabulary) + 1
-    return rows if rows > CHUNK_ROWS else CHUNK_ROWS
-
-
-class LinearCrossEntropyKernel(nn.Cell):
-    """Summed cross-entropy of ``hidden·weightᵀ`` against targets, without ever holding all logits.
-
-    The gradient of the hidden states is computed along with the loss, piece by piece, which costs no more than the
-    plain backward pass and leaves ``(N, H)`` to keep instead of ``(N, V)``: ``(p − onehot)·W`` is ``p·W − W[target]``.
-    The weight is taken as frozen.
-
-    Args:
-        ignored: the target of rows that do not count.
-    """
-
-    def __init__(self, ignored: int):
+    def __init__(self, scale: float):
         super().__init__()
-        self.ignored = ignored
+        self.scale = scale
 
-    def weighted_rows(self, p, weight):
-        """``p·weight``. oneDNN reads a right factor in place, at half the speed, unless its width is a power of two."""
-        if weight.shape[1] in POWERS_OF_TWO:
-            return product(p, weight)
-        return transpose(product_columns(weight, p), (1, 0))
-
-    def piece(self, hidden, weight, targets):
-        rows, width = hidden.shape
-        learnt = cast(targets != self.ignored, ms.float32)
-        index = maximum(targets, zeros_like(targets))
-        log_p = log_softmax(product_rows(hidden, weight))  # (n, V)
-        loss = -column_sum(reshape(pick(log_p, 1, reshape(index, (rows, 1))), (rows,)) * learnt, 0)
-        gradient = self.weighted_rows(exp(log_p), weight) - gather(weight, index, 0)
-        return loss, gradient * tile(reshape(learnt, (rows, 1)), (1, width))
-
-    def construct(self, hidden, weight, targets):
-        """Hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
-        rows, width = hidden.shape
-        size = chunk_rows(weight.shape[0])
-        if size >= rows:
-            return self.piece(hidden, weight, targets)
-        total, gradients = 0.0, ()
-        for first in range(0, rows, size):
-            count = size if first + size < rows else rows - first
-            if first > 0:  # one after the other: all at once they would hold all logits after all
-                hidden = late(hidden, gradients[-1])
-            loss, gradient = self.piece(
-                part(hidden, (first, 0), (count, width)), weight, part(targets, (first,), (count,))
-            )
-            total = total + loss
-            gradients += (gradient,)
-        return total, join_first(gradients)
-
-    def bprop(self, hidden, weight, targets, out, dout):
-        return out[1] * dout[0], zeros_like(weight), zeros_like(targets)
+    def construct(self, y, x, a, b):
+        """y ``(N, out)``, x ``(N, in)``, A ``(r, in)``, B ``(out, r)`` → ``(N, out)``."""
+        return y + product_rows(product_rows(x, a) * self.scale, b)
 
 
-# The shared objects --------------------------------------------------------------------------------------------------
+# The shared objects, by the numbers of the operation ------------------------------------------------------------------
 
-rms_norm = functools.cache(RMSNormKernel)
-layer_norm = functools.cache(LayerNormKernel)
+
+class First(nn.Cell):
+    """The first output of a kernel."""
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def construct(self, *inputs):
+        return self.kernel(*inputs)[0]
+
+
+@functools.cache
+def rms_norm(eps):
+    return First(RMSNormKernel(eps))
+
+
+@functools.cache
+def layer_norm(eps):
+    return First(LayerNormKernel(eps))
+
+
+@functools.cache
+def rotary(half, w, d):
+    return RotaryKernel(half, w, d)
+
+
+@functools.cache
+def split_rotary(half, w, d):
+    return SplitRotaryKernel(half, w, d)
+
+
+@functools.cache
+def split_heads(d):
+    return SplitHeadsKernel(d)
+
+
 swiglu = functools.cache(SwiGLUKernel)
 gelu_tanh = functools.cache(GeluTanhKernel)
-split_heads = functools.cache(SplitHeadsKernel)
 join_heads = functools.cache(JoinHeadsKernel)
-rotary = functools.cache(RotaryKernel)
-split_rotary = functools.cache(SplitRotaryKernel)
 low_rank = functools.cache(LowRankKernel)
-linear_cross_entropy = functools.cache(LinearCrossEntropyKernel)
+
+# Operations that only whole layers use -------------------------------------------------------------------------------
+
+
+def product_of_rows():
+    return ops.MatMul(transpose_b=True)
+
+
+def plain_product():
+    return ops.MatMul()
+
+
+def add_bias():
+    return ops.BiasAdd()
+
+
+def relu():
+    return ops.ReLU()
+
+
+def silu():
+    return lambda x: x * ops.sigmoid(x)
+
+
+def hyperbolic_tangent():
+    return lambda x: 2.0 * ops.sigmoid(2.0 * x) - 1.0  # MindSpore's own is off by up to 1e-4 on a CPU
+
+
+def add(factor):
+    return lambda x, y: x * factor + y
+
+
+def scale(factor):
+    return lambda x: x * factor
+
+
+def scale_columns():
+    return lambda x, factors: x * factors
+
+
+def join_columns():
+    return lambda a, b: ops.concat((a, b), -1)
+
+
+def take_columns(first, w):
+    return lambda x: x[..., first : first + w]
+
+
+def dora(scale, transposed):
+    """``y + (m/‖W + s·B·A‖ − 1)·(y − bias)``; the norm is taken as constant (Liu et al. 2024)."""
+
+    def rescale(y, weight, a, b, norm, magnitude, bias=None):
+        weight = weight.T if transposed else weight
+        built = ops.stop_gradient(weight + scale * ops.matmul(b, a))
+        factor = magnitude * ops.rsqrt((built * built).sum(-1))
+        return y + (factor - 1.0) * (y if bias is None else y - bias)
+
+    return rescale

@@ -1,0 +1,185 @@
+"""One operation of the table as a cell, for what runs operator by operator in compiled graphs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from model_zoo.engine.build import SWITCH, NoCompiler, library
+from model_zoo.engine.gradients import Backward
+from model_zoo.engine.ir import OPERAND, Buffer, Instruction, Value
+from model_zoo.engine.ops import OPS, Op
+
+log = logging.getLogger("pet")
+
+
+@functools.cache
+def available() -> bool:
+    """Whether there are C kernels here. That there are none is said once, unless they were switched off."""
+    if ms.get_context("device_target") != "CPU":
+        return False
+    try:
+        library()
+    except NoCompiler as error:
+        if str(error) != f"{SWITCH}=0":
+            log.warning("no native kernels, so it runs slower: %s", error)
+        return False
+    return True
+
+
+def custom(name: str, shapes):
+    """The C function of this name as an operator.
+
+    Args:
+        shapes: input shapes → tuple of output shapes, or the one output's; all are float32.
+    """
+
+    def dtypes(*types):
+        return types[0]
+
+    def as_many(*types):
+        return (types[0],) * shapes.outputs
+
+    kinds = as_many if hasattr(shapes, "outputs") else dtypes
+    return ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=kinds, func_type="aot")
+
+
+def outputs(count: int):
+    """Marks a shape function as giving a tuple of so many."""
+
+    def mark(function):
+        function.outputs = count
+        return function
+
+    return mark
+
+
+def operator(op: Op, **sizes):
+    """An operation of the table as an operator; `sizes` are those that its inputs do not tell."""
+
+    def shapes(*given):
+        return tuple(list(shape) for shape in op.shapes(given, **sizes))
+
+    def shape(*given):
+        return list(op.shapes(given, **sizes)[0])
+
+    count = len(op.outputs)
+    return custom(op.name, shape if count == 1 else outputs(count)(shapes))
+
+
+class Differentiable(nn.Cell):
+    """An operation, and a backward pass of the operations that its gradient rule names. Each is an operator of its own,
+    so that the compiler drops gradients that nobody asks for.
+
+    Args:
+        op: the row.
+        numbers: the constants of its signature, and sizes that its inputs do not tell, by name.
+    """
+
+    def __init__(self, op: Op, numbers: dict):
+        super().__init__()
+        fields = [field for field in op.inputs if not field.optional]
+        values = [Value(None, None if field.constant else OPERAND) for field in fields]
+        constants = {}
+        for value, field in zip(values, fields, strict=True):
+            if field.constant:
+                value.constant = field.dtype(numbers[field.constant])
+                constants[value] = Tensor(np.array([value.constant]))
+        made = [Value(None, Buffer(0)) for _ in op.outputs]
+        tensors = [value for value in values if value.buffer is OPERAND]
+        trained = []
+        if op.vjp is not None:
+            trained = [value for value, field in zip(values, fields, strict=True) if field.floats]
+        backward = Backward([Instruction(op.name, values, made)], trained, made[0])
+        # what there is while the backward pass runs: tensors, constants, outputs, the gradient, and what it computes
+        known = [*tensors, *constants, *made, backward.outer]
+        self.constants, self.several = tuple(constants.values()), len(made) > 1
+        self.places = tuple(known.index(value) for value in values)
+        self.forward, self.backward, self.reads = operator(op, **numbers), (), ()
+        for instruction in backward.instructions:
+            self.backward += (operator(OPS[instruction.op], **numbers),)
+            self.reads += (tuple(known.index(value) for value in instruction.inputs),)
+            known += instruction.outputs
+        self.found = tuple(
+            known.index(gradient) if (gradient := backward.gradient_of(value)) is not None else -1 for value in tensors
+        )
+
+    def pick(self, known, places):
+        given = ()
+        for place in places:
+            given = given + (known[place],)
+        return given
+
+    def construct(self, inputs):
+        """A tuple of the tensors → a tuple of the outputs."""
+        made = self.forward(*self.pick(inputs + self.constants, self.places))
+        return made if self.several else (made,)
+
+    def bprop(self, inputs, out, dout):
+        known = inputs + self.constants + out + (dout[0],)
+        for index, backward in enumerate(self.backward):
+            made = backward(*self.pick(known, self.reads[index]))
+            known = known + (made if isinstance(made, tuple) else (made,))
+        gradients = ()
+        for index, place in enumerate(self.found):
+            gradients = gradients + (ops.zeros_like(inputs[index]) if place < 0 else known[place],)
+        return (gradients,)
+
+
+class Kernel(nn.Cell):
+    """The first output of an operation in C.
+
+    Outside of graphs the row's plain operators compute it: a cell with a ``bprop`` there takes a parameter that was cut
+    by tensor parallelism for whole, and its gradient is refused.
+    """
+
+    def __init__(self, op: Op, numbers: dict):
+        super().__init__()
+        self.plain = op.plain(**numbers) if op.plain is not None else None
+        self.native = Differentiable(op, numbers)
+
+    def __call__(self, *tensors):
+        return self.plain(*tensors)
+
+    def construct(self, *tensors):
+        return self.native(tensors)[0]
+
+
+@functools.cache
+def native(name: str, **numbers):
+    """The cell of an operation in C; one for all who ask for the same, so that it is parsed once."""
+    return Kernel(OPS[name], numbers)
+
+
+@functools.cache
+def plain(name: str, **numbers):
+    """The same by MindSpore's operators."""
+    return OPS[name].plain(**numbers)
+
+
+class Product(nn.Cell):
+    """Takes the place of a ``MatMul`` without ``transpose_a``; what is not two float32 matrices goes by that, and so
+    does everything outside of graphs.
+
+    Args:
+        primitive: the ``MatMul``.
+    """
+
+    stands_for_product = True
+
+    def __init__(self, primitive):
+        super().__init__()
+        self.primitive = primitive
+        self.kernel = native("product_of_rows" if primitive.transpose_b else "plain_product")
+
+    def __call__(self, left, right):
+        return self.primitive(left, right)
+
+    def construct(self, left, right):
+        if left.dtype == ms.float32 and right.dtype == ms.float32:
+            return self.kernel(left, right)
+        return self.primitive(left, right)

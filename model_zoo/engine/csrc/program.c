@@ -1,0 +1,102 @@
+/* Kernels one after the other as one operator: what a framework needs to compile and to launch its parts costs more than
+ * many of them. What they hand to one another stays in one piece of memory. */
+#include <string.h>
+
+#include "gemm.h"
+#include "pool.h"
+
+PET_KERNEL(product_of_rows);
+PET_KERNEL(product_of_rows_added);
+PET_KERNEL(product_of_rows_onto);
+PET_KERNEL(plain_product);
+PET_KERNEL(plain_product_added);
+
+typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
+
+enum { DIMENSIONS = 4, MOST_OPERANDS = 16 };
+enum { HEADER = 3, WORDS = 5, CONSTANT = -1 }; /* of the program */
+
+/* Products that run at once. */
+struct gathered {
+    struct product products[MOST_PRODUCTS];
+    int count;
+    int64_t rows;
+};
+
+/* A product's kernel among those that run at once: one of its own, or a term of the one whose result it adds to. */
+static int gather(struct gathered *all, kernel does, int uses, void **its, int64_t **shapes) {
+    int turned = does == product_of_rows || does == product_of_rows_added || does == product_of_rows_onto;
+    int add = does == product_of_rows_added || does == plain_product_added || does == product_of_rows_onto;
+    if (!turned && !add && does != plain_product) return 1;
+    if (does == product_of_rows_onto && its[2] != its[3]) return 1;
+    struct product *to = NULL;
+    for (int i = 0; i < all->count; i++)
+        if (all->products[i].c == its[uses - 1]) to = all->products + i;
+    if (to ? !add : all->count == MOST_PRODUCTS) return 1;
+    if (!to) {
+        to = all->products + all->count++;
+        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
+    }
+    if (to->count == MOST_TERMS) return 1;
+    to->terms[to->count++] = (struct term){.a = its[0], .b = its[1], .depth = shapes[0][1], .b_turned = turned};
+    all->rows = shapes[0][0];
+    return 0;
+}
+
+/* Inputs and then outputs, of which the first is (N, …), the second the program, and the third (B, S) with N = B·S.
+ *
+ * The program, int32: how many operands there are, outputs included; how many values besides, how many instructions.
+ * For each value besides: in which operand it lies, or among the program's own words; at which number per token, or
+ * which word; whether it is by head; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
+ * width). For each instruction the address of its kernel in two words; whether it is a product that runs at once with
+ * the next one; how many values it uses, and which: the operands are the first, those besides follow. */
+PET_KERNEL(program) {
+    const int32_t *words = params[1], *own = words + HEADER;
+    int operands = words[0], values = operands + words[1];
+    if (count != operands) return 1;
+    int64_t tokens = shapes[0][0], batch = shapes[2][0], length = shapes[2][1];
+    const int32_t *word = own + (int64_t)words[1] * WORDS;
+    struct gathered gathered = {0};
+    for (int instruction = 0; instruction < words[2]; instruction++) {
+        kernel does;
+        memcpy(&does, word, sizeof does);
+        int together = word[2], uses = word[3];
+        word += 4;
+        void *its[MOST_OPERANDS];
+        int dimensions[MOST_OPERANDS];
+        int64_t *its_shapes[MOST_OPERANDS], made[MOST_OPERANDS][DIMENSIONS];
+        if (uses > MOST_OPERANDS) return 1;
+        for (int i = 0; i < uses; i++) {
+            int value = *word++;
+            if (value < 0 || value >= values) return 1;
+            if (value < operands) {
+                its[i] = params[value];
+                dimensions[i] = ndims[value];
+                its_shapes[i] = shapes[value];
+                continue;
+            }
+            const int32_t *its_own = own + (int64_t)(value - operands) * WORDS;
+            int64_t rows = its_own[3], width = its_own[4];
+            if (its_own[0] >= operands || its_own[0] < CONSTANT) return 1;
+            if (its_own[0] == CONSTANT)
+                its[i] = (void *)(words + its_own[1]);
+            else
+                its[i] = (float *)params[its_own[0]] + its_own[1] * tokens;
+            dimensions[i] = its_own[2] ? 4 : 2;
+            memcpy(made[i], its_own[2] ? (int64_t[]){batch, rows, length, width} : (int64_t[]){tokens * rows, width, 1, 1},
+                   sizeof made[i]);
+            its_shapes[i] = made[i];
+        }
+        int failed = 0;
+        if (!together && !gathered.count) {
+            failed = does(uses, its, dimensions, its_shapes, dtypes, stream, extra);
+        } else if (gather(&gathered, does, uses, its, its_shapes)) {
+            failed = 1;
+        } else if (!together) {
+            failed = products(gathered.products, gathered.count, gathered.rows);
+            gathered.count = 0;
+        }
+        if (failed) return failed;
+    }
+    return 0;
+}

@@ -1,0 +1,113 @@
+"""The program that layers are compiled to: instructions, the values they read and write, the buffers of these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
+RESULT, SAVED, WORKSPACE = "result", "saved", "workspace"
+"""Where a buffer lies: in the first output, among what is saved for the backward pass, or in the workspace."""
+
+
+class NotTraceable(Exception):
+    """A cell that the tracer cannot follow; its layer then runs operator by operator."""
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """Memory of a result.
+
+    Attributes:
+        size: float32 numbers per token.
+        storage: RESULT, SAVED or WORKSPACE.
+        offset: its first number there, per token.
+    """
+
+    size: int
+    storage: str = WORKSPACE
+    offset: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """What instructions read or write.
+
+    Attributes:
+        shape: ``(rows, width)`` per token, or, by head, ``(1, rows, 1, width)`` for ``(B, rows, S, width)``; of a
+            weight its own; None where only the run knows it.
+        buffer: where it lies; OPERAND for an operand and what has an output of its own, None for a constant.
+        constant: a number that is the same in every run.
+        tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
+    """
+
+    shape: tuple[int, ...] | None
+    buffer: Buffer | str | None
+    constant: np.generic | None = None
+    tracer: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def by_head(self) -> bool:
+        return self.shape is not None and len(self.shape) == 4
+
+    @property
+    def rows(self) -> int:
+        return self.shape[1 if self.by_head else 0]
+
+    @property
+    def width(self) -> int:
+        return self.shape[-1]
+
+    # What `construct` may do with a value while it is traced; anything else is an error, and so not traceable
+
+    __iter__ = None
+
+    def __add__(self, other):
+        if isinstance(other, Value):
+            return self.tracer.add(self, other)
+        return NotImplemented
+
+    def __mul__(self, factor):
+        return Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+
+    def __getitem__(self, key):
+        """Columns ``[:, first:last]``."""
+        rows, columns = key
+        if rows != slice(None) or columns.step is not None:
+            raise NotTraceable(f"the part {key} of a value")
+        first, last, _ = columns.indices(self.width)
+        return self.tracer.columns(self, first, last - first)
+
+
+@dataclasses.dataclass
+class Scaled:
+    """``value·factor``, to which something is added."""
+
+    value: Value
+    factor: float
+
+    def __add__(self, other):
+        if isinstance(other, Value):
+            return other.tracer.add(self.value, other, self.factor)
+        return NotImplemented
+
+
+@dataclasses.dataclass(eq=False)
+class Instruction:
+    """An operation of the table, and what it is applied to."""
+
+    op: str
+    inputs: list[Value]
+    outputs: list[Value]
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.inputs, *self.outputs]
+
+
+def buffers(values: Sequence[Value]) -> list[Buffer]:
+    """Those of values that have one."""
+    return [value.buffer for value in values if isinstance(value.buffer, Buffer)]

@@ -1,0 +1,117 @@
+"""Buffer allocation, and the words that program.c reads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo.engine.build import library
+from model_zoo.engine.ir import OPERAND, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
+from model_zoo.engine.ops import OPS
+from model_zoo.engine.schedule import batches, factors
+
+
+def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> None:
+    """Lets results lie in the buffer of an input that nobody reads again.
+
+    Args:
+        held: buffers that are read by others than these instructions.
+    """
+    last = {buffer: index for index, one in enumerate(instructions) for buffer in buffers(one.values)}
+    for index, instruction in enumerate(instructions):
+        op = OPS[instruction.op]
+        if set(buffers(instruction.outputs)).intersection(buffers(instruction.inputs)):
+            continue  # one of the forward pass that runs again: a second input there would overwrite the first
+        for which in op.aliases:
+            old, new = instruction.inputs[which].buffer, instruction.outputs[0].buffer
+            free = isinstance(old, Buffer) and isinstance(new, Buffer)
+            free = free and old.storage is WORKSPACE and old not in held and last[old] == index
+            # a product reads its factors for as long as it writes
+            free = free and not (op.product and old in buffers(factors(instruction)))
+            if free and old is not new and old.size == new.size:
+                last[new] = max(last[new], index)
+                for other in instructions:
+                    for value in other.values:
+                        if value.buffer is old:
+                            value.buffer = new
+                break
+
+
+def allocate_saved(saved: Sequence[Buffer]) -> int:
+    """Puts these one after the other. Returns their size together."""
+    end = 0
+    for buffer in saved:
+        buffer.storage, buffer.offset = SAVED, end
+        end += buffer.size
+    return end
+
+
+def allocate_workspace(instructions: Sequence[Instruction]) -> int:
+    """Puts what lies in the workspace where nothing else is at the same time. Returns the size of the whole."""
+    spans: dict[Buffer, list[int]] = {}
+    for index, batch in enumerate(batches(instructions)):
+        for buffer in buffers([value for instruction in batch for value in instruction.values]):
+            if buffer.storage is WORKSPACE:
+                spans.setdefault(buffer, [index, index])[1] = index
+    placed: list[Buffer] = []
+    end = 0
+    for buffer, (first, last) in sorted(spans.items(), key=lambda item: item[1][0]):
+        busy = sorted(
+            (other.offset, other.offset + other.size)
+            for other in placed
+            if spans[other][0] <= last and spans[other][1] >= first
+        )
+        buffer.offset = 0
+        for start, stop in busy:
+            if buffer.offset + buffer.size <= start:
+                break
+            buffer.offset = max(buffer.offset, stop)
+        placed.append(buffer)
+        end = max(end, buffer.offset + buffer.size)
+    return end
+
+
+@functools.cache
+def address(path: Path, op: str) -> list[int]:
+    """Where the C function of an operation is, as two words."""
+    function = getattr(ctypes.CDLL(str(path)), op)
+    return np.array([ctypes.cast(function, ctypes.c_void_p).value], np.uint64).view(np.int32).tolist()
+
+
+def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where: dict[str, int]) -> np.ndarray:
+    """The words that program.c reads.
+
+    Args:
+        operands: of the operator and its outputs, in this order; those in which `where` says that buffers lie count,
+            but need not be an instruction's.
+        where: for each storage, which operand or output it is.
+    """
+    number = {id(value): index for index, value in enumerate(operands)}
+    own, constants = [], []
+    for instruction in instructions:
+        for value in instruction.values:
+            if id(value) not in number:
+                number[id(value)] = len(operands) + len(own)
+                own.append(value)
+    words = []
+    behind = 3 + 5 * len(own) + sum(4 + len(instruction.values) for instruction in instructions)
+    for value in own:
+        if value.constant is not None:
+            words += [-1, behind + len(constants), 0, 0, 1]
+            constants.append(int(np.array(value.constant).view(np.int32)))
+        elif value.buffer is OPERAND:
+            raise ValueError("an operand of another operator")
+        else:
+            buffer = value.buffer
+            words += [where[buffer.storage], buffer.offset, int(value.by_head), value.rows, value.width]
+    path = library()
+    for batch in batches(instructions):
+        for instruction in batch:
+            values = instruction.values
+            words += [*address(path, instruction.op), int(instruction is not batch[-1]), len(values)]
+            words += [number[id(value)] for value in values]
+    return np.array([len(operands), len(own), len(instructions), *words, *constants], np.int32)

@@ -1,0 +1,202 @@
+"""The table of operations: everything that is known of a kernel beside its C function of the same name.
+
+A row's signature gives shapes, inputs → outputs, as in ``N K; M K -> N M``: a letter is a size, ``h*d`` and ``a+b`` are
+computed from several, ``*`` is all axes in front, ``:int`` marks int32, ``?`` what may be left out, and ``{eps}`` a
+number that is the same in every run. N is tokens (or rows of them), B and S are the batch and the sequence, h and g
+query and key heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from model_zoo.engine import plain, plain_attention, vjp
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """An input or output in a signature.
+
+    Attributes:
+        axes: of each, its factors or terms; empty for a constant.
+        constant: the name of a number, or "".
+        dtype: float32 or int32.
+    """
+
+    axes: tuple[str, ...]
+    constant: str
+    dtype: type
+    optional: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Field:
+        text, optional = text.strip().removesuffix("?"), text.strip().endswith("?")
+        bare = text.strip("{}")
+        dtype = np.int32 if bare.endswith(":int") else np.float32
+        bare = bare.removesuffix(":int")
+        constant = bare if text.startswith("{") else ""
+        return cls(() if constant else tuple(bare.split()), constant, dtype, optional)
+
+    @property
+    def floats(self) -> bool:
+        """Whether it is a float32 tensor."""
+        return not self.constant and self.dtype is np.float32
+
+    def bind(self, shape: Sequence[int] | None, sizes: dict) -> None:
+        """Adds the sizes that a tensor's shape gives to those that are known."""
+        if shape is None or self.constant:
+            return
+        axes, shape = self.axes, tuple(shape)
+        if axes[0] == "*":
+            own = len(axes) - 1
+            sizes.setdefault("*", shape[: len(shape) - own])
+            axes, shape = axes[1:], shape[len(shape) - own :]
+        if len(axes) != len(shape):
+            return
+        for axis, size in zip(axes, shape, strict=True):
+            factors = axis.split("*")
+            unknown = [name for name in factors if not name.isdigit() and name not in sizes]
+            if len(unknown) == 1:
+                rest = math.prod(int(name) if name.isdigit() else sizes[name] for name in factors if name != unknown[0])
+                sizes[unknown[0]] = size // max(rest, 1)
+
+    def shape(self, sizes: dict) -> tuple[int, ...]:
+        """The shape for these sizes. Raises KeyError where one is unknown."""
+        found: tuple[int, ...] = ()
+        for axis in self.axes:
+            if axis == "*":
+                found += sizes["*"]
+            elif "+" in axis:
+                found += (sum(sizes[name] for name in axis.split("+")),)
+            else:
+                found += (math.prod(int(name) if name.isdigit() else sizes[name] for name in axis.split("*")),)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A row of the table.
+
+    Attributes:
+        name: of the C function.
+        signature: its inputs and outputs, see above.
+        vjp: its gradient rule (`model_zoo.engine.vjp`), where it has one.
+        aliases: inputs in whose buffer its first output may lie, the best first.
+        product: whether it is a matrix product that may run at once with others: ``sets`` or ``adds`` to its output.
+        plain: numbers by name → a function of the tensors in MindSpore's operators that gives the first output: what is
+            computed without a compiler, and what tests hold kernel and rule to.
+    """
+
+    name: str
+    signature: str
+    vjp: Callable | None = None
+    aliases: tuple[int, ...] = ()
+    product: str = ""
+    plain: Callable | None = None
+
+    @functools.cached_property
+    def inputs(self) -> tuple[Field, ...]:
+        return tuple(Field.parse(text) for text in self.signature.split("->")[0].split(";"))
+
+    @functools.cached_property
+    def outputs(self) -> tuple[Field, ...]:
+        return tuple(Field.parse(text) for text in self.signature.split("->")[1].split(";"))
+
+    def shapes(self, inputs: Sequence[Sequence[int] | None], **sizes: int) -> list[tuple[int, ...]]:
+        """The shapes of the outputs, given those of the inputs (None where unknown) and other sizes."""
+        for _ in range(2):  # what a product of sizes leaves open, a later input may tell
+            for field, shape in zip(self.inputs, inputs, strict=False):
+                field.bind(shape, sizes)
+        return [field.shape(sizes) for field in self.outputs]
+
+
+ATTENTION = "B h S d; B g T d; B g T d; B S:int; B S:int; B T:int"
+PREFIXED = "B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; T 2*g*d"
+DORA = "N M; O I; R K; M R; M; M; {scale}; {transposed:int}; M?"
+HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
+
+ROWS = (
+    Op("rms_norm", "N H; H; {eps} -> N H; N 1", vjp.rms_norm, plain=plain.rms_norm),
+    Op("rms_norm_gradient", "N H; H; N 1; N H -> N H"),
+    Op("rms_norm_gradient_added", "N H; H; N 1; N H; N H -> N H", aliases=(4,)),
+    Op("rms_norm_weight_gradient", "N H; N 1; N H -> H"),
+    Op("layer_norm", "N H; H; H; {eps} -> N H; N 1; N 1", vjp.layer_norm, plain=plain.layer_norm),
+    Op("layer_norm_gradient", "N H; H; N 1; N 1; N H -> N H"),
+    Op("layer_norm_gradient_added", "N H; H; N 1; N 1; N H; N H -> N H", aliases=(5,)),
+    Op("layer_norm_weight_gradient", "N H; N 1; N 1; N H -> H"),
+    Op("product_of_rows", "N K; M K -> N M", vjp.product_of_rows, product="sets", plain=plain.product_of_rows),
+    Op("product_of_rows_added", "N K; M K -> N M", product="adds"),
+    Op("product_of_rows_onto", "N K; M K; N M -> N M", aliases=(2,), product="adds"),
+    Op("plain_product", "N K; K M -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
+    Op("plain_product_added", "N K; K M -> N M", product="adds"),
+    Op("product_of_columns", "N K; N M -> K M"),
+    Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
+    Op("low_rank_inner", "N K; R K; {scale} -> N R"),
+    Op("low_rank_factors", "M R; {scale}; N K; N R; N M -> N R; R K; M R"),
+    Op("dora", f"{DORA} -> N M", vjp.dora, plain=plain.dora),
+    Op("dora_gradient", f"{DORA}; N M -> N M; M"),
+    Op("split_heads", f"{HEADS}; B S:int -> B h S d", vjp.split_heads, plain=plain.split_heads),
+    Op("join_heads", f"B h S d; B S:int -> {HEADS}"),
+    Op("rotary_half", f"B h S d; {TABLES} -> B h S d", vjp.rotary, plain=functools.partial(plain.rotary, True)),
+    Op("rotary_half_back", f"B h S d; {TABLES} -> B h S d"),
+    Op("rotary_interleaved", f"B h S d; {TABLES} -> B h S d", vjp.rotary, plain=functools.partial(plain.rotary, False)),
+    Op("rotary_interleaved_back", f"B h S d; {TABLES} -> B h S d"),
+    Op(
+        "split_rotary_half",
+        f"{HEADS}; {TABLES}; B S:int -> B h S d",
+        vjp.rotary,
+        plain=functools.partial(plain.split_rotary, True),
+    ),
+    Op("split_rotary_half_back", f"B h S d; {TABLES}; B S:int -> {HEADS}"),
+    Op(
+        "split_rotary_interleaved",
+        f"{HEADS}; {TABLES}; B S:int -> B h S d",
+        vjp.rotary,
+        plain=functools.partial(plain.split_rotary, False),
+    ),
+    Op("split_rotary_interleaved_back", f"B h S d; {TABLES}; B S:int -> {HEADS}"),
+    Op("attention", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention, plain=plain_attention.joined),
+    Op("attention_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
+    Op(
+        "attention_prefixed",
+        f"{PREFIXED} -> {HEADS}; B h S 2",
+        vjp.attention_prefixed,
+        plain=plain_attention.joined_prefixed,
+    ),
+    Op("attention_prefixed_gradient", f"{PREFIXED}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g S d; B g S d; T 2*g*d"),
+    Op("keep_columns", "B g S d -> L d"),
+    Op("token_attention", "B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int -> B h*d"),
+    Op("swiglu", "*; * -> *", vjp.elementwise, plain=plain.swiglu),
+    Op("swiglu_gradient", "*; *; * -> *; *", aliases=(2,)),
+    Op("gelu_tanh", "* -> *", vjp.elementwise, plain=plain.gelu_tanh),
+    Op("gelu_tanh_gradient", "*; * -> *", aliases=(1,)),
+    Op("relu", "* -> *", vjp.elementwise, plain=plain.relu),
+    Op("relu_gradient", "*; * -> *", aliases=(1,)),
+    Op("silu", "* -> *", vjp.elementwise, plain=plain.silu),
+    Op("silu_gradient", "*; * -> *", aliases=(1,)),
+    Op("hyperbolic_tangent", "* -> *", vjp.elementwise, plain=plain.hyperbolic_tangent),
+    Op("hyperbolic_tangent_gradient", "*; * -> *", aliases=(1,)),
+    Op("add", "*; *; {factor} -> *", vjp.add, aliases=(1, 0), plain=plain.add),
+    Op("scale", "*; {factor} -> *", vjp.scale, aliases=(0,), plain=plain.scale),
+    Op("scale_columns", "N H; H -> N H", vjp.scale_columns, aliases=(0,), plain=plain.scale_columns),
+    Op("scale_columns_gradient", "N H; N H -> H"),
+    Op(
+        "dropout",
+        "*; 2:int; {site:int}; {threshold:int}; {factor} -> *",
+        vjp.dropout,
+        aliases=(0,),
+    ),
+    Op("add_bias", "N H; H -> N H", vjp.add_bias, aliases=(0,), plain=plain.add_bias),
+    Op("column_sum", "N H -> H"),
+    Op("take_columns", "* H; {first:int} -> * w", vjp.take_columns, plain=plain.take_columns),
+    Op("put_columns", "* w; {first:int} -> * H"),
+    Op("join_columns", "* a; * b -> * a+b", vjp.join_columns, plain=plain.join_columns),
+)
+
+OPS = {op.name: op for op in ROWS}
+"""Every kernel that a program may run, by name."""

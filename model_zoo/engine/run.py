@@ -1,0 +1,300 @@
+"""All layers as one operator forward and one backward, for training and evaluation in compiled graphs.
+
+MindSpore's compiler takes time for every operator of every layer, and its runtime for every launch; layers in one piece
+take none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from model_zoo.engine.cells import custom, outputs
+from model_zoo.engine.gradients import Backward
+from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
+from model_zoo.engine.lowering import alias_in_place, allocate_saved, allocate_workspace, lower
+from model_zoo.engine.schedule import schedule
+from model_zoo.engine.trace import SequenceTracer, Tracer
+
+log = logging.getLogger("pet")
+
+
+def needed(instructions: Sequence[Instruction], by: Sequence[Instruction]) -> list[Instruction]:
+    """Those of the instructions whose results the others read, by themselves or by one another."""
+    wanted = set(buffers([value for instruction in by for value in instruction.inputs]))
+    kept = []
+    for instruction in reversed(instructions):
+        if wanted.intersection(buffers(instruction.outputs)):
+            kept.append(instruction)
+            wanted.update(buffers(instruction.inputs))
+    return kept[::-1]
+
+
+def split_low_rank(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """The same with LoRA's sums in two parts, of which the second is a product that can run with others."""
+    parts = []
+    for instruction in instructions:
+        if instruction.op != "low_rank":
+            parts.append(instruction)
+            continue
+        (y, x, a, b, scale), (out, inner) = instruction.inputs, instruction.outputs
+        parts.append(Instruction("low_rank_inner", [x, a, scale], [inner]))
+        parts.append(Instruction("product_of_rows_onto", [inner, b, y], [out]))
+    return parts
+
+
+class ForwardProgram(nn.Cell):
+    """The operator of some layers forward.
+
+    Args:
+        tracer: that has traced them.
+        result: what the last layer gives.
+        read: buffers that a backward pass reads.
+        recompute: whether none of them is saved.
+
+    Attributes:
+        saved: numbers per token that are saved for the backward pass.
+        workspace: numbers per token of workspace, for each operator.
+    """
+
+    def __init__(self, tracer: Tracer, result: Value, read: Sequence[Buffer] = (), recompute: bool = False):
+        super().__init__()
+        if not isinstance(result.buffer, Buffer):
+            raise NotTraceable("layers that give what they were given")
+        result.buffer.storage = RESULT
+        instructions = schedule(split_low_rank(tracer.instructions))
+        alias_in_place(instructions, set(read))
+        self.saved = 0 if recompute else allocate_saved(read)
+        self.workspace = (allocate_workspace(instructions),)
+        order, first = [*tracer.operands, *(Value(None, OPERAND) for _ in range(3))], len(tracer.operands)
+        self.program = Tensor(lower(instructions, order, {RESULT: first, SAVED: first + 1, WORKSPACE: first + 2}))
+        self.forward = custom("program", forward_shapes(max(self.saved, 1), max(self.workspace[0], 1)))
+
+    def construct(self, x, given, frozen, trained):
+        """Hidden states ``(N, H)``; start, end, key mask and tables; the weights → hidden states, what is saved, the
+        workspace."""
+        return self.forward(x, self.program, *given, *frozen, *trained)
+
+    def bprop(self, x, given, frozen, trained, out, dout):
+        return x, given, frozen, trained  # nobody asks for them
+
+
+class TrainingProgram(ForwardProgram):
+    """The operator of some layers forward, and one backward.
+
+    Args:
+        tracer, result: as in `ForwardProgram`.
+        recompute: save nothing for the backward pass, which computes it again from what came in.
+    """
+
+    def __init__(self, tracer: SequenceTracer, result: Value, recompute: bool):
+        backward = Backward(tracer.instructions, tracer.trained, result)
+        back = backward.instructions
+        made = set(buffers([value for instruction in tracer.instructions for value in instruction.outputs]))
+        read = dict.fromkeys(buffers([value for instruction in back for value in instruction.inputs]))
+        read = [buffer for buffer in read if buffer in made]
+        again = needed(split_low_rank(tracer.instructions), back) if recompute else []
+        if result.buffer in read and not recompute:
+            raise NotTraceable("layers whose backward pass reads their result")
+        super().__init__(tracer, result, read, recompute)
+        for buffer in buffers([value for instruction in again for value in instruction.values]):
+            buffer.storage = WORKSPACE
+        instructions = schedule([*again, *back])
+        self.input_gradient = tracer.input_trained
+        if self.input_gradient:
+            backward.gradient_of(tracer.hidden).buffer.storage = RESULT
+        alias_in_place(instructions, set(read))
+        self.workspace = (*self.workspace, allocate_workspace(instructions))
+        weights = [index for index, value in enumerate(tracer.operands) if value in backward.of_weights]
+        # those of the backward pass that nobody asked for come last
+        weights.sort(key=lambda index: tracer.operands[index] not in tracer.trained)
+        order = [*tracer.operands, Value(None, OPERAND), backward.outer]
+        where = {SAVED: len(tracer.operands), RESULT: len(order)}
+        order += [Value(None, OPERAND)] * self.input_gradient
+        order += [backward.of_weights[tracer.operands[index]] for index in weights]
+        where[WORKSPACE] = len(order)
+        self.back_program = Tensor(lower(instructions, [*order, Value(None, OPERAND)], where))
+        shapes = backward_shapes(self.input_gradient, tuple(weights), max(self.workspace[1], 1))
+        self.backward = custom("program", shapes)
+        self.end = len(tracer.trained)
+
+    def bprop(self, x, given, frozen, trained, out, dout):
+        found = self.backward(x, self.back_program, *given, *frozen, *trained, out[1], dout[0])
+        if self.input_gradient:
+            return found[0], given, frozen, found[1 : self.end]
+        return x, given, frozen, found[: self.end]
+
+
+@functools.cache
+def forward_shapes(saved: int, workspace: int):
+    """Hidden states → hidden states, what is saved, workspace."""
+
+    @outputs(3)
+    def shapes(x, *others):
+        return x, [x[0], saved], [x[0], workspace]
+
+    return shapes
+
+
+@functools.cache
+def backward_shapes(input_gradient: bool, weights: tuple[int, ...], workspace: int):
+    """→ the gradients of the hidden states, if there is one, and of some operands, and workspace."""
+
+    @outputs(input_gradient + len(weights) + 1)
+    def shapes(*given):
+        first = (given[0],) if input_gradient else ()
+        return (*first, *(given[index] for index in weights), [given[0][0], workspace])
+
+    return shapes
+
+
+def key_mask_of(start, keep):
+    """Who sees each key ``(B, S)``, within a graph: keep as numbers, or 1."""
+    mask = ops.ones_like(start)
+    if keep is not None:
+        mask = mask * keep.astype(ms.int32)
+    return mask
+
+
+class FusedLayers(nn.Cell):
+    """Layers one after the other as one operator each way.
+
+    Args:
+        layers: called with the hidden states, tables of cosines and sines, start, end and key mask.
+        width: of the hidden states.
+        weights: ids of the parameters that get a gradient. The others' gradients are never to be asked for: what
+            there is in their place is none.
+        input_trained: whether what comes in gets one.
+        recompute: save nothing for the backward pass.
+
+    Raises:
+        NotTraceable: a cell within cannot be followed.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Cell], width: int, weights: frozenset[int], input_trained: bool, recompute: bool
+    ):
+        super().__init__()
+        self.count = len(layers)
+        tracer = SequenceTracer(width, layers[0], weights, input_trained)
+        result = tracer.hidden
+        for layer in layers:
+            result = tracer.run(layer, result)
+        tracer.sort_weights()
+        if tracer.trained:
+            self.program = TrainingProgram(tracer, result, recompute)
+        else:
+            self.program = ForwardProgram(tracer, result)
+        first = len(tracer.parameters) - len(tracer.trained) + input_trained
+        # past `Cell.__setattr__`: they are the model's, and keep their names
+        object.__setattr__(self, "frozen", ParameterTuple(tracer.parameters[:first]))
+        object.__setattr__(self, "trained", ParameterTuple(tracer.parameters[first:]))
+
+    def construct(self, x, *rest):
+        """As a layer is called."""
+        start = rest[-3]
+        given = (start, rest[-2], key_mask_of(start, rest[-1]), *rest[:-3])
+        return self.program(x, given, tuple(self.frozen), tuple(self.trained))[0]
+
+
+@functools.cache
+def say_once(reason: str) -> None:
+    """For those who look why compiling takes longer."""
+    log.info("layers that run operator by operator: %s", reason)
+
+
+@contextlib.contextmanager
+def replace_layers(layers: nn.CellList, cells: Sequence[nn.Cell]) -> Iterator[None]:
+    """Within, a list of layers holds these cells instead. Past `CellList`: they are no part of the model."""
+    before = dict(layers._cells)
+    layers._cells.clear()
+    layers._cells.update({str(index): cell for index, cell in enumerate(cells)})
+    try:
+        yield
+    finally:
+        layers._cells.clear()
+        layers._cells.update(before)
+
+
+@contextlib.contextmanager
+def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = False) -> Iterator[None]:
+    """Within, the layers of a fast model are one operator each way, for graphs that are compiled there. A layer that is
+    not traceable stays as it is.
+
+    Layers that are recomputed in the backward pass are in operators of their own, so that one at a time is there in
+    full; so are those of which most is trained, so that not all gradients are there as soon as the first.
+
+    Args:
+        weights: those whose gradients the graph is asked for, and no others.
+        input_trained: whether what comes into the first layer gets a gradient in any case.
+    """
+    layers, width = model.layer_list, model.config.dims.hidden
+    ids = frozenset(id(weight) for weight in weights)
+    held = [list(layer.get_parameters()) for layer in layers]
+    inside = [[parameter for parameter in own if id(parameter) in ids] for own in held]
+    apart = 2 * sum(p.size for own in inside for p in own) > sum(p.size for own in held for p in own)
+    wanted = input_trained or sum(map(len, inside)) < len(ids)  # what is outside may come before the layers
+    cells: list[nn.Cell] = []
+    group: list[tuple[nn.Cell, nn.Cell, bool]] = []  # layers, each by itself as an operator, and what it begins with
+
+    def join_group() -> None:
+        if len(group) > 1:
+            with contextlib.suppress(NotTraceable):  # two share a weight
+                group[:] = [(None, FusedLayers([one[0] for one in group], width, ids, group[0][2], False), False)]
+        cells.extend(alone for _, alone, _ in group)
+        group.clear()
+
+    for layer, own in zip(layers, inside, strict=True):
+        recompute = getattr(layer, "recomputes", False)
+        try:
+            alone = FusedLayers([layer], width, ids, wanted, recompute)
+        except NotTraceable as error:
+            alone = layer
+            say_once(str(error))
+        if alone is layer or apart or recompute:
+            join_group()
+            cells.append(alone)
+        else:
+            group.append((layer, alone, wanted))
+        wanted = wanted or bool(own)
+    join_group()
+    with replace_layers(layers, cells):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryProfile:
+    """Numbers per token.
+
+    Attributes:
+        saved: of a layer, until its backward pass.
+        forward, backward: workspace; most at a time while layers run forward, and backward.
+    """
+
+    saved: int
+    forward: int
+    backward: int
+
+
+def memory_profile(model, recompute: bool) -> MemoryProfile | None:
+    """What the layers of a model take in a training step, from the compiled program; None where they are not
+    traceable. Only widths matter, so that two layers are enough, and no values.
+
+    Args:
+        recompute: whether layers are computed again in the backward pass.
+    """
+    weights = frozenset(id(parameter) for parameter in model.get_parameters() if parameter.requires_grad)
+    layers, width = list(model.layer_list), model.config.dims.hidden
+    try:
+        one, both = (FusedLayers(some, width, weights, True, recompute).program for some in (layers[1:2], layers[:2]))
+    except NotTraceable:
+        return None
+    if recompute:  # each is an operator of its own
+        return MemoryProfile(0, *one.workspace)
+    return MemoryProfile(both.saved - one.saved, *both.workspace)

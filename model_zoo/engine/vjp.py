@@ -1,0 +1,148 @@
+"""Gradient (VJP) rules: ``(backward, instruction, gradient of its first output)`` → what its inputs get.
+
+A rule is said in terms of `model_zoo.engine.gradients.Backward`, whichever the program: all layers, or one operation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model_zoo.engine.ir import Instruction, Value
+
+
+def rms_norm(to, instruction: Instruction, dy: Value) -> None:
+    (x, weight, _), (_, scale) = instruction.inputs, instruction.outputs
+    if to.wants(weight):
+        to.emit("rms_norm_weight_gradient", x, scale, dy, outputs=[to.of_weight(weight)])
+    to.norm(x, "rms_norm_gradient", x, weight, scale, dy)
+
+
+def layer_norm(to, instruction: Instruction, dy: Value) -> None:
+    (x, weight, bias, _), (_, mean, scale) = instruction.inputs, instruction.outputs
+    if to.wants(weight):
+        to.emit("layer_norm_weight_gradient", x, mean, scale, dy, outputs=[to.of_weight(weight)])
+    if to.wants(bias):
+        to.emit("column_sum", dy, outputs=[to.of_weight(bias)])
+    to.norm(x, "layer_norm_gradient", x, weight, mean, scale, dy)
+
+
+def product_of_rows(to, instruction: Instruction, dy: Value) -> None:
+    x, weight = instruction.inputs
+    if to.wants(weight):
+        to.emit("product_of_columns", dy, x, outputs=[to.of_weight(weight)])
+    to.product(x, "plain_product", dy, weight)
+
+
+def plain_product(to, instruction: Instruction, dy: Value) -> None:
+    x, weight = instruction.inputs
+    if to.wants(weight):
+        to.emit("product_of_columns", x, dy, outputs=[to.of_weight(weight)])
+    to.product(x, "product_of_rows", dy, weight)
+
+
+def add_bias(to, instruction: Instruction, dy: Value) -> None:
+    x, bias = instruction.inputs
+    if to.wants(bias):
+        to.emit("column_sum", dy, outputs=[to.of_weight(bias)])
+    to.give(x, dy)
+
+
+def low_rank(to, instruction: Instruction, dy: Value) -> None:
+    (y, x, a, b, scale), (_, inner) = instruction.inputs, instruction.outputs
+    outer = to.fresh(inner)
+    to.emit("low_rank_factors", b, scale, x, inner, dy, outputs=[outer, to.of_weight(a), to.of_weight(b)])
+    to.product(x, "plain_product", outer, a)
+    to.give(y, dy)
+
+
+def dora(to, instruction: Instruction, dy: Value) -> None:
+    y, *_ = instruction.inputs
+    magnitude, bias = instruction.inputs[5], instruction.inputs[8:]
+    if any(to.wants(value) for value in bias):
+        to.refuse("a trained bias beneath DoRA")
+    out = to.fresh(y)
+    to.emit("dora_gradient", *instruction.inputs, dy, outputs=[out, to.of_weight(magnitude)])
+    to.give(y, out)
+
+
+def split_heads(to, instruction: Instruction, dy: Value) -> None:
+    x, start = instruction.inputs
+    to.give_new(x, "join_heads", dy, start)
+
+
+def rotary(to, instruction: Instruction, dy: Value) -> None:
+    x, *tables = instruction.inputs
+    to.give_new(x, f"{instruction.op}_back", dy, *tables)
+
+
+def attention(to, instruction: Instruction, dy: Value) -> None:
+    outs = [to.fresh(value) for value in instruction.inputs[:3]]
+    to.emit("attention_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=outs)
+    for value, out in zip(instruction.inputs, outs, strict=False):
+        to.give(value, out)
+
+
+def attention_prefixed(to, instruction: Instruction, dy: Value) -> None:
+    outs, prefix = [to.fresh(value) for value in instruction.inputs[:3]], to.of_weight(instruction.inputs[6])
+    to.emit("attention_prefixed_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=[*outs, prefix])
+    for value, out in zip(instruction.inputs, outs, strict=False):
+        to.give(value, out)
+
+
+def elementwise(to, instruction: Instruction, dy: Value) -> None:
+    """A kernel ``…_gradient`` gives the gradients of all inputs."""
+    outs = [to.fresh(value) for value in instruction.inputs]
+    to.emit(f"{instruction.op}_gradient", *instruction.inputs, dy, outputs=outs)
+    for value, out in zip(instruction.inputs, outs, strict=True):
+        to.give(value, out)
+
+
+def add(to, instruction: Instruction, dy: Value) -> None:
+    x, y, factor = instruction.inputs
+    if to.wants(x) and factor.constant != 1.0:
+        to.give_new(x, "scale", dy, factor)
+    else:
+        to.give(x, dy)
+    to.give(y, dy)
+
+
+def scale(to, instruction: Instruction, dy: Value) -> None:
+    x, factor = instruction.inputs
+    to.give_new(x, "scale", dy, factor)
+
+
+def scale_columns(to, instruction: Instruction, dy: Value) -> None:
+    x, factors = instruction.inputs
+    if to.wants(factors):
+        to.emit("scale_columns_gradient", x, dy, outputs=[to.of_weight(factors)])
+    to.give_new(x, "scale_columns", dy, factors)
+
+
+def dropout(to, instruction: Instruction, dy: Value) -> None:
+    x, *numbers = instruction.inputs
+    to.give_new(x, "dropout", dy, *numbers)
+
+
+def take_columns(to, instruction: Instruction, dy: Value) -> None:
+    x, first = instruction.inputs
+    if not to.wants(x):
+        return
+    whole = to.owned(x, dy)
+    if whole is None:
+        end = 0
+        for other in sorted(to.readers(x), key=lambda other: int(other.inputs[-1].constant or 0)):
+            if other.op != "take_columns" or other.inputs[-1].constant != end or other.inputs[0].shape != x.shape:
+                to.refuse("columns of what is used otherwise, too")
+            end += other.outputs[0].width
+        if end != x.width:
+            to.refuse("columns that nobody takes")  # they would have to be 0
+        whole = to.fresh(x)
+        to.give(x, whole)
+    to.emit("put_columns", dy, first, outputs=[to.shaped(whole, x)])
+
+
+def join_columns(to, instruction: Instruction, dy: Value) -> None:
+    first = 0
+    for x in instruction.inputs:
+        to.give_new(x, "take_columns", dy, to.constant(np.int32(first)))
+        first += x.width

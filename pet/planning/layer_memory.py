@@ -1,0 +1,63 @@
+"""What layers that are compiled by the CPU engine take in a training step, from their compiled program.
+
+A model of two layers is built for it, without values: the program depends on widths alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from adapters.apply import apply
+from adapters.lora import LoRALinear
+from model_zoo.auto import MODEL_OF, classes_for
+from model_zoo.engine import MemoryProfile, available, memory_profile
+from model_zoo.errors import InputError
+
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
+"""What config.json calls the number of layers."""
+
+
+_known: dict[tuple[str, str, bool], MemoryProfile | None] = {}
+
+
+def layer_memory(outline, adapter, recompute: bool) -> MemoryProfile | None:
+    """What the layers of a model take, or None where they run operator by operator.
+
+    Args:
+        outline: the model.
+        adapter: a method's configuration, or None where every weight is trained.
+        recompute: whether layers are computed again in the backward pass.
+    """
+    key = (repr(sorted(outline.values.items(), key=str)), repr(adapter), recompute)
+    if key not in _known:
+        _known[key] = _profile(outline, adapter, recompute) if available() else None
+    return _known[key]
+
+
+def _profile(outline, adapter, recompute: bool) -> MemoryProfile | None:
+    if getattr(adapter, "init", "default") not in ("default", "gaussian"):
+        return None  # it would look at weights, which are not there
+    dora = getattr(adapter, "use_dora", False)
+    if dora:  # so would its norms
+        adapter = dataclasses.replace(adapter, use_dora=False)
+    values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
+    try:
+        config = classes_for(values)[0].from_dict(values)
+        model = MODEL_OF[type(config)](config)
+        if adapter is not None:
+            apply(model, adapter)
+        found = memory_profile(model.set_train(True), recompute)
+    except InputError:  # an adapter for layers that are not there
+        return None
+    except (TypeError, ValueError):  # config.json's values are of no use: whoever builds the model says which
+        return None
+    if found is None or not dora:
+        return found
+    rescaled = sum(
+        module.lora_B.weight.shape[0]
+        for _, module in model.layer_list[1].cells_and_names()
+        if isinstance(module, LoRALinear)
+    )  # DoRA's result is saved beside the output that it was made of
+    if recompute:
+        return dataclasses.replace(found, backward=found.backward + rescaled)
+    return dataclasses.replace(found, saved=found.saved + rescaled)
