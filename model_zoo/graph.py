@@ -37,8 +37,8 @@ class Graph(nn.Cell):
         return self.function(*arguments)
 
 
-class Places:
-    """Where parameters lie in memory. A compiled graph goes on reading them there: what ``set_data``, and so
+class AddressGuard:
+    """The addresses of parameters in memory. A compiled graph goes on reading them there: what ``set_data``, and so
     ``mindspore.load_param_into_net``, puts elsewhere it would not see.
 
     Args:
@@ -50,10 +50,10 @@ class Places:
         self.known: list[int] | None = None
 
     def note(self) -> None:
-        """Takes the places as they are now for those of the graph."""
+        """Takes the addresses as they are now for those of the graph."""
         self.known = [parameter.data_ptr() for parameter in self.parameters]
 
     @property
     def changed(self) -> bool:
-        """Whether one of them lies elsewhere than it was noted."""
+        """Whether one of them has another address than was noted."""
         return self.known is not None and self.known != [parameter.data_ptr() for parameter in self.parameters]

@@ -33,7 +33,7 @@ class Backward:
         for instruction in instructions:
             if any(self.wants(value) for value in instruction.inputs):
                 self.wanted.update(self.key(value) for value in instruction.outputs)
-        self.outer = Value(result.shape, OPERAND)
+        self.outer = Value(result.per_token, OPERAND)
         self.pending[self.key(result)] = self.outer
         for instruction in reversed(instructions):
             out = instruction.outputs[0]
@@ -63,7 +63,7 @@ class Backward:
     @staticmethod
     def shaped(gradient: Value, like: Value) -> Value:
         """The gradient in the shape of what it belongs to. An operand has its own."""
-        return gradient if gradient.buffer is OPERAND else Value(like.shape, gradient.buffer)
+        return gradient if gradient.buffer is OPERAND else Value(like.per_token, gradient.buffer)
 
     # What rules do
 
@@ -75,7 +75,7 @@ class Backward:
 
     def fresh(self, like: Value) -> Value:
         """Memory for a gradient."""
-        return Value(like.shape, Buffer(0 if like.shape is None else like.rows * like.width))
+        return Value(like.per_token, Buffer(0 if like.per_token is None else like.rows * like.width))
 
     def of_weight(self, weight: Value) -> Value:
         """The output that is a weight's gradient."""

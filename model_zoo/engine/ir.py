@@ -37,33 +37,38 @@ class Value:
     """What instructions read or write.
 
     Attributes:
-        shape: ``(rows, width)`` per token, or, by head, ``(1, rows, 1, width)`` for ``(B, rows, S, width)``; of a
-            weight its own; None where only the run knows it.
+        per_token: its shape for one token: ``(rows, width)``, or, by head, ``(1, rows, 1, width)`` for ``(B, rows, S,
+            width)``; of a weight its own; None where only the run knows it.
         buffer: where it lies; OPERAND for an operand and what has an output of its own, None for a constant.
         constant: a number that is the same in every run.
         tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
     """
 
-    shape: tuple[int, ...] | None
+    per_token: tuple[int, ...] | None
     buffer: Buffer | str | None
     constant: np.generic | None = None
     tracer: Any = dataclasses.field(default=None, repr=False)
 
     @property
     def by_head(self) -> bool:
-        return self.shape is not None and len(self.shape) == 4
+        return self.per_token is not None and len(self.per_token) == 4
 
     @property
     def rows(self) -> int:
-        return self.shape[1 if self.by_head else 0]
+        return self.per_token[1 if self.by_head else 0]
 
     @property
     def width(self) -> int:
-        return self.shape[-1]
+        return self.per_token[-1]
 
     # What `construct` may do with a value while it is traced; anything else is an error, and so not traceable
 
     __iter__ = None
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Without what depends on the number of tokens."""
+        return (None, self.rows, None, self.width) if self.by_head else (None, self.width)
 
     def __add__(self, other):
         if isinstance(other, Value):

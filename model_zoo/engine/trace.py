@@ -122,7 +122,7 @@ class Tracer(abc.ABC):
                 one = given.pop(0)
                 values.append(self.parameter(one) if isinstance(one, Parameter) else one)
         if outputs is None:
-            shapes = op.shapes([value.shape for value in values], **{"B": 1, "S": 1, **numbers})
+            shapes = op.shapes([value.per_token for value in values], **{"B": 1, "S": 1, **numbers})
             outputs = [self.place(shape) for shape in shapes]
         self.instructions.append(Instruction(name, values, outputs))
         return outputs[0]
@@ -175,7 +175,7 @@ class Tracer(abc.ABC):
     def view(self, x: Value, rows: int) -> Value:
         """The same numbers, in so many rows per token."""
         shape = rows, x.rows * x.width // rows
-        return x if shape == x.shape else dataclasses.replace(x, shape=shape)
+        return x if shape == x.per_token else dataclasses.replace(x, per_token=shape)
 
     def columns(self, x: Value, first: int, width: int) -> Value:
         """Some columns."""

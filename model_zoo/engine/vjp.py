@@ -131,7 +131,11 @@ def take_columns(to, instruction: Instruction, dy: Value) -> None:
     if whole is None:
         end = 0
         for other in sorted(to.readers(x), key=lambda other: int(other.inputs[-1].constant or 0)):
-            if other.op != "take_columns" or other.inputs[-1].constant != end or other.inputs[0].shape != x.shape:
+            if (
+                other.op != "take_columns"
+                or other.inputs[-1].constant != end
+                or other.inputs[0].per_token != x.per_token
+            ):
                 to.refuse("columns of what is used otherwise, too")
             end += other.outputs[0].width
         if end != x.width:

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo.engine import available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
-from model_zoo.graph import Graph, Places
+from model_zoo.graph import AddressGuard, Graph
 
 SMALLEST_BUCKET = 32
 FIRST_COLUMNS = 256
@@ -89,8 +89,8 @@ class CachedDecoder:
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
         self.compiled = set()
-        self.places = Places(model.get_parameters())
-        self.places.note()
+        self.guard = AddressGuard(model.get_parameters())
+        self.guard.note()
 
     @contextlib.contextmanager
     def attached(self, graph: Graph) -> Iterator[None]:
@@ -205,7 +205,7 @@ def cached_decoder(model, batch: int, columns: int, length: int) -> CachedDecode
     """A compiled decoder; they are kept on the model by batch, lengths and the state of its adapters."""
     key = (batch, columns, length, model.graph_key())
     kept = model.__dict__.setdefault("_decoders", {})
-    if key in kept and not kept[key].places.changed:
+    if key in kept and not kept[key].guard.changed:
         kept[key] = kept.pop(key)
     else:
         kept.pop(key, None)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from mindspore import Tensor
 
 from model_zoo import progress
-from model_zoo.graph import Graph, Places
+from model_zoo.graph import AddressGuard, Graph
 
 log = logging.getLogger("pet")
 _numbers = itertools.count()
@@ -43,7 +43,7 @@ class Compiled:
         around: Callable = contextlib.nullcontext,
         parameters: Sequence = (),
     ):
-        self.function, self.places = function, Places(parameters)
+        self.function, self.guard = function, AddressGuard(parameters)
         self.graph = Graph(function) if compiled else None
         self.around, self.number = around, next(_numbers)
         self.shapes: set[tuple] = set()
@@ -53,7 +53,7 @@ class Compiled:
         if self.graph is None:
             progress.tick((type(self), self.number, *(argument.shape for argument in arguments)))
             return self.function(*arguments)
-        if self.places.changed:
+        if self.guard.changed:
             log.info("a weight was given another tensor: compiled anew")
             self.graph = Graph(self.function)
             self.shapes.clear()
@@ -82,7 +82,7 @@ class Compiled:
             self.graph = None
             return result
         self.shapes.add(shapes)
-        self.places.note()
+        self.guard.note()
         self.seconds += time.perf_counter() - begin
         return result
 
