@@ -14,9 +14,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from model_zoo import fused
-from model_zoo.engine import available, is_product, native
-from model_zoo.layers import Linear
+from model_zoo.engine import cross_entropy, ranked_cross_entropy
+from model_zoo.layers import Linear, is_product
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
 
@@ -96,13 +95,8 @@ class CausalLM(Objective):
         head = plain_head(model)
         if head is None or type(self).loss is not CausalLM.loss or self.label_smoothing > 0:
             return None
-        if not head.weight.requires_grad:
-            summed = native(fused.linear_cross_entropy(IGNORED))
-        elif available():
-            from model_zoo.engine.loss import trained_linear_cross_entropy
-
-            summed = trained_linear_cross_entropy()
-        else:
+        summed = cross_entropy(IGNORED, head.weight.requires_grad)
+        if summed is None:
             return None
 
         def by_head(hidden, labels):
@@ -111,12 +105,9 @@ class CausalLM(Objective):
         return by_head
 
     def measure_of_hidden(self, model) -> Callable | None:
-        head = plain_head(model)
-        if head is None or type(self).measure is not CausalLM.measure or not available():
+        head, measured = plain_head(model), ranked_cross_entropy()
+        if head is None or measured is None or type(self).measure is not CausalLM.measure:
             return None
-        from model_zoo.engine.loss import ranked_cross_entropy
-
-        measured = ranked_cross_entropy()
 
         def by_head(hidden, labels):
             return measured(hidden, head.weight, shift_labels(labels).reshape(-1))
