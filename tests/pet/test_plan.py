@@ -87,7 +87,7 @@ def test_activations_are_within_a_tenth_of_the_measured_peak(name, tmp_path, mon
     assert found, text[-3000:]
     outline, adapter = Outline(case["config"]), LoRAConfig(**case["lora"])
     if case.get("apart"):
-        monkeypatch.setattr("pet.planning.activations.told", lambda *_: None)
+        monkeypatch.setattr("pet.planning.activations.layer_memory", lambda *_: None)
     again = case.get("recompute", False)
     work = Work(outline, adapter, case["rows"], case["length"], "float32", recompute=again)
     steps = Steps(1, 1, 1, 1, case["rows"] * case["length"], 4, recompute=again)
