@@ -53,10 +53,6 @@ class AdapterModule(nn.Cell):
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
         raise TypeError(f"{type(self).__name__} must say which tensors it has")
 
-    def trace_before(self, tracer, x):
-        """`before`, on symbolic values."""
-        tracer.refuse(type(self))
-
     def follow_base(self, before: AdapterModule, after: AdapterModule) -> None:
         """Takes over what starts from the base's weights, which have changed, as far as it was not trained since.
 

@@ -186,7 +186,7 @@ def _adapted_cell(cls: type) -> type:
             inner = x
             for module in self.active:
                 if module.changes_input:
-                    inner = module.trace_before(tracer, inner)
+                    inner = tracer.follow(type(module), module, inner, method="before")
             y = base = tracer.follow(cls, self, inner)
             for module in self.active:
                 if module.needs_base:

@@ -3,7 +3,8 @@
 A cell made of other cells is traced by its own ``construct``, whose arithmetic on values (sums, a number times a value
 in a sum, columns) the tracer follows. A cell that calls MindSpore's operators says in ``trace(tracer, …)``, with the
 arguments of ``construct``, which operations of the table these are. What cannot be followed is `NotTraceable`: a cell
-of another class that has neither, or one derived from a class with ``trace`` (a share of a parallel group).
+that computes something else, one with a ``bprop``, one derived from a class with ``trace`` (a share of a parallel
+group).
 
 Nothing that is traced has a size in tokens. How many there are is seen when the operator runs, so that one program
 serves all batches.
@@ -149,14 +150,16 @@ class Tracer(abc.ABC):
             kind = kind.plain
         return self.follow(kind, cell, *arguments, **settings)
 
-    def follow(self, kind: type, cell: nn.Cell, *arguments, **settings):
-        """What a cell gives as one of this class: its own, or that beneath adapters."""
-        if "trace" in vars(kind):
-            return kind.trace(cell, self, *arguments, **settings)
-        if hasattr(kind, "trace"):
+    def follow(self, kind: type, cell: nn.Cell, *arguments, method: str = "construct", **settings):
+        """What a method of a cell gives as one of this class: its own, or that beneath adapters. ``trace`` stands for
+        ``construct``, ``trace_before`` for ``before``."""
+        trace = "trace" if method == "construct" else f"trace_{method}"
+        if trace in vars(kind):
+            return getattr(kind, trace)(cell, self, *arguments, **settings)
+        if hasattr(kind, trace) or hasattr(kind, "bprop"):  # its gradient is not that of what it computes
             self.refuse(kind)
         try:
-            return kind.construct(cell, *arguments, **settings)
+            return getattr(kind, method)(cell, *arguments, **settings)
         except NotTraceable:
             raise
         except Exception as error:
