@@ -57,7 +57,7 @@ _NAMES = {
     "pet.export": ("merge_checkpoint",),
     "pet.info": ("describe",),
     "pet.text_generation": ("pipeline",),
-    "pet.compat.mindformers.trainer": ("Trainer",),
+    "pet.train.trainer": ("Trainer",),
     "pet.compat.mindformers.training_arguments": ("TrainingArguments",),
     "pet.compat.mindformers.context": ("ContextConfig", "ParallelContextConfig", "init_context"),
     "pet.compat.mindformers.config": ("GLMConfig", "GPT2Config", "LlamaConfig"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
-from pet.files import atomic_directory, write_json
+from pet.files import atomic_directory
 
 
 @dataclasses.dataclass
@@ -140,7 +139,7 @@ def assemble(recipe, objects: Objects, world, adapter: Path | None = None) -> tu
 
 
 def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | None = None) -> dict[str, Any]:
-    """Trains, writes the run directory as `pet.train.run.finetune` does (but for recipe.yaml: objects cannot be read
+    """Trains, writes the run directory as `pet.train.run.start` does (but for recipe.yaml: objects cannot be read
     again from a file), and returns its summary.
 
     Args:
@@ -149,54 +148,24 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | 
         callbacks: more of them.
         eval_rhythm: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
     """
-    from pet.run_directory import open_for
-    from pet.train.prepare import make_world
-    from pet.train.run import count, save_model, summarise
-    from pet.train.state import whole_weights
-    from pet.train.trainer import Trainer
+    from pet.train.objectives import make_objective
+    from pet.train.prepare import Prepared, make_world
+    from pet.train.run import execute, locked
 
-    world, begin = make_world(recipe), time.perf_counter()
-    model, tokenizer = assemble(recipe, objects, world)
-    data = objects.train if objects.train is not None else recipe.data.train
-    feed = make_feed(data, recipe, model, tokenizer, world, objects)
-    held_out = objects.evaluation if objects.evaluation is not None else recipe.data.eval
-    eval_feed = make_feed(held_out, recipe, model, tokenizer, world, objects, train=False)
-    directory = Path(recipe.output.dir)
-    evaluation = recipe.eval.model_copy(update=eval_rhythm or {})
-    counted = count(model, world)
-
-    def finish(outcome: dict[str, Any]) -> dict[str, Any]:
-        after = trainer.evaluate()
-        summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
-        weights = whole_weights(trainer)
-        if world.is_main:
-            save(world.whole(model, weights), directory, recipe, tokenizer, save_model)
-            write_json(directory / "summary.json", summary)
-        world.barrier()
-        return summary
-
-    trainer = Trainer(
-        model,
-        feed,
-        eval_feed,
-        train=recipe.train,
-        eval=evaluation,
-        directory=directory,
-        callbacks=[*(["progress", "metrics", "plot"] if world.is_main else []), *recipe.callbacks, *callbacks],
-        forward_step=objects.forward_step,
-        world=world,
-        save_extra=lambda stage: save(world.whole(model, trainer.whole_weights), stage, recipe, tokenizer, save_model),
-        finish=finish,
-        title=recipe.name or directory.name,
-    )
-    if world.is_main:
-        open_for(recipe)
-        (directory / "recipe.yaml").unlink()
-    world.barrier()
-    return trainer.train(resume=recipe.train.resume)
+    world = make_world(recipe)
+    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=eval_rhythm or {})})
+    with locked(recipe, world):
+        prepared = Prepared(*assemble(recipe, objects, world), recipe.model.path)
+        model, tokenizer = prepared.model, prepared.tokenizer
+        data = objects.train if objects.train is not None else recipe.data.train
+        held_out = objects.evaluation if objects.evaluation is not None else recipe.data.eval
+        prepared.train_feed = make_feed(data, recipe, model, tokenizer, world, objects)
+        prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, world, objects, train=False)
+        objective = make_objective(recipe.train, objects.forward_step)
+        return execute(recipe, prepared, world, callbacks=callbacks, objective=objective, save=save)
 
 
-def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> str | None:
+def save(recipe, prepared, directory: Path, model) -> str | None:
     """``adapter/`` where the model has one; else ``model/``, or ``trained.safetensors`` of a cell of no family.
 
     Returns:
@@ -205,18 +174,14 @@ def save(model, directory: Path, recipe, tokenizer, save_model: Callable) -> str
     from adapters.apply import list_adapters, trainable_parameters
     from adapters.saving import save_adapter
     from model_zoo.checkpoint.safetensors_io import write_file
-    from model_zoo.checkpoint.saving import save_pretrained
+    from pet.train.run import save_model
 
     names = list_adapters(model)
     if names and getattr(model, "config", None) is not None:
         with atomic_directory(directory / "adapter") as stage:
             save_adapter(model, stage, name=recipe.adapter.name if recipe.adapter.method != "none" else names[0])
     elif getattr(model, "family", None) is not None:
-        if tokenizer is not None:
-            save_model(model, tokenizer, directory / "model")
-        else:
-            with atomic_directory(directory / "model") as stage:
-                save_pretrained(model, stage)
+        save_model(model, prepared.tokenizer, directory / "model")
         return "model"
     else:
         parameters = {parameter.name: parameter.asnumpy() for parameter in trainable_parameters(model)}
@@ -234,10 +199,9 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         objects: what the script gives.
         adapter: a trained adapter to put on the recipe's model, in the place of a new one.
     """
-    from pet.train.evaluate import Evaluation, LossEvaluation
+    from pet.train import run
     from pet.train.objectives import make_objective
-    from pet.train.prepare import make_world
-    from pet.train.run import fast
+    from pet.train.prepare import Prepared, make_world
 
     world = make_world(recipe)
     if objects.model is None:
@@ -248,9 +212,5 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
     if data is None:
         raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
     feed = make_feed(data, recipe, model, tokenizer, world, objects, train=False)
-    losses = LossEvaluation(model, feed, make_objective(recipe.train, objects.forward_step), world=world)
-    evaluation = Evaluation(losses, None, recipe.eval)
-    if not hasattr(model, "set_fast"):
-        return evaluation()
-    with fast(model):
-        return evaluation()
+    prepared = Prepared(model, tokenizer, recipe.model.path, eval_feed=feed)
+    return run.measure(recipe, prepared, world, make_objective(recipe.train, objects.forward_step))

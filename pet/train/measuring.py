@@ -71,17 +71,9 @@ class Measuring:
         """What a measure depends on: the step, and which adapters take part."""
         return (self.position.step, getattr(self.model, "adapter_state", None))
 
-    @contextlib.contextmanager
     def fast(self):
-        """The model's compiled kernels within the block; cells of the user's own have none."""
-        chosen = self.model if self.compiled and hasattr(self.model, "set_fast") else None
-        if chosen is not None:
-            chosen.set_fast(True)
-        try:
-            yield
-        finally:
-            if chosen is not None:
-                chosen.set_fast(False)
+        """See the function `fast`."""
+        return fast(self.model) if self.compiled else contextlib.nullcontext()
 
     def due(self, record: dict[str, Any]) -> bool:
         """Whether an evaluation falls on this step."""
@@ -111,3 +103,31 @@ class Measuring:
             self.stop(
                 f"{settings.best_metric} was not better than {self.best.value:g} for {self.best.since} evaluations"
             )
+
+    def outcome(self) -> dict[str, Any]:
+        """What the run came to so far."""
+        position = self.position
+        return {
+            "steps": position.step,
+            "updates": position.updates,
+            "epochs": self.epochs_done(),
+            "train_seconds": position.seconds,
+            "compile_seconds": position.compile_seconds,
+            "useful_tokens_per_second": position.timed_useful_tokens / max(position.timed_seconds, 1e-9),
+            "tokens_per_second": position.timed_tokens / max(position.timed_seconds, 1e-9),
+            "padding": 1.0 - position.useful_tokens / max(position.tokens, 1),
+            "stopped": self.stop_reason,
+            "weights_step": self.weights_step if self.weights_step is not None else position.step,
+            "best": {"step": self.best.step, self.eval_settings.best_metric: self.best.value},
+        }
+
+
+@contextlib.contextmanager
+def fast(model):
+    """A model's compiled kernels within the block; cells of the user's own have none."""
+    set_fast = getattr(model, "set_fast", lambda on: None)
+    set_fast(True)
+    try:
+        yield
+    finally:
+        set_fast(False)

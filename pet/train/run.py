@@ -17,17 +17,44 @@ from pet.files import atomic_directory, write_json
 log = logging.getLogger("pet")
 
 
-def finetune(
+def finetune(recipe, **how) -> dict[str, Any]:
+    """Runs a recipe that tunes a base: its adapter, or every weight. Arguments, result and errors are `start`'s.
+
+    Raises:
+        InputError: the recipe starts from random weights; that is what `train` is for.
+    """
+    if recipe.model.from_scratch:
+        raise InputError("model.from_scratch: random weights are trained by pet train; pet finetune needs a base")
+    return start(recipe, **how)
+
+
+def train(recipe, **how) -> dict[str, Any]:
+    """Trains every weight: of a base, or from random ones where the recipe says ``model.from_scratch: true``.
+    Arguments, result and errors are `start`'s.
+
+    Raises:
+        InputError: the recipe has an adapter; that is what `finetune` is for.
+    """
+    if recipe.adapter.method != "none":
+        raise InputError(
+            f"adapter.method: {recipe.adapter.method}: pet train trains every weight; set adapter.method: none, "
+            "or use pet finetune"
+        )
+    return start(recipe, **how)
+
+
+def start(
     recipe,
     *,
     resume: bool = False,
     force: bool = False,
     show: Callable[[str], None] = print,
     callbacks: Iterable = (),
-    forward_step: Callable | None = None,
+    objective=None,
     world=None,
 ) -> dict[str, Any]:
-    """Runs a recipe: tunes its adapter (or every weight), measures before and after, and fills the run directory.
+    """Looks at everything that can be wrong with a recipe, then trains, measures before and after, and fills the run
+    directory.
 
     Args:
         recipe: a `pet.recipe.Recipe`.
@@ -35,7 +62,7 @@ def finetune(
         force: delete another run that lies in the output directory.
         show: takes the texts for the user.
         callbacks: more of them, besides those of the recipe and the built-in ones.
-        forward_step: the user's own forward, see `pet.train.Trainer`.
+        objective: what is learnt, in place of the recipe's ``train.objective``.
         world: sums over processes.
 
     Returns:
@@ -46,38 +73,6 @@ def finetune(
         RunFailed: the loss is not finite or explodes.
         Interrupted: a signal came; everything is saved.
     """
-    if recipe.model.from_scratch:
-        raise InputError("model.from_scratch: random weights are trained by pet train; pet finetune needs a base")
-    return start(recipe, resume, force, show, callbacks, forward_step, world)
-
-
-def train(
-    recipe,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    show: Callable[[str], None] = print,
-    callbacks: Iterable = (),
-    forward_step: Callable | None = None,
-    world=None,
-) -> dict[str, Any]:
-    """Trains every weight: of a base, or from random ones where the recipe says ``model.from_scratch: true``.
-
-    Arguments, result and errors are those of `finetune`.
-
-    Raises:
-        InputError: the recipe has an adapter; that is what `finetune` is for.
-    """
-    if recipe.adapter.method != "none":
-        raise InputError(
-            f"adapter.method: {recipe.adapter.method}: pet train trains every weight; set adapter.method: none, "
-            "or use pet finetune"
-        )
-    return start(recipe, resume, force, show, callbacks, forward_step, world)
-
-
-def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, world) -> dict[str, Any]:
-    """Looks at everything that can be wrong, then runs."""
     from pet import run_directory
     from pet.planning.room import check_room
     from pet.train.prepare import make_world, prepare
@@ -87,17 +82,26 @@ def start(recipe, resume: bool, force: bool, show, callbacks, forward_step, worl
     recipe = recipe.model_copy(deep=True)
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
     world = world or make_world(recipe)
-    if world.is_main:
-        run_directory.check(recipe)
-        run_directory.claim(recipe.output.dir)
-    try:
+    with locked(recipe, world):
         prepared = prepare(recipe, world)
         if world.is_main:
             check_room(recipe, prepared)
         if world.is_main and recipe.train.resume:
             for change in run_directory.changes(recipe, recipe.output.dir):
                 log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", *change)
-        return execute(recipe, prepared, show, callbacks, forward_step, world)
+        return execute(recipe, prepared, world, show=show, callbacks=callbacks, objective=objective)
+
+
+@contextlib.contextmanager
+def locked(recipe, world):
+    """The run directory, checked and then locked within the block."""
+    from pet import run_directory
+
+    if world.is_main:
+        run_directory.check(recipe)
+        run_directory.claim(recipe.output.dir)
+    try:
+        yield
     finally:
         run_directory.release(recipe.output.dir)
 
@@ -121,35 +125,41 @@ def save_strategies(
     return {"strategy": str(directory), "files": [str(path) for path in files]}
 
 
-def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str, Any]:
-    """The run itself, once everything that can be wrong with the recipe has been looked at."""
-    from pet.run_directory import open_for
+def execute(
+    recipe,
+    prepared,
+    world,
+    *,
+    show: Callable[[str], None] | None = None,
+    callbacks: Iterable = (),
+    objective=None,
+    save: Callable | None = None,
+) -> dict[str, Any]:
+    """The run itself, once everything that can be wrong with the recipe has been looked at.
+
+    Args:
+        recipe, prepared: settings, and what they come to.
+        world: sums over processes.
+        show: takes the texts for the user; None where there are none.
+        callbacks: more of them.
+        objective: see `start`.
+        save: `save_result`, or what stands in for it where the recipe does not say all, since model or data are
+            objects. Such a run has no recipe.yaml: it could not be run again from that.
+    """
+    from pet.run_directory import RECIPE, open_for
     from pet.train import report
-    from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.objectives import make_objective
     from pet.train.origins import origins_of
     from pet.train.state import whole_weights
     from pet.train.stop import Interrupted
     from pet.train.trainer import Trainer
 
-    begin = time.perf_counter()
-    model, directory, evaluation = prepared.model, Path(recipe.output.dir), None
-    objective = make_objective(recipe.train, forward_step)
-    if prepared.eval_feed is not None:
-        losses = LossEvaluation(model, prepared.eval_feed, objective, world=world)
-        rows = recipe.eval.batch_size or recipe.train.batch_size
-        answers = None
-        if prepared.questions:
-            answers = Answers(
-                model,
-                prepared.tokenizer,
-                prepared.questions,
-                recipe.generation.in_evaluations(),
-                rows,
-                recipe.train.seed,
-            )
-        evaluation = Evaluation(losses, answers, recipe.eval)
+    begin, complete, save = time.perf_counter(), save is None, save or save_result
+    model, directory = prepared.model, Path(recipe.output.dir)
+    objective = objective or make_objective(recipe.train)
+    evaluation = make_evaluation(recipe, prepared, world, objective)
     counted = count(model, world)
+    title = recipe.name or directory.name
     built_in = ["progress", "metrics", "samples", "plot"] if world.is_main else []
     if world.is_main and recipe.train.profile and all(callback.name != "profiler" for callback in recipe.callbacks):
         built_in.append("profiler")
@@ -160,7 +170,7 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
         weights = whole_weights(trainer)
         if world.is_main:
-            save_result(recipe, prepared, directory, world.whole(model, weights))
+            save(recipe, prepared, directory, world.whole(model, weights))
             write_json(directory / "summary.json", summary)
         world.barrier()
         return summary
@@ -175,31 +185,59 @@ def execute(recipe, prepared, show, callbacks, forward_step, world) -> dict[str,
         objective=objective,
         evaluation=evaluation,
         world=world,
-        save_extra=lambda stage: save_result(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
+        save_extra=lambda stage: save(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
         finish=finish,
-        origins=origins_of(recipe) if world.is_main else None,
-        title=f"{recipe.name or directory.name}: {recipe.adapter.method} on {Path(prepared.base).name}",
+        origins=origins_of(recipe) if world.is_main and complete else None,
+        title=f"{title}: {recipe.adapter.method} on {Path(prepared.base).name}" if complete else title,
     )
     if recipe.train.resume:
         trainer.resume()  # which checks the checkpoint: a run that is refused writes nothing
+    show = show if show is not None and world.is_main else None
     if world.is_main:
         open_for(recipe)
+        if not complete:
+            (directory / RECIPE).unlink()
+    if show:
         show(report.before(report.facts(recipe, prepared, trainer, counted)))
     world.barrier()
     try:
         summary = trainer.train()
     except Interrupted:
-        if world.is_main:
+        if show:
             saved = trainer.last_checkpoint() is not None
             then = f"go on with --resume ({directory})" if saved else "there is no checkpoint yet to go on from"
             show(f"stopped by a signal after step {trainer.position.step}; {then}")
         raise
-    if world.is_main:
+    if show:
         show(report.told(trainer, evaluation, summary, directory))
         if recipe.train.profile:
             show("\n" + world.traffic_report())
     world.barrier()
     return summary
+
+
+def make_evaluation(recipe, prepared, world, objective):
+    """What measures a run's model, by the recipe's ``eval`` section; None where there is nothing to measure on."""
+    from pet.train.evaluate import Answers, Evaluation, LossEvaluation
+
+    if prepared.eval_feed is None:
+        return None
+    losses, answers = LossEvaluation(prepared.model, prepared.eval_feed, objective, world=world), None
+    if prepared.questions:
+        rows = recipe.eval.batch_size or recipe.train.batch_size
+        generation = recipe.generation.in_evaluations()
+        answers = Answers(prepared.model, prepared.tokenizer, prepared.questions, generation, rows, recipe.train.seed)
+    return Evaluation(losses, answers, recipe.eval)
+
+
+def measure(recipe, prepared, world, objective=None) -> dict[str, float]:
+    """The metrics of a model that is not trained here."""
+    from pet.train.measuring import fast
+    from pet.train.objectives import make_objective
+
+    evaluation = make_evaluation(recipe, prepared, world, objective or make_objective(recipe.train))
+    with fast(prepared.model):
+        return evaluation()
 
 
 def count(model, world) -> tuple[int, int]:
@@ -244,12 +282,13 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
 
 
 def save_model(model, tokenizer, directory: Path) -> None:
-    """The whole model with its tokenizer, as a Hugging Face checkpoint."""
+    """The whole model with its tokenizer, if it has one, as a Hugging Face checkpoint."""
     from model_zoo.checkpoint.saving import save_pretrained
 
     with atomic_directory(directory) as stage:
         save_pretrained(model, stage)
-        tokenizer.save_pretrained(stage)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(stage)
 
 
 def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds: float) -> dict[str, Any]:
@@ -308,9 +347,7 @@ def evaluate(
     from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
     from pet.train import report
-    from pet.train.evaluate import Answers, Evaluation, LossEvaluation
     from pet.train.metrics import check_available
-    from pet.train.objectives import make_objective
     from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, make_feeds, make_world
 
     check_available(recipe.eval.metrics)
@@ -326,16 +363,7 @@ def evaluate(
     prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
     make_feeds(recipe, prepared, world)
     prepared.questions = load_asked(recipe, prepared, required=False)
-    answers = None
-    if prepared.questions:
-        rows = recipe.eval.batch_size or recipe.train.batch_size
-        answers = Answers(
-            loaded, tokenizer, prepared.questions, recipe.generation.in_evaluations(), rows, recipe.train.seed
-        )
-    losses = LossEvaluation(loaded, prepared.eval_feed, make_objective(recipe.train), world=world)
-    evaluation = Evaluation(losses, answers, recipe.eval)
-    with fast(loaded):
-        found = evaluation()
+    found = measure(recipe, prepared, world)
     if world.is_main:
         titles = report.titles_of(found)
         show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))
@@ -362,13 +390,3 @@ def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.Pa
     loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
     attach(loaded)
     return loaded
-
-
-@contextlib.contextmanager
-def fast(model):
-    """The compiled kernels of a model within the block."""
-    model.set_fast(True)
-    try:
-        yield
-    finally:
-        model.set_fast(False)

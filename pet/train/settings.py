@@ -21,7 +21,9 @@ def with_settings(train, settings: dict[str, Any]):
     unknown = [name for name in settings if name not in Train.model_fields]
     if unknown:
         raise InputError.collect(
-            f"Trainer has no setting {name!r}{nearest(name, Train.model_fields)}" for name in unknown
+            f"Trainer has no setting {name!r}{nearest(name, Train.model_fields)}; MindFormers' arguments go with "
+            "train_dataset, not with batches (train_data)"
+            for name in unknown
         )
     try:
         return Train(**{**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ log = logging.getLogger("pet")
 class Trainer(Measuring, Saving):
     """Trains a model's trainable parameters.
 
+    ``pet.Trainer(model, train_data, …)`` is this class. Without ``train_data`` the arguments are MindFormers' (names,
+    paths, datasets), and `pet.compat.mindformers.trainer.Trainer` is made of them, which has the same methods.
+
     Args:
         model: a model with an adapter on it, or one whose weights are trained in full. What is trainable is what
             requires a gradient.
@@ -81,6 +85,11 @@ class Trainer(Measuring, Saving):
         InputError: an unknown setting, nothing to train, data of an unknown form, or the best weights are to be loaded
             at the end and there is no directory to keep them in.
     """
+
+    def __new__(cls, model=None, train_data=None, *more, **arguments):
+        if cls is Trainer and train_data is None:
+            return import_module("pet.compat.mindformers").Trainer(model, *more, **arguments)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -198,6 +207,14 @@ class Trainer(Measuring, Saving):
         return outcome
 
     finetune = train
+
+    def predict(self, *_, **__) -> None:
+        """Not here: batches are of tokens, and there is no tokenizer.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("Trainer.predict: a trainer over batches has no tokenizer; use model.generate or pipeline")
 
     def run(self, begin: float, signals: Signals) -> dict[str, Any]:
         """Measures, trains, and writes the results; a signal leaves out what has not begun."""
@@ -380,20 +397,3 @@ class Trainer(Measuring, Saving):
         if record["step"] % self.settings.log_every == 0 or last or "eval_loss" in record:
             self.history.append(record)
             self.notify("step", record)
-
-    def outcome(self) -> dict[str, Any]:
-        """What the run came to so far."""
-        position = self.position
-        return {
-            "steps": position.step,
-            "updates": position.updates,
-            "epochs": self.epochs_done(),
-            "train_seconds": position.seconds,
-            "compile_seconds": position.compile_seconds,
-            "useful_tokens_per_second": position.timed_useful_tokens / max(position.timed_seconds, 1e-9),
-            "tokens_per_second": position.timed_tokens / max(position.timed_seconds, 1e-9),
-            "padding": 1.0 - position.useful_tokens / max(position.tokens, 1),
-            "stopped": self.stop_reason,
-            "weights_step": self.weights_step if self.weights_step is not None else position.step,
-            "best": {"step": self.best.step, self.eval_settings.best_metric: self.best.value},
-        }

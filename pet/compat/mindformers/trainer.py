@@ -1,10 +1,7 @@
-"""``pet.Trainer``: the trainer that a script makes, from names and paths or from objects.
+"""MindFormers' ``Trainer``, from names and paths or from objects. ``pet.Trainer`` makes one where it gets no batches.
 
-    Trainer(model_cell, batches, steps=20)                      the core's own trainer, as it is
-    Trainer(model="glm_tiny", pet_method="lora", args=…, …)     names and paths become a recipe, for `pet.train.run`
-    Trainer(model=model_cell, train_dataset=dataset, …)         objects go to the core, with a recipe's settings
-
-The second and third form take MindFormers' arguments.
+Trainer(model="glm_tiny", pet_method="lora", args=…, …)     names and paths become a recipe, for `pet.train.run`
+Trainer(model=model_cell, train_dataset=dataset, …)         objects go to the core, with a recipe's settings
 """
 
 from __future__ import annotations
@@ -20,8 +17,7 @@ from pet.compat.mindformers.generation import give_defaults
 from pet.compat.mindformers.request import Request, is_path
 from pet.compat.results import bring_checkpoint, find_weights
 
-REQUEST = list(inspect.signature(Request).parameters)
-"""Arguments of a trainer in MindFormers' form; any other is a setting of the core's."""
+ARGUMENTS = list(inspect.signature(Request).parameters)
 
 
 class Trainer(Request):
@@ -29,8 +25,6 @@ class Trainer(Request):
 
     Args:
         model: a bundled base, checkpoint directory or preset name, also ``X_lora`` (with its LoRA settings); or a cell.
-        train_data, eval_data: data for `pet.train.trainer.Trainer`: a loader or a list of batches. Given these, or any
-            setting of that class in ``settings``, this object is that trainer.
         task: ``text_generation``.
         pet_method: ``lora``, ``prefix``, ``ptuning2``, ``adapter``, …; empty trains every weight, unless the recipe or
             the model's name says otherwise.
@@ -49,21 +43,16 @@ class Trainer(Request):
         InputError: an unknown task or method, settings that do not exist or contradict each other.
     """
 
-    def __init__(self, model=None, train_data=None, eval_data=None, **arguments):
-        self.core = None
-        settings = [name for name in arguments if name not in REQUEST]
-        if train_data is not None or settings:
-            self.core = _core(model, train_data, eval_data, arguments, settings)
-            return
+    def __init__(self, model=None, **arguments):
+        others = [name for name in arguments if name not in ARGUMENTS]
+        if others:
+            raise InputError(
+                f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
+                f"them in args={nearest(others[0], ARGUMENTS)}"
+            )
         super().__init__(model, **arguments)
         self.result: Path | None = None
         self._loaded: tuple | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        core = self.__dict__.get("core")
-        if core is None:
-            raise AttributeError(f"Trainer has no {name!r}")
-        return getattr(core, name)
 
     # What they do -----------------------------------------------------------------------------------------------------
 
@@ -78,8 +67,6 @@ class Trainer(Request):
         Returns:
             What summary.json holds.
         """
-        if self.core is not None:
-            return self.core.train(bool(train_checkpoint) if resume is None else resume)
         return self._run("train", train_checkpoint, resume, changes)
 
     def finetune(self, finetune_checkpoint=None, resume=None, **changes) -> dict[str, Any]:
@@ -88,8 +75,6 @@ class Trainer(Request):
         Raises:
             InputError: there are no base weights; the message says where they can come from.
         """
-        if self.core is not None:
-            return self.core.train(bool(finetune_checkpoint) if resume is None else resume)
         return self._run("finetune", finetune_checkpoint, resume, changes)
 
     def evaluate(self, eval_dataset=None, eval_checkpoint=None, **changes) -> dict[str, float] | None:
@@ -99,8 +84,6 @@ class Trainer(Request):
             eval_dataset: instead of the trainer's.
             eval_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
         """
-        if self.core is not None:
-            return self.core.evaluate()
         self._change({"eval_dataset": eval_dataset, **changes})
         if self.eval_dataset is None and self.base_recipe is None:
             raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
@@ -125,8 +108,6 @@ class Trainer(Request):
         """
         from pet.text_generation import TextGeneration
 
-        if self.core is not None:
-            raise InputError("Trainer.predict: a trainer over batches has no tokenizer; use model.generate or pipeline")
         if input_data is None:
             raise InputError("Trainer.predict: input_data is missing")
         if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
@@ -189,11 +170,11 @@ class Trainer(Request):
 
             summary = run(recipe, self.objects(), callbacks=self.callbacks, eval_rhythm=self.rhythm())
         else:
+            from pet.train.objectives import make_objective
             from pet.train.run import start
 
-            summary = start(
-                recipe, recipe.train.resume, recipe.output.force, print, self.callbacks, self.forward_step, None
-            )
+            objective = make_objective(recipe.train, self.forward_step)
+            summary = start(recipe, callbacks=self.callbacks, objective=objective)
         self.result = Path(recipe.output.dir)
         return summary
 
@@ -243,19 +224,3 @@ class Trainer(Request):
             give_defaults(loaded, self.generation_settings())
             self._loaded = key, loaded, tokenizer
         return self._loaded[1:]
-
-
-def _core(model, train_data, eval_data, arguments: dict[str, Any], settings: list[str]):
-    from pet.train.trainer import Trainer as CoreTrainer
-
-    if train_data is None:
-        raise InputError(
-            f"Trainer: {', '.join(settings)}: settings of a trainer over batches, which needs train_data; or put them "
-            f"in args={nearest(settings[0], REQUEST)}"
-        )
-    others = [name for name in arguments if name in REQUEST and name not in ("callbacks", "forward_step")]
-    if others:
-        raise InputError(
-            f"Trainer: {', '.join(others)}: for trainers with train_dataset, not over batches (train_data)"
-        )
-    return CoreTrainer(model, train_data, eval_data, **arguments)

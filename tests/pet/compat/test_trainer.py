@@ -119,14 +119,16 @@ def test_the_core_form_is_the_core():
     model = pet.AutoModel.from_config({"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 50})
     batches = [{"input_ids": np.arange(16).reshape(2, 8)}]
     trainer = pet.Trainer(model, batches, steps=2, warmup=0)
-    assert isinstance(trainer.core, Core)
+    assert pet.Trainer is Core and isinstance(trainer, Core)
     assert trainer.train()["steps"] == 2
     assert len(trainer.history) == 2
     assert trainer.model is model
     with pytest.raises(InputError, match=r"pet_methode: settings of a trainer over .*did you mean 'pet_method'"):
         pet.Trainer(model, pet_methode="lora")
-    with pytest.raises(InputError, match="pet_method: for trainers with train_dataset"):
+    with pytest.raises(InputError, match=r"no setting 'pet_method'.*; MindFormers' arguments go with train_dataset"):
         pet.Trainer(model, batches, steps=2, pet_method="lora")
+    with pytest.raises(InputError, match="has no tokenizer"):
+        trainer.predict("text")
 
 
 def test_what_cannot_be_had_says_what_to_do(base):
