@@ -7,15 +7,12 @@ the base.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from adapters.method import AdapterModule, MethodConfig, OwnFormat
-from adapters.peft_config import BITFIT_KEYS
+from adapters.method import AdapterModule, MethodConfig
 from adapters.replacement import own_parameters
+from adapters.settings import BitFit
 from adapters.sites import plain_cells
 from model_zoo.errors import InputError
 
@@ -23,23 +20,13 @@ SHIFTS = ("bias", "beta")
 """What additive parameters are called; MindSpore's norms say beta."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class BitFitConfig(OwnFormat, MethodConfig):
+class BitFitConfig(BitFit, MethodConfig):
     """BitFit.
 
     Without `targets`, every bias of the model is trained, those of the norms too, and every Dense but the head that has
-    none gets one; with `targets`, `exclude` or `layers`, only those Dense.
-
-    Args:
-        add_missing: whether a Dense without a bias gets one. Such an adapter cannot be merged: the base's checkpoint
-            has no place for it.
+    none gets one; with `targets`, `exclude` or `layers`, only those Dense. One that is given a bias cannot be merged:
+    the base's checkpoint has no place for it.
     """
-
-    add_missing: bool = True
-
-    method: ClassVar[str] = "bitfit"
-    peft_type: ClassVar[str] = "BITFIT"
-    peft_keys: ClassVar[tuple[str, ...]] = BITFIT_KEYS
 
     def family_targets(self, family):
         return ("all-linear",)

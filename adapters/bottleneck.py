@@ -10,57 +10,21 @@ for bit, and still gets a gradient.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.checks import above_zero, one_of, positive_int, share
 from adapters.dropout import Dropout
 from adapters.factors import generator_for, kaiming_uniform
-from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
+from adapters.method import AdapterModule, MethodConfig
+from adapters.settings import Bottleneck as Settings
 from adapters.sites import Site
 from model_zoo.layers import GeluTanh, LayerNorm, Linear, tanh
 
-PLACEMENTS = ("houlsby", "pfeiffer", "parallel")
-NON_LINEARITIES = ("gelu", "relu", "silu", "tanh")
 
-
-@dataclasses.dataclass(kw_only=True)
-class BottleneckConfig(OwnFormat, MethodConfig):
-    """Bottleneck adapters.
-
-    Args:
-        size: width between the two projections; 64 is MindPet's default.
-        placement: ``houlsby``, ``pfeiffer`` or ``parallel``, see above. With `targets` given, ``parallel`` reads the
-            input of each named cell, and the other two its output.
-        non_linearity: between the projections: ``gelu`` (by tanh; MindPet's default), ``relu``, ``silu``, ``tanh``.
-        scaling: s. 4 is common for ``parallel``.
-        dropout: share of the network's input that is zeroed while training.
-        layer_norm: normalise that input first, with weights of its own.
-        seed: of D.
-    """
-
-    size: int = 64
-    placement: str = "houlsby"
-    non_linearity: str = "gelu"
-    scaling: float = 1.0
-    dropout: float = 0.0
-    layer_norm: bool = False
-    seed: int = 0
-
-    method: ClassVar[str] = "adapter"
-    peft_type: ClassVar[str] = "BOTTLENECK"
-    kinds: ClassVar[tuple[str, ...]] = ("linear", "sublayer")
-
-    def validate(self) -> None:
-        positive_int(self.method, "size", self.size, 65536)
-        one_of(self.method, "placement", self.placement, PLACEMENTS)
-        one_of(self.method, "non_linearity", self.non_linearity, NON_LINEARITIES)
-        above_zero(self.method, "scaling", self.scaling)
-        share(self.method, "dropout", self.dropout)
+class BottleneckConfig(Settings, MethodConfig):
+    """Bottleneck adapters. With `targets` given, ``parallel`` reads the input of each named cell, and the other
+    placements its output."""
 
     def family_targets(self, family):
         if family is None:
@@ -83,9 +47,6 @@ class BottleneckConfig(OwnFormat, MethodConfig):
 
     def build(self, site) -> AdapterModule:
         return Bottleneck(self, site)
-
-
-BottleneckConfig.peft_keys = own_keys(BottleneckConfig)
 
 
 class Activation(nn.Cell):
@@ -143,7 +104,7 @@ class Bottleneck(AdapterModule):
         return found
 
     def why_unmergeable(self) -> str:
-        return "there is a non-linear function between its projections, so it is no matrix"
+        return BottleneckConfig.unmergeable
 
     def construct(self, x, y):
         source = x if self.parallel else y

@@ -22,10 +22,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from adapters.checks import positive_int
 from adapters.factors import generator_for
 from adapters.lora import LoRAConfig
 from adapters.registry import Adapter, registry
+from adapters.schema import LARGEST, require
 from adapters.sites import weight_array
 from model_zoo.errors import InputError, nearest
 
@@ -95,7 +95,7 @@ def combine_adapters(
     state.check_new(new_name)
     state.refuse_while_merged("combine adapters")
     if rank is not None:
-        positive_int("combine_adapters", "rank", rank)
+        require("combine_adapters", "rank", rank, int, ge=1, le=LARGEST)
         if method == "cat":
             raise InputError("combine_adapters: cat keeps every rank; leave rank out, or choose svd")
     for adapter in adapters:

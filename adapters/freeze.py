@@ -20,28 +20,15 @@ from mindspore.train.callback import Callback
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
+from adapters.settings import SETTINGS
 from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError, nearest, similar
 
 log = logging.getLogger("pet")
 
-# MindPet's names of the methods, and ours
-MODES = {
-    "lora": "lora",
-    "prefix": "prefix",
-    "prefixtuning": "prefix",
-    "prefix_tuning": "prefix",
-    "ptuning2": "ptuning2",
-    "p-tuning_v2": "ptuning2",
-    "prompt": "prompt",
-    "prompt_tuning": "prompt",
-    "p_tuning": "p_tuning",
-    "adapter": "adapter",
-    "low_rank_adapter": "low_rank_adapter",
-    "ia3": "ia3",
-    "bitfit": "bitfit",
-}
+# The methods by their names here and elsewhere.
+MODES = {name: cls.method for cls in SETTINGS for name in (cls.method, *cls.aliases)}
 SHIFTS = ("*bias", "*beta")
 
 

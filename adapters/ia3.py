@@ -7,7 +7,7 @@ input, ``x·l`` with l ``(1, in)``. Factors start at one. Files are PEFT's.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -19,24 +19,15 @@ from adapters.matching import matches, select
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
 from adapters.peft_config import IA3_KEYS, ia3_settings
+from adapters.settings import IA3 as Settings
 from model_zoo.errors import InputError
 
 
-@dataclasses.dataclass(kw_only=True)
-class IA3Config(MethodConfig):
-    """IA3.
+class IA3Config(Settings, MethodConfig):
+    """IA3. `feedforward` takes the same forms as `targets`; without it, for models of no known family, it is empty."""
 
-    Args:
-        feedforward: which of the targets are scaled at their input; the same forms as `targets`. None for the family's
-            default, or none of them for other models.
-    """
-
-    feedforward: list[str] | str | None = None
-
-    method: ClassVar[str] = "ia3"
-    peft_type: ClassVar[str] = "IA3"
-    peft_keys: ClassVar[tuple[str, ...]] = IA3_KEYS
-    marks: ClassVar[tuple[str, ...]] = ("ia3_l",)
+    peft_keys = IA3_KEYS
+    marks = ("ia3_l",)
 
     def family_targets(self, family):
         return family.ia3_targets if family is not None else None

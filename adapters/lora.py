@@ -6,9 +6,7 @@ changes nothing; A starts Kaiming-uniform with a = √5, as PEFT does.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -22,53 +20,18 @@ from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import pattern_value
-from adapters.peft_config import LORA_KEYS, check_lora, lora_scale, lora_settings
+from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
+from adapters.settings import LoRA
 from adapters.sites import weight_array
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
 
 
-@dataclasses.dataclass(kw_only=True)
-class LoRAConfig(MethodConfig):
-    """LoRA and its variants.
+class LoRAConfig(LoRA, MethodConfig):
+    """LoRA and its variants (Hu et al. 2021), as `apply_lora` and recipes set them."""
 
-    Args:
-        rank: r, the inner width.
-        alpha: numerator of the scale. 16 with rank 8: updates twice as large as the plain product.
-        dropout: share of the input zeroed on the adapter's path while training.
-        rank_pattern, alpha_pattern: {regular expression: value} for cells that differ.
-        use_rslora: scale by √r instead of r.
-        use_dora: train a magnitude per output besides (DoRA; `adapters.dora`).
-        init: ``default``; ``gaussian`` for A with deviation 1/r; ``pissa`` or ``olora``, which start from the weight's
-            own directions (`adapters.initial`) and are saved as plain LoRA of twice the rank, so that PEFT opens them
-            on the unchanged base.
-        bias: ``none``, ``lora_only`` (biases of the adapted cells are trained) or ``all``.
-        trainable_tokens: {embedding name: [ids]} or a list of ids of the token embedding whose rows are trained.
-        learning_rate_ratio: LoRA+ (Hayou et al. 2024): B learns this many times faster than A.
-        seed: of A.
-    """
-
-    rank: int = 8
-    alpha: float = 16
-    dropout: float = 0.0
-    rank_pattern: dict[str, int] | None = None
-    alpha_pattern: dict[str, float] | None = None
-    use_rslora: bool = False
-    use_dora: bool = False
-    init: str = "default"
-    bias: str = "none"
-    trainable_tokens: list[int] | dict[str, list[int]] | None = None
-    learning_rate_ratio: float = 1.0
-    seed: int = 0
-
-    method: ClassVar[str] = "lora"
-    peft_type: ClassVar[str] = "LORA"
-    kinds: ClassVar[tuple[str, ...]] = ("linear", "embedding", "conv")
-    peft_keys: ClassVar[tuple[str, ...]] = LORA_KEYS
-    marks: ClassVar[tuple[str, ...]] = ("lora_A.weight", "lora_embedding_A")
-
-    def validate(self) -> None:
-        check_lora(**vars(self))
+    peft_keys = LORA_KEYS
+    marks = ("lora_A.weight", "lora_embedding_A")
 
     def rank_at(self, path: str) -> int:
         """r of this cell."""

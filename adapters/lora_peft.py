@@ -45,20 +45,16 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
 
     return {
         **LORA_DEFAULTS,
+        **{key: getattr(config, name) for name, key in config.peft_names().items()},
         "r": config.rank * ranks,
         "lora_alpha": config.alpha * growth,
-        "lora_dropout": config.dropout,
         "target_modules": targets_to_peft(config.targets or default_names(paths), paths) if explicit else sorted(paths),
         "exclude_modules": None,
         "layers_to_transform": None,
         "modules_to_save": saved_whole(config, model),
         "rank_pattern": scaled(config.rank_pattern, ranks),
         "alpha_pattern": scaled(config.alpha_pattern, growth),
-        "use_rslora": config.use_rslora,
-        "use_dora": config.use_dora,
         "init_lora_weights": config.init if config.init == "gaussian" else True,
-        "bias": config.bias,
-        "trainable_token_indices": config.trainable_tokens,
         "fan_in_fan_out": any(site.transposed for site in adapter.sites.values()),
     }
 

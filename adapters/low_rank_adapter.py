@@ -8,43 +8,19 @@ adapter changes nothing, bit for bit.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.bottleneck import NON_LINEARITIES, Activation
-from adapters.checks import one_of, positive_int
+from adapters.bottleneck import Activation
 from adapters.factors import Factor, generator_for, kaiming_uniform
-from adapters.method import AdapterModule, MethodConfig, OwnFormat, own_keys
+from adapters.method import AdapterModule, MethodConfig
+from adapters.settings import LowRankAdapter as Settings
 from model_zoo.errors import InputError
 
 
-@dataclasses.dataclass(kw_only=True)
-class LowRankAdapterConfig(OwnFormat, MethodConfig):
-    """Low-rank adapters, after attention and after the feed-forward unless `targets` says otherwise.
-
-    Args:
-        reduction_factor: k; the bottleneck is the cell's output width over this, at least 1.
-        rank: r (MindPet's ``low_rank_size``).
-        non_linearity: between the projections: ``gelu``, ``relu``, ``silu``, ``tanh``.
-        seed: of the matrices.
-    """
-
-    reduction_factor: int = 4
-    rank: int = 1
-    non_linearity: str = "gelu"
-    seed: int = 0
-
-    method: ClassVar[str] = "low_rank_adapter"
-    peft_type: ClassVar[str] = "LOW_RANK_ADAPTER"
-
-    def validate(self) -> None:
-        positive_int(self.method, "reduction_factor", self.reduction_factor)
-        positive_int(self.method, "rank", self.rank, 65536)
-        one_of(self.method, "non_linearity", self.non_linearity, NON_LINEARITIES)
+class LowRankAdapterConfig(Settings, MethodConfig):
+    """Low-rank adapters, after attention and after the feed-forward unless `targets` says otherwise."""
 
     def family_targets(self, family):
         return family.sublayer_outputs if family is not None else None
@@ -62,9 +38,6 @@ class LowRankAdapterConfig(OwnFormat, MethodConfig):
 
     def build(self, site) -> AdapterModule:
         return LowRankAdapter(self, site, self.width_at(site))
-
-
-LowRankAdapterConfig.peft_keys = own_keys(LowRankAdapterConfig)
 
 
 class LowRankAdapter(AdapterModule):
@@ -95,7 +68,7 @@ class LowRankAdapter(AdapterModule):
         }
 
     def why_unmergeable(self) -> str:
-        return "there is a non-linear function between its projections, so it is no matrix"
+        return LowRankAdapterConfig.unmergeable
 
     def construct(self, x, y):
         flat = y.reshape(-1, y.shape[-1]).astype(ms.float32)  # (N, H)

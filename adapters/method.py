@@ -1,9 +1,8 @@
 """What a method is: a configuration that fits cells of some kinds and builds a module for each.
 
-A method's file holds two things: a dataclass derived from `MethodConfig` (what the user sets, and how PEFT's JSON
-names it) and one or more `AdapterModule` (the parameters at one cell, their forward, and, where the method is linear
-in the cell's weight, their ``delta``). Matching, wrapping, merging and files are written once, elsewhere, and know no
-method.
+What the user sets stands in `adapters.settings`. A method's file adds a `MethodConfig` over these settings, and one or
+more `AdapterModule` (the parameters at one cell, their forward, and, where the method is linear in the cell's weight,
+their ``delta``). Matching, wrapping, merging and files are written once, elsewhere, and know no method.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from mindspore import Parameter, nn
 
-from adapters.peft_config import COMMON_KEYS
+from adapters.schema import Settings, described
 from model_zoo.checkpoint.reading import write_parameter
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError
 
 
 class AdapterModule(nn.Cell):
@@ -83,26 +82,9 @@ class AdapterModule(nn.Cell):
         return None
 
 
-@dataclasses.dataclass(kw_only=True)
-class MethodConfig:
-    """The settings that all methods share.
+class MethodConfig(Settings):
+    """What a method does with its settings: the cells that it fits, the modules there, and its form in files."""
 
-    Args:
-        targets: which cells: names (exact, or a dotted suffix), globs, ``re:`` expressions, ``attention``, ``mlp``,
-            ``all-linear``; None for the family's default. Every entry must match something.
-        exclude: cells left out of what `targets` matched, in the same forms.
-        layers: layer indices and ranges (``3``, ``"0-5"``, ``"20-"``); None for all.
-        modules_to_save: cells trained and saved whole, beside the adapter.
-    """
-
-    targets: list[str] | str | None = None
-    exclude: list[str] | str | None = None
-    layers: list[int | str] | int | str | None = None
-    modules_to_save: list[str] | None = None
-
-    method: ClassVar[str] = ""
-    peft_type: ClassVar[str | None] = None
-    kinds: ClassVar[tuple[str, ...]] = ("linear",)
     peft_keys: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[str, ...]] = ()
     """By which tensors a file shows that a cell is adapted."""
@@ -111,28 +93,10 @@ class MethodConfig:
     stackable: ClassVar[bool] = True
     """Whether two adapters of this method can take part in one row at once."""
 
-    def __new__(cls, **settings):
-        """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = [key for key in settings if key not in known]
-        if unknown:
-            raise InputError.collect(
-                f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in unknown
-            )
-        return super().__new__(cls)
-
-    @property
-    def virtual_tokens(self) -> int:
-        """How many columns the method puts in front of the input."""
-        return 0
-
-    @property
-    def position_offset(self) -> int:
-        """By how many places it moves the positions of the real tokens."""
-        return 0
-
-    def validate(self) -> None:
-        """Raises InputError for values that make no sense, before any cell is touched."""
+    def __init_subclass__(cls, **options):
+        """Completes the docstring by what the settings say of themselves."""
+        super().__init_subclass__(**options)
+        cls.__doc__ = f"{(cls.__doc__ or cls.__base__.__doc__).rstrip()}\n\n{described(cls)}    "
 
     def family_targets(self, family) -> tuple[str, ...] | None:
         """The default targets for a model of this family (a table as in model_zoo); None when it has none."""
@@ -180,12 +144,18 @@ class MethodConfig:
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         """The fields of PEFT's adapter_config.json that describe this configuration."""
-        raise InputError(f"method {self.method!r} has no form in PEFT's files")
+        return {key: getattr(self, name) for name, key in self._named_in_files().items()}
 
     @classmethod
     def from_peft(cls, values: dict[str, Any]) -> MethodConfig:
         """The configuration that an adapter_config.json describes."""
-        raise InputError(f"method {cls.method!r} has no form in PEFT's files")
+        return cls(**{name: values[key] for name, key in cls._named_in_files().items() if key in values})
+
+    @classmethod
+    def _named_in_files(cls) -> dict[str, str]:
+        if not cls.peft_names():
+            raise InputError(f"method {cls.method!r} has no form in PEFT's files")
+        return cls.peft_names()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,24 +171,3 @@ class Companion:
     site: Any
     parameters: int
     build: Callable[[], AdapterModule]
-
-
-class OwnFormat:
-    """For methods that PEFT does not have: its directory layout, with this library's own fields in the JSON.
-
-    ``adapter_config.json`` holds the fields of the dataclass under their own names, and a ``peft_type`` that PEFT does
-    not know, so that it refuses the directory instead of misreading it.
-    """
-
-    def to_peft(self, model, adapter) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]):
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in values.items() if key in names})
-
-
-def own_keys(cls) -> tuple[str, ...]:
-    """The JSON keys of an `OwnFormat` configuration."""
-    return COMMON_KEYS + tuple(field.name for field in dataclasses.fields(cls))

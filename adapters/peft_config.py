@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from adapters.checks import above_zero, one_of, positive_int, share, token_ids
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
+from adapters.schema import Settings, token_ids
+from adapters.settings import LoRA
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError, similar
 
@@ -23,15 +24,16 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FINGERPRINT = "base_fingerprint"
 
-INITS = ("default", "gaussian", *START)
-MAX_RANK = 1 << 16
-"""Beyond any use: a rank from a file above this is a mistake or worse, and is refused before anything is allocated."""
-
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""
-BITFIT_KEYS = (*COMMON_KEYS, "add_missing", "exclude", "layers", "modules_to_save", "targets")
+
+
+def known_keys(cls: type[Settings], *others: str) -> tuple[str, ...]:
+    """The keys of a method's adapter_config.json: those of all methods, of its settings, and others."""
+    return (*COMMON_KEYS, *cls.peft_names().values(), *others)
+
+
 IA3_KEYS = (
-    *COMMON_KEYS,
     "exclude_modules",
     "fan_in_fan_out",
     "feedforward_modules",
@@ -43,7 +45,7 @@ IA3_KEYS = (
 )
 PEFT_ALONE = ("DELORA", "GLORA", "LN_TUNING", "LOHA", "LOKR", "VBLORA", "XLORA")
 """PEFT's methods whose names look like misspellings of supported ones."""
-TOKENS_KEYS = (*COMMON_KEYS, "init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
+TOKENS_KEYS = ("init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
 # Settings of LoRA that change the result and that nothing here computes: refused unless they are off.
 UNSUPPORTED = (
     "alora_invocation_tokens",
@@ -74,23 +76,13 @@ LORA_DEFAULTS: dict[str, Any] = {
 }
 LORA_KEYS = (
     *LORA_DEFAULTS,
-    *COMMON_KEYS,
-    "alpha_pattern",
-    "bias",
     "exclude_modules",
     "fan_in_fan_out",
     "init_lora_weights",
     "layers_to_transform",
-    "lora_alpha",
-    "lora_dropout",
     "modules_to_save",
-    "r",
-    "rank_pattern",
     "runtime_config",
     "target_modules",
-    "trainable_token_indices",
-    "use_dora",
-    "use_rslora",
 )
 # Starting points that change the base weight in a way that the file does not record.
 LOST_START = ("corda", "loftq", "lora_ga")
@@ -150,52 +142,18 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
         for expression in values.get(key) or {}:
             check_expression(key, expression)
     settings = {
-        "rank": values.get("r", 8),
-        "alpha": values.get("lora_alpha", 8),
-        "dropout": values.get("lora_dropout", 0.0),
+        "alpha": 8,  # PEFT's default; the others are the same here
+        **{name: values[key] for name, key in LoRA.peft_names().items() if key in values},
         "targets": cells(values, "target_modules"),
         "exclude": cells(values, "exclude_modules"),
         "layers": layer_list(values.get("layers_to_transform")),
         "modules_to_save": whole_cells(values),
-        "rank_pattern": values.get("rank_pattern") or None,
-        "alpha_pattern": values.get("alpha_pattern") or None,
         "use_rslora": bool(values.get("use_rslora", False)),
         "use_dora": bool(values.get("use_dora", False)),
         "init": init_name(values.get("init_lora_weights", True)),
-        "bias": values.get("bias", "none"),
-        "trainable_tokens": values.get("trainable_token_indices"),
     }
-    check_lora(**settings)
+    LoRA(**settings).validate()
     return settings
-
-
-def check_lora(
-    *,
-    rank,
-    alpha,
-    dropout,
-    rank_pattern,
-    alpha_pattern,
-    use_dora,
-    init,
-    bias,
-    trainable_tokens,
-    learning_rate_ratio=1.0,
-    **_,
-) -> None:
-    """Raises InputError for settings of `LoRAConfig` that make no sense."""
-    positive_int("lora", "rank", rank, MAX_RANK)
-    for key, value in (rank_pattern or {}).items():
-        positive_int("lora", f"rank_pattern[{key!r}]", value, MAX_RANK)
-    for key, value in {"alpha": alpha, **(alpha_pattern or {})}.items():
-        above_zero("lora", key, value)
-    share("lora", "dropout", dropout)
-    one_of("lora", "init", init, INITS)
-    one_of("lora", "bias", bias, ("none", "lora_only", "all"))
-    if use_dora and init in START:
-        raise InputError(f"lora: init {init!r} with use_dora; DoRA's norm is that of the weight it starts on")
-    above_zero("lora", "learning_rate_ratio", learning_rate_ratio)
-    token_ids(trainable_tokens)
 
 
 def ia3_settings(values: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +172,8 @@ def tokens_settings(values: dict[str, Any]) -> dict[str, Any]:
     ids = values.get("token_indices")
     if not isinstance(ids, list):
         raise InputError(f"token_indices is {ids!r}; a list of token ids was expected")
-    token_ids(ids)
+    if (wrong := token_ids(ids)) is not None:
+        raise InputError(f"trainable_tokens: {wrong}")
     return {"targets": cells(values, "target_modules"), "trainable_tokens": ids}
 
 

@@ -14,75 +14,41 @@ file then holds the result, as PEFT's does, while checkpoints of a run hold E, W
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.checks import positive_int
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
-from adapters.peft_config import COMMON_KEYS
+from adapters.settings import Prefix
 from adapters.sites import sites
 from model_zoo.errors import InputError
 from model_zoo.layers import tanh
 
-REASON = "its keys and values stand in front of the attention's own, which no weight can do"
 PEFT_NAME = "prompt_embeddings"
+PROMPT_KEYS = (
+    "modules_to_save",
+    "num_attention_heads",
+    "num_layers",
+    "num_transformer_submodules",
+    "num_virtual_tokens",
+    "peft_version",
+    "token_dim",
+)
+"""Keys of adapter_config.json that PEFT's prompt methods have in common."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class PrefixConfig(MethodConfig):
-    """Prefix tuning in PEFT's form.
+class PrefixConfig(Prefix, MethodConfig):
+    """Prefix tuning in PEFT's form."""
 
-    Args:
-        length: T, the virtual tokens in front of the sequence.
-        projection: train through a two-layer network that is folded away on saving; steadier, and larger.
-        projection_hidden: width of its hidden layer; None for the model's hidden size.
-        init_text: start from the keys and values that this text has in the base model. Repeated or cut to T tokens.
-        init_ids: the text's token ids; who builds the configuration has the tokenizer.
-        seed: of what starts random.
-    """
-
-    length: int = 20
-    projection: bool = False
-    projection_hidden: int | None = None
-    init_text: str | None = None
-    init_ids: list[int] | None = None
-    seed: int = 0
-
-    method: ClassVar[str] = "prefix"
-    peft_type: ClassVar[str] = "PREFIX_TUNING"
-    kinds: ClassVar[tuple[str, ...]] = ("attention",)
-    prefixed: ClassVar[bool] = False
-    peft_keys: ClassVar[tuple[str, ...]] = (
-        *COMMON_KEYS,
-        "encoder_hidden_size",
-        "init_weights",
-        "modules_to_save",
-        "num_attention_heads",
-        "num_layers",
-        "num_transformer_submodules",
-        "num_virtual_tokens",
-        "peft_version",
-        "prefix_projection",
-        "token_dim",
-    )
-
-    @property
-    def position_offset(self) -> int:
-        """Real tokens start behind the prefix."""
-        return self.length
+    prefixed = False
+    peft_keys = (*PROMPT_KEYS, "encoder_hidden_size", "init_weights", "prefix_projection")
 
     def validate(self) -> None:
-        positive_int(self.method, "length", self.length, 65536)
-        if self.projection_hidden is not None:
-            positive_int(self.method, "projection_hidden", self.projection_hidden, 1 << 20)
-        refuse_targets(self)
+        super().validate()
         check_text(self)
-        if self.init_ids is not None and self.projection:
-            raise InputError(f"{self.method}: init_text gives keys and values, which no projection can be solved for")
 
     def resolved(self, model) -> MethodConfig:
         if not self.projection or self.projection_hidden is not None:
@@ -170,7 +136,7 @@ class AttentionPrefix(AdapterModule):
     """What stands in front of one layer's keys. Sub-classes give ``share()``, ``(T, 2·kv_dim)``."""
 
     def why_unmergeable(self) -> str:
-        return REASON
+        return PrefixConfig.unmergeable
 
     def extend(self, keys, values):
         batch, heads, _, width = keys.shape
@@ -279,13 +245,6 @@ def gathered(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 # What prefixes and prompts share -------------------------------------------------------------------------------------
-
-
-def refuse_targets(config: MethodConfig) -> None:
-    """Raises InputError for settings that choose cells: these methods always go to the same ones."""
-    for key in ("targets", "exclude", "layers", "modules_to_save"):
-        if getattr(config, key) not in (None, "", [], ()):
-            raise InputError(f"{config.method}: {key} has no meaning here; the method belongs to the whole model")
 
 
 def check_text(config) -> None:

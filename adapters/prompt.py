@@ -15,64 +15,33 @@ p-tuning trains the embeddings through a network of three layers, folded away on
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.checks import positive_int
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
-from adapters.peft_config import COMMON_KEYS
 from adapters.prefix import (
     PEFT_NAME,
+    PROMPT_KEYS,
     check_only,
     check_text,
     fitted,
     model_dims,
     prompt_fields,
-    refuse_targets,
 )
+from adapters.settings import Prompt, PTuning
 from adapters.sites import sites, weight_of
-from model_zoo.errors import InputError
-
-REASON = "its embeddings stand in front of the input, which no weight can do"
-PROMPT_KEYS = (
-    *COMMON_KEYS,
-    "modules_to_save",
-    "num_attention_heads",
-    "num_layers",
-    "num_transformer_submodules",
-    "num_virtual_tokens",
-    "peft_version",
-    "token_dim",
-)
 
 
-@dataclasses.dataclass(kw_only=True)
-class PromptConfig(MethodConfig):
-    """Prompt tuning.
+class PromptConfig(Prompt, MethodConfig):
+    """Prompt tuning. Without a text the embeddings start as those of tokens drawn from the vocabulary, which Lester et
+    al. found better than random vectors."""
 
-    Args:
-        length: T, the virtual tokens in front of the sequence.
-        init_text: start from the embeddings of this text, repeated or cut to T tokens. Without it they start as those
-            of T tokens drawn from the vocabulary, which Lester et al. found better than random vectors.
-        init_ids: the text's token ids; who builds the configuration has the tokenizer.
-        seed: of the draw.
-    """
-
-    length: int = 20
-    init_text: str | None = None
-    init_ids: list[int] | None = None
-    seed: int = 0
-
-    method: ClassVar[str] = "prompt"
-    peft_type: ClassVar[str] = "PROMPT_TUNING"
-    kinds: ClassVar[tuple[str, ...]] = ("embedding", "model")
-    prefixed: ClassVar[bool] = False
-    stackable: ClassVar[bool] = False
-    peft_keys: ClassVar[tuple[str, ...]] = (
+    prefixed = stackable = False
+    peft_keys = (
         *PROMPT_KEYS,
         "prompt_tuning_init",
         "prompt_tuning_init_text",
@@ -80,17 +49,8 @@ class PromptConfig(MethodConfig):
         "tokenizer_name_or_path",
     )
 
-    @property
-    def virtual_tokens(self) -> int:
-        return self.length
-
-    @property
-    def position_offset(self) -> int:
-        return self.length
-
     def validate(self) -> None:
-        positive_int(self.method, "length", self.length, 65536)
-        refuse_targets(self)
+        super().validate()
         check_text(self)
 
     def fixed_sites(self, model) -> list:
@@ -137,34 +97,16 @@ class PromptConfig(MethodConfig):
         return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
 
 
-@dataclasses.dataclass(kw_only=True)
-class PTuningConfig(PromptConfig):
-    """p-tuning: prompt tuning through a network, with PEFT's MLP (two hidden layers with ReLU).
+class PTuningConfig(PTuning, PromptConfig):
+    """p-tuning: prompt tuning through a network, with PEFT's MLP (two hidden layers with ReLU)."""
 
-    Args:
-        projection_hidden: width of the hidden layers; None for the model's hidden size.
-        folded: the embeddings alone, without the network: what a file holds.
-    """
-
-    projection_hidden: int | None = None
-    folded: bool = False
-
-    method: ClassVar[str] = "p_tuning"
-    peft_type: ClassVar[str] = "P_TUNING"
-    peft_keys: ClassVar[tuple[str, ...]] = (
+    peft_keys = (
         *PROMPT_KEYS,
         "encoder_dropout",
         "encoder_hidden_size",
         "encoder_num_layers",
         "encoder_reparameterization_type",
     )
-
-    def validate(self) -> None:
-        super().validate()
-        if self.projection_hidden is not None:
-            positive_int(self.method, "projection_hidden", self.projection_hidden, 1 << 20)
-        if self.init_ids is not None:
-            raise InputError(f"{self.method}: init_text gives embeddings, which no network can be solved for")
 
     def resolved(self, model) -> MethodConfig:
         if self.projection_hidden is not None:
@@ -273,7 +215,7 @@ class PromptColumns(AdapterModule):
         return self.source.tensors()
 
     def why_unmergeable(self) -> str:
-        return REASON
+        return PromptConfig.unmergeable
 
     def widen(self, ids, position_ids, start, end, keep):
         """The model's input with T columns more in front; the arguments and results are those of ``layout``."""
@@ -317,7 +259,7 @@ class PromptEmbedding(AdapterModule):
         return {}
 
     def why_unmergeable(self) -> str:
-        return REASON
+        return PromptConfig.unmergeable
 
     def before(self, ids):
         """Ids that the embedding has a row for."""

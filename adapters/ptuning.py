@@ -15,12 +15,12 @@ JSON carries ChatGLM's ``pre_seq_len`` and ``prefix_projection``.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
 
 import numpy as np
 
-from adapters.peft_config import COMMON_KEYS
+from adapters.method import MethodConfig
 from adapters.prefix import PEFT_NAME, TRUNK_KEYS, PrefixConfig, check_only, gathered, model_dims
+from adapters.settings import PTuning2
 
 NATIVE = "transformer.prefix_encoder."
 PLAIN = (NATIVE + "embedding.weight",)
@@ -33,33 +33,10 @@ PROJECTED = (
 )
 
 
-@dataclasses.dataclass(kw_only=True)
-class PTuningV2Config(PrefixConfig):
-    """P-Tuning v2: `PrefixConfig` with ChatGLM's positions and file.
+class PTuningV2Config(PTuning2, PrefixConfig):
+    """P-Tuning v2: `PrefixConfig` with ChatGLM's positions and file."""
 
-    Args:
-        length: T (``pre_seq_len``); 128 is what ChatGLM's own script uses.
-        embedding_size: width of E with a projection. None for ChatGLM's: the hidden size where every head has keys of
-            its own (ChatGLM-6B), all layers' keys and values together where they are shared (ChatGLM2-6B).
-    """
-
-    length: int = 128
-    embedding_size: int | None = None
-
-    method: ClassVar[str] = "ptuning2"
-    peft_type: ClassVar[str] = "PTUNING_V2"
-    peft_keys: ClassVar[tuple[str, ...]] = (
-        *COMMON_KEYS,
-        "embedding_size",
-        "encoder_hidden_size",
-        "pre_seq_len",
-        "prefix_projection",
-    )
-
-    @property
-    def position_offset(self) -> int:
-        """Real tokens keep their positions."""
-        return 0
+    peft_keys = ()
 
     def resolved(self, model) -> PTuningV2Config:
         config = super().resolved(model)
@@ -97,19 +74,10 @@ class PTuningV2Config(PrefixConfig):
                 found[f"{path}.prefix_output.{key}"] = part
         return found
 
-    def to_peft(self, model, adapter) -> dict[str, Any]:
-        return {
-            "pre_seq_len": self.length,
-            "prefix_projection": self.projection,
-            "encoder_hidden_size": self.projection_hidden,
-            "embedding_size": self.embedding_size,
-        }
-
     @classmethod
-    def from_peft(cls, values: dict[str, Any]):
-        return cls(
-            length=values.get("pre_seq_len"),
-            projection=bool(values.get("prefix_projection", False)),
-            projection_hidden=values.get("encoder_hidden_size"),
-            embedding_size=values.get("embedding_size"),
-        )
+    def from_peft(cls, values):
+        return super(PrefixConfig, cls).from_peft(
+            {"pre_seq_len": None, **values}
+        )  # the length has no default in a file
+
+    to_peft = MethodConfig.to_peft

@@ -20,7 +20,7 @@ from mindspore import nn
 from adapters.fitting import fit
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
-from adapters.peft_config import CONFIG, FINGERPRINT, PREFIX, WEIGHTS, read_adapter_config, read_settings
+from adapters.peft_config import CONFIG, FINGERPRINT, PREFIX, WEIGHTS, known_keys, read_adapter_config, read_settings
 from adapters.registry import Adapter, registry
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance
@@ -46,7 +46,7 @@ def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]
         config.validate()
         return config
 
-    return values, read_settings(values, Path(directory) / CONFIG, cls.peft_keys, read)
+    return values, read_settings(values, Path(directory) / CONFIG, known_keys(cls, *cls.peft_keys), read)
 
 
 def saved_name(key: str, config) -> str:

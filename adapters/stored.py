@@ -17,7 +17,6 @@ from adapters.deltas import dora_delta, ia3_delta, low_rank_product, wide
 from adapters.initial import START
 from adapters.patterns import named, pattern_value, within
 from adapters.peft_config import (
-    BITFIT_KEYS,
     CONFIG,
     FINGERPRINT,
     IA3_KEYS,
@@ -27,31 +26,27 @@ from adapters.peft_config import (
     WEIGHTS,
     adapts,
     ia3_settings,
+    known_keys,
     lora_scale,
     lora_settings,
     read_adapter_config,
     read_settings,
     tokens_settings,
 )
+from adapters.schema import Settings
+from adapters.settings import IA3, SETTINGS, BitFit, LoRA
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 
 # why a kind of adapter is no part of any weight
-UNMERGEABLE = {
-    "PREFIX_TUNING": "it puts keys and values in front of the attention's own, which no weight can do",
-    "PROMPT_TUNING": "it puts embeddings in front of the input, which no weight can do",
-    "P_TUNING": "it puts embeddings in front of the input, which no weight can do",
-    "PTUNING_V2": "it puts keys and values in front of the attention's own, which no weight can do",
-    "LOW_RANK_ADAPTER": "there is a non-linear function between its projections, so it is no matrix",
-    "BOTTLENECK": "there is a non-linear function between its projections, so it is no matrix",
-}
+UNMERGEABLE = {cls.peft_type: cls.unmergeable for cls in SETTINGS if cls.unmergeable}
 # what is read out of the configuration of each kind that is part of the weights
 MERGEABLE = {
-    "LORA": (LORA_KEYS, lora_settings),
-    "IA3": (IA3_KEYS, ia3_settings),
-    "TRAINABLE_TOKENS": (TOKENS_KEYS, tokens_settings),
-    "BITFIT": (BITFIT_KEYS, lambda values: {"targets": None}),
+    "LORA": (known_keys(LoRA, *LORA_KEYS), lora_settings),
+    "IA3": (known_keys(IA3, *IA3_KEYS), ia3_settings),
+    "TRAINABLE_TOKENS": (known_keys(Settings, *TOKENS_KEYS), tokens_settings),
+    "BITFIT": (known_keys(BitFit), lambda values: {"targets": None}),
 }
 PARTS = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector(\.weight)?|lora_embedding_A|"

@@ -10,17 +10,17 @@ embedding's weight, it uses the trained rows too; a merge then changes the share
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from adapters.checks import token_ids
 from adapters.matching import select
 from adapters.method import AdapterModule, Companion, MethodConfig
 from adapters.patterns import as_list, named
 from adapters.peft_config import LORA_DEFAULTS, TOKENS_KEYS, tokens_settings
+from adapters.schema import setting, token_ids
 from adapters.sites import sites, weight_array, weight_of
 from model_zoo.errors import InputError, nearest
 
@@ -36,15 +36,14 @@ class TrainableTokensConfig(MethodConfig):
         trainable_tokens: the ids, for every embedding that `targets` mean; None for the family's token embedding.
     """
 
-    trainable_tokens: list[int]
+    trainable_tokens: list[int] = setting(
+        dataclasses.MISSING, "The ids, for every embedding that targets mean.", check=token_ids
+    )
 
-    method: ClassVar[str] = "trainable_tokens"
-    peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
-    kinds: ClassVar[tuple[str, ...]] = ("embedding", "linear")
-    peft_keys: ClassVar[tuple[str, ...]] = TOKENS_KEYS
-
-    def validate(self) -> None:
-        token_ids(self.trainable_tokens)
+    method = "trainable_tokens"
+    peft_type = "TRAINABLE_TOKENS"
+    kinds = ("embedding", "linear")
+    peft_keys = TOKENS_KEYS
 
     def fixed_sites(self, model) -> list:
         return []

@@ -123,6 +123,8 @@ def describe(
     Raises:
         InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
     """
+    from adapters.methods import method_config
+
     name, config = _named(model)
     size = sizes(config)
     length = min(512, size.context) if length is None else length
@@ -135,6 +137,7 @@ def describe(
         raise InputError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, OPTIMIZER_STATES)}")
     held = float_name(dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
     parameters = sum(prod(shape) for shape in parameter_shapes(config).values())
+    adapter = method_config(adapter)
     method, cells, trainable = (None, 0, parameters) if adapter is None else count_adapter(config, adapter)
     width = STORAGE[held].itemsize
     memory = {"weights": parameters * (width if method else 4)}
@@ -163,32 +166,11 @@ def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int,
     from adapters.replacement import wanted
     from pet.outline import Outline
 
-    adapter = method_config(adapter)
     outline = Outline(config)
     planned = plan(outline, adapter)
     chosen = [entry.site for entry in planned.entries]
     whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(outline, adapter, chosen))
     return adapter.method, len(planned), planned.parameters + whole
-
-
-def method_config(adapter: object):
-    """A method's configuration, also from a dictionary such as ``{"method": "lora", "rank": 8}``.
-
-    Raises:
-        InputError: an unknown method or setting, or something else altogether.
-    """
-    from adapters.method import MethodConfig
-    from adapters.methods import METHODS
-
-    if isinstance(adapter, Mapping):
-        settings = dict(adapter)
-        kind = settings.pop("method", None)
-        if kind not in METHODS:
-            raise InputError(f"adapter: method {kind!r} is unknown{nearest(kind, METHODS)}")
-        adapter = METHODS[kind](**settings)
-    if not isinstance(adapter, MethodConfig):
-        raise InputError(f"adapter is {adapter!r}; a method's configuration or a dictionary was expected")
-    return adapter
 
 
 def activations(
@@ -203,7 +185,7 @@ def activations(
 
     work = Work(
         Outline(config),
-        method_config(adapter) if adapter is not None else None,
+        adapter,
         batch,
         length,
         dtype,

@@ -44,9 +44,7 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
     """(facts, text) of a model and of what tuning it would take."""
     from pet.info import describe
 
-    adapter = None if options.method == "none" else {"method": options.method, **settings_of(options.settings)}
-    if adapter is None and options.settings:
-        raise InputError(f"{options.settings[0]}: has no effect with --method none")
+    adapter = {"method": options.method, **settings_of(options.settings)}
     description = describe(
         name, adapter, options.batch, options.length, options.dtype, options.optimizer, options.recompute
     )

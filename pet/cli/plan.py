@@ -72,12 +72,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def look(options, cluster):
     """The plan for the command line's model and work."""
+    from adapters.methods import method_config
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
     from pet.cli.info import settings_of
     from pet.names import model_config
     from pet.outline import Outline
-    from pet.planning.search import OPTIMIZER_STATES, Work, adapter_of, plan
+    from pet.planning.search import OPTIMIZER_STATES, Work, plan
 
     settings = settings_of(options.settings)
     for name, value in (("rank", options.rank), ("targets", options.targets)):
@@ -90,7 +91,7 @@ def look(options, cluster):
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; at least 1 was expected")
     config = model_config(options.model)
-    adapter = adapter_of(options.method, settings)
+    adapter = method_config({"method": options.method, **settings})
     stored = None if adapter is None else config.get("dtype") or config.get("torch_dtype")
     context = sizes(config).context
     length = min(512, context) if options.length is None else options.length

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adapters.checks import positive_int
+from adapters.schema import require
 from model_zoo.errors import InputError, nearest
 from pet.recipe.translation import Ignored, Translation
 
@@ -178,7 +178,7 @@ class Trainer:
             numbers["num_nodes"] = sum(bool(line.partition("#")[0].strip()) for line in lines)
         for name, value in numbers.items():
             numbers[name] = 1 if value is None else value
-            positive_int("flagai.Trainer", name, numbers[name])
+            require("flagai.Trainer", name, numbers[name], int, ge=1)
         return numbers["num_nodes"], numbers["num_gpus"]
 
     def _must_start(self) -> bool:

@@ -5,30 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
 from pet.recipe.translation import Translation
-
-METHODS = {
-    "": "none",
-    "none": "none",
-    "full": "none",
-    "lora": "lora",
-    "dora": "dora",
-    "prefix": "prefix",
-    "prefixtuning": "prefix",
-    "prefix_tuning": "prefix",
-    "ptuning2": "ptuning2",
-    "ptuning_v2": "ptuning2",
-    "p-tuning_v2": "ptuning2",
-    "prompt": "prompt",
-    "prompt_tuning": "prompt",
-    "p_tuning": "p_tuning",
-    "adapter": "adapter",
-    "low_rank_adapter": "low_rank_adapter",
-    "lowrankadapter": "low_rank_adapter",
-    "ia3": "ia3",
-    "bitfit": "bitfit",
-}
 
 
 def method_of(name: str | None) -> str:
@@ -38,9 +17,12 @@ def method_of(name: str | None) -> str:
         InputError: no such method.
     """
     key = str(name or "").lower()
-    if key not in METHODS:
-        raise InputError(f"pet_method {name!r} is not known; supported: {', '.join(METHODS)}{similar(key, METHODS)}")
-    return METHODS[key]
+    methods = {"": "none", "none": "none", "full": "none"}
+    for cls in SETTINGS:
+        methods.update({name: name for name in cls.names()}, **dict.fromkeys(cls.aliases, cls.method))
+    if key not in methods:
+        raise InputError(f"pet_method {name!r} is not known; supported: {', '.join(methods)}{similar(key, methods)}")
+    return methods[key]
 
 
 SCHEDULES = {

@@ -59,9 +59,9 @@ def check_fits(recipe) -> None:
     from pet.names import model_config
     from pet.outline import Outline
     from pet.parallel.shares import shares
-    from pet.train.prepare import method_config
+    from pet.train.prepare import recipe_method
 
     outline = Outline({**model_config(recipe.model.path), **recipe.model.config})
     loaded = getattr(recipe.adapter, "load", None)
-    adapter = None if loaded else method_config(recipe.adapter, recipe.train.seed)
+    adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
     shares(outline, adapter, layout.tensor, layout.pipeline)

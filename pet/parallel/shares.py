@@ -27,9 +27,6 @@ from pet.parallel.tensor import PREFIX_AXES, acts_on_sum, axes_of
 POSITIONS = "transformer.wpe"
 """GPT-2's table of positions: an embedding, so it belongs to the first stage."""
 
-WHOLE_MODEL = ("prompt", "p_tuning")
-"""Methods whose one module stands in front of the whole model."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Share:
@@ -162,7 +159,7 @@ def base_shares(outline: Outline, tensor: int, trained: bool) -> Iterator[Share]
 def adapter_shares(outline: Outline, adapter: MethodConfig, tensor: int, base: dict[str, Share]) -> list[Share]:
     """What an adapter adds: its modules' parameters, and its copies of the base's."""
     adapter = adapter.resolved(outline)
-    if adapter.method in WHOLE_MODEL:
+    if "model" in adapter.kinds:  # its one module stands in front of the whole model
         return [Share("prompt", (plan(outline, adapter).parameters,), adapter=True, trained=True)]
     chosen = chosen_sites(outline, adapter)
     found: dict[str, Share] = {}
@@ -262,7 +259,7 @@ def cut(outline: Outline, adapter: MethodConfig | None, found: list[Share], pipe
     count = outline.config.dims.layers
     if pipeline == 1:
         return Layout(tuple(found), (range(count),))
-    if getattr(adapter, "method", "") in WHOLE_MODEL:
+    if adapter is not None and "model" in adapter.kinds:
         raise InputError(
             f"parallel.pipeline: adapter.method {adapter.method!r} acts on the whole model, which cannot be cut into "
             "stages; expected another method, or parallel.pipeline = 1"

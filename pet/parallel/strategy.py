@@ -274,10 +274,10 @@ def recipe_strategies(recipe, directory: str | Path, config: Mapping[str, Any] |
     from pet.names import model_config
     from pet.outline import Outline
     from pet.parallel.shares import shares
-    from pet.train.prepare import method_config
+    from pet.train.prepare import recipe_method
 
     layout = recipe.parallel
     outline = Outline({**model_config(recipe.model.path), **recipe.model.config} if config is None else dict(config))
-    adapter = method_config(recipe.adapter, recipe.train.seed)
+    adapter = recipe_method(recipe.adapter, recipe.train.seed)
     divided = shares(outline, adapter, layout.tensor, layout.pipeline)
     return write_strategies(directory, divided, layout.data, layout.tensor, layout.pipeline)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -343,21 +343,3 @@ def is_embedding(outline: Outline, share, stage: int, steps: Steps) -> bool:
         return False
     tied = f"{outline.family.head}.weight" not in outline.shapes
     return not (tied and stage == steps.pipeline - 1)
-
-
-def adapter_of(method: str, settings: Mapping[str, Any]) -> MethodConfig | None:
-    """A method's configuration by its name (``dora`` is LoRA with magnitudes); None for ``none``.
-
-    Raises:
-        InputError: an unknown method or setting.
-    """
-    from pet.info import method_config
-
-    if method == "none":
-        if settings:
-            raise InputError(f"{next(iter(settings))}: has no effect with --method none")
-        return None
-    values = dict(settings)
-    if method == "dora":
-        method, values["use_dora"] = "lora", True
-    return method_config({"method": method, **values})

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from pet.recipe.classes import OPTIONS
+from adapters.schema import Settings
+from adapters.settings import method_and_settings, named
+from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
 
 Finding = tuple[KeyPath, tuple[KeyPath, ...], str]
 
-UNMERGEABLE = ("prefix", "ptuning2", "prompt", "p_tuning", "adapter", "low_rank_adapter")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 
 
@@ -36,6 +38,19 @@ def _changed(recipe: Recipe, section: str, name: str) -> bool:
     return name in part.model_fields_set and getattr(part, name) != type(part).model_fields[name].get_default(
         call_default_factory=True
     )
+
+
+def settings_of(recipe: Recipe) -> Settings | None:
+    """What the adapter section sets; None where there is no adapter."""
+    method, settings = method_and_settings(recipe.adapter.model_dump(exclude=MANAGEMENT))
+    return method(**settings) if method is not None else None
+
+
+def adapter(recipe: Recipe) -> Iterator[Finding]:
+    """What the method itself refuses together."""
+    settings = settings_of(recipe)
+    for name, message in settings.problems() if settings is not None else ():
+        yield _find(f"adapter.{name}", "", message.removeprefix(f"{name} ").removeprefix(": "))
 
 
 def length(recipe: Recipe) -> Iterator[Finding]:
@@ -125,8 +140,8 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
                 f"train.{chooser}",
                 f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}",
             )
-    method = recipe.adapter.method
-    if train.lora_plus_ratio is not None and method not in ("lora", "dora"):
+    method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
+    if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
     dropout = getattr(recipe.adapter, "dropout", None)
     if train.r_drop_alpha > 0 and dropout == 0:
@@ -270,11 +285,11 @@ def model(recipe: Recipe) -> Iterator[Finding]:
         )
     if recipe.output.force and recipe.train.resume:
         yield _find("output.force", "train.resume", "deletes the run that train.resume would go on with; keep one")
-    if recipe.output.merged and recipe.adapter.method in UNMERGEABLE:
+    if recipe.output.merged and (reason := getattr(named(recipe.adapter.method), "unmergeable", "")):
         yield _find(
             "output.merged",
             "adapter.method",
-            f"{recipe.adapter.method} cannot be merged into the weights; it is no linear change of them",
+            f"{recipe.adapter.method} cannot be merged into the weights: {reason}",
         )
     if recipe.output.merged and recipe.adapter.method == "none":
         yield _find("output.merged", "adapter.method", "has no effect without an adapter")
@@ -293,7 +308,8 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
     limit = context_length({**config, **recipe.model.config})
     if limit is None:
         return
-    virtual = recipe.adapter.length if recipe.adapter.method in ("prefix", "prompt", "p_tuning") else 0
+    settings = settings_of(recipe)
+    virtual = settings.position_offset if settings is not None else 0
     if recipe.data.max_length + virtual > limit:
         sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
         yield _find(
@@ -310,4 +326,4 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-RULES = (length, batches, optimizer, evaluation, generation, data, streaming, model)
+RULES = (adapter, length, batches, optimizer, evaluation, generation, data, streaming, model)

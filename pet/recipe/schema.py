@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from pet.recipe.adapter import Adapter, LoRA
+from pet.recipe.adapter import SECTIONS, Adapter
 from pet.recipe.data import Data
 from pet.recipe.fields import ModelPath, Section
 from pet.recipe.source import Source, dotted
@@ -47,7 +47,7 @@ class Recipe(Section):
     description: str | None = Field(None, description="Purpose of the recipe, in a sentence or two.")
     model: Model = Field(description="The base model.")
     adapter: Adapter = Field(
-        default_factory=lambda: LoRA(method="lora"), description="Tuning method and its settings. Default: LoRA."
+        default_factory=lambda: SECTIONS[0](method="lora"), description="Tuning method and its settings. Default: LoRA."
     )
     data: Data = Field(default_factory=Data, description="Data files, tokenisation and batching.")
     train: Train = Field(

@@ -11,11 +11,9 @@ import numpy as np
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from pet.recipe.adapter import MANAGEMENT
 
 log = logging.getLogger("pet")
-
-# Keys of a recipe's adapter section that are no settings of the method.
-NOT_SETTINGS = {"method", "name", "load"}
 
 
 @dataclasses.dataclass
@@ -102,38 +100,19 @@ def load_tokenizer(recipe):
     return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
 
 
-def method_config(section, seed: int, tokenizer=None):
+def recipe_method(section, seed: int, tokenizer=None):
     """The method's configuration for a recipe's adapter section; None for full fine-tuning.
 
-    ``tokenizer`` reads the section's ``init_text``.
-
-    Raises:
-        InputError: the method is unknown, or has no place for a setting.
+    Args:
+        seed: of what starts random.
+        tokenizer: reads the section's ``init_text``; without one it is left out, as it changes no shape.
     """
-    from adapters.methods import METHODS
-    from model_zoo.errors import nearest
+    from adapters.apply import text_settings
+    from adapters.methods import method_config
 
-    if section.method == "none":
-        return None
-    values = {key: value for key, value in section.model_dump().items() if key not in NOT_SETTINGS}
-    name = section.method
-    if name == "dora":
-        name, values["use_dora"] = "lora", True
-    if name not in METHODS:
-        raise InputError(f"adapter.method: {section.method!r} is not known{nearest(section.method, METHODS)}")
-    cls = METHODS[name]
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    if "seed" in fields:
-        values["seed"] = seed
-    if values.get("init_text") is not None and tokenizer is not None:
-        from adapters.apply import text_settings
-
-        values.update(text_settings(values["init_text"], tokenizer))
-    given = {key: value for key, value in values.items() if key in fields}
-    lost = [key for key, value in values.items() if key not in fields and key in section.model_fields_set]
-    if lost:
-        raise InputError.collect(f"adapter.{key}: {section.method} has no such setting" for key in lost)
-    return cls(**given)
+    values = section.model_dump(exclude=MANAGEMENT)
+    text = values.pop("init_text", None)
+    return method_config({**values, **(text_settings(text, tokenizer) if tokenizer is not None else {})}, seed)
 
 
 def attach_adapter(model, recipe, tokenizer=None) -> None:
@@ -147,7 +126,7 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
         for parameter in model.get_parameters():
             parameter.requires_grad = True
         return
-    config = method_config(section, recipe.train.seed, tokenizer)
+    config = recipe_method(section, recipe.train.seed, tokenizer)
     if section.load is not None:
         from adapters.apply import set_adapter
         from adapters.saving import load_adapter
@@ -173,7 +152,7 @@ def check_loaded(model, recipe, config) -> None:
     problems = []
     for key, field in type(section).model_fields.items():
         said = getattr(section, key)
-        if key in NOT_SETTINGS or said == field.get_default(call_default_factory=True):
+        if key in (*MANAGEMENT, "method") or said == field.get_default(call_default_factory=True):
             continue
         found = getattr(loaded, key)
         found = sorted(found) if isinstance(found, (set, tuple)) else found

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
@@ -195,7 +196,8 @@ class Request:
         except InputError:
             return  # loading the recipe says it better
         default = Data.model_fields["max_length"].default
-        virtual = 20 if translation.get("adapter", {}).get("method") in ("prefix", "prompt", "p_tuning") else 0
+        method = named(translation.get("adapter", {}).get("method"))
+        virtual = method().position_offset if method is not None else 0
         if context is not None and context < default + virtual:
             translation.put("data.max_length", max(2, context - virtual))
 

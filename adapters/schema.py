@@ -1,0 +1,209 @@
+"""A setting of a method: its default, its bounds and its meaning in one field; and what follows from these.
+
+Without MindSpore, NumPy and pydantic: a recipe is checked in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from model_zoo.errors import InputError, nearest, shown, similar
+
+LARGEST = 1 << 16
+"""Of ranks, widths and lengths. More is a mistake or worse, and is refused before anything is allocated."""
+TARGETS = ("targets", "exclude", "layers", "modules_to_save")
+BOUNDS = {"ge": " of at least", "gt": " above", "le": " and at most", "lt": " and below"}
+KINDS = {int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"), bool: (bool, "true or false")}
+
+
+def setting(default: Any, description: str, **facts: Any) -> Any:
+    """A field of a method's settings.
+
+    Args:
+        default: its value where nothing is said; None: the method or the model decides.
+        description: what it means, for recipes, docstrings and the JSON schema.
+        facts: ``ge``, ``gt``, ``le``, ``lt``: bounds, of a mapping those of its values; ``choices``: the values that
+            it can have; ``min_length``: of a text; ``check``: value → what is wrong with it, or None;
+            ``recipe=False``: a recipe's adapter section does not have it; ``peft``: its key in PEFT's file, where that
+            is all the difference.
+    """
+    return dataclasses.field(default=default, metadata={"description": description, **facts})
+
+
+def token_ids(tokens: Any) -> str | None:
+    """What keeps this from being None, a list of ids, or {embedding name: list of ids}."""
+    if tokens is None:
+        return None
+    groups = list(tokens.values()) if isinstance(tokens, dict) else [tokens]
+    if isinstance(tokens, dict) and not all(isinstance(name, str) and name for name in tokens):
+        return f"{list(tokens)!r}; names of embeddings were expected"
+    for ids in groups:
+        whole = isinstance(ids, (list, tuple)) and all(type(index) is int and index >= 0 for index in ids)
+        if not whole or not ids:
+            return f"{shown(ids)}; a list of token ids was expected"
+        if len(set(ids)) < len(ids):
+            return f"{sorted({index for index in ids if ids.count(index) > 1})} named twice"
+    return None
+
+
+def expected(kind: type, facts: Mapping[str, Any]) -> str:
+    """What a number or a truth value was expected to be."""
+    return KINDS[kind][1] + "".join(f"{words} {facts[bound]:g}" for bound, words in BOUNDS.items() if bound in facts)
+
+
+def fits(kind: type, facts: Mapping[str, Any], value: Any) -> bool:
+    """Whether a value is of the kind and within the bounds."""
+    if not isinstance(value, KINDS[kind][0]) or (kind is not bool and isinstance(value, bool)):
+        return False
+    return kind is bool or (
+        math.isfinite(value)
+        and facts.get("gt", -math.inf) < value < facts.get("lt", math.inf)
+        and facts.get("ge", -math.inf) <= value <= facts.get("le", math.inf)
+    )
+
+
+def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterator[str]:
+    """What is wrong with a value: its kind, its bounds, the choices. Cells and layers are `adapters.matching`'s."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    mapping = next((kind for kind in kinds if typing.get_origin(kind) is dict), None)
+    if value is None and type(None) in kinds:
+        return
+    if "check" in facts:
+        if (wrong := facts["check"](value)) is not None:
+            yield f"{name}: {wrong}"
+    elif mapping is not None:
+        if not isinstance(value, dict):
+            yield f"{name} is {shown(value)}; {{regular expression: value}} was expected"
+            return
+        for key, entry in value.items():
+            yield from faults(f"{name}[{key!r}]", typing.get_args(mapping)[1], facts, entry)
+    elif "choices" in facts:
+        if value not in facts["choices"]:
+            hint = similar(value, facts["choices"]) if isinstance(value, str) else ""
+            yield f"{name} is {shown(value)}; supported: {', '.join(facts['choices'])}{hint}"
+    elif kinds[0] in KINDS and not fits(kinds[0], facts, value):
+        yield f"{name} is {shown(value)}; {expected(kinds[0], facts)} was expected"
+    elif kinds[0] is str and "min_length" in facts and not (isinstance(value, str) and value):
+        yield f"{name} is {shown(value)}; a text that is not empty was expected"
+
+
+def require(owner: str, name: str, value: Any, hint: Any, **facts: Any) -> None:
+    """Raises InputError unless a single value is of the type and within the bounds (`setting`)."""
+    if problems := list(faults(name, hint, facts, value)):
+        raise InputError.collect(f"{owner}: {problem}" for problem in problems)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Settings:
+    """The settings that all methods share, and what a method says of itself."""
+
+    targets: list[str] | str | None = setting(
+        None,
+        "Cells to adapt: exact names or dotted suffixes (q_proj), globs, re:EXPRESSION, attention, mlp, or "
+        "all-linear. Left out: the family's default. Every entry must match something.",
+    )
+    exclude: list[str] | str | None = setting(None, "Cells to leave out although targets names them; the same forms.")
+    layers: list[int | str] | int | str | None = setting(
+        None, "Decoder layers to adapt, counted from 0: indices and ranges such as [0, 4-7, 20-]. Left out: all."
+    )
+    modules_to_save: list[str] | None = setting(
+        None, "Cells that are trained in full and saved with the adapter, for example lm_head."
+    )
+
+    method: ClassVar[str] = ""
+    variants: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Further names of the method in recipes, each with the settings that it stands for."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """What other systems call it, in lower case."""
+    config: ClassVar[str] = ""
+    """Module and name of the class that does it."""
+    summary: ClassVar[str] = ""
+    """What choosing it means."""
+    peft_type: ClassVar[str | None] = None
+    own_format: ClassVar[bool] = False
+    """Whether PEFT has no such method: its directory layout, with this library's names of the settings in the JSON, and
+    a ``peft_type`` that PEFT does not know, so that it refuses the directory instead of misreading it."""
+    kinds: ClassVar[tuple[str, ...]] = ("linear",)
+    """Of the cells that it fits."""
+    targeted: ClassVar[bool] = True
+    """Whether a user chooses the cells; otherwise the method belongs to the whole model."""
+    unmergeable: ClassVar[str] = ""
+    """Why it can never become part of the weights; empty where it can."""
+
+    def __new__(cls, **settings):
+        """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [key for key in settings if key not in known]
+        if unknown:
+            raise InputError.collect(
+                f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in unknown
+            )
+        return super().__new__(cls)
+
+    @property
+    def virtual_tokens(self) -> int:
+        """How many columns the method puts in front of the input."""
+        return 0
+
+    @property
+    def position_offset(self) -> int:
+        """By how many places it moves the positions of the real tokens."""
+        return 0
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """What the method can be called in a recipe."""
+        return (cls.method, *cls.variants)
+
+    @classmethod
+    def recipe_fields(cls) -> list[dataclasses.Field]:
+        """The fields that a recipe's section has."""
+        fields = [field for field in dataclasses.fields(cls) if field.metadata.get("recipe", True)]
+        return [field for field in fields if cls.targeted or field.name not in TARGETS]
+
+    @classmethod
+    def peft_names(cls) -> dict[str, str]:
+        """{setting: its key in adapter_config.json}, of those that stand there as they are."""
+        fields = [(field.name, field.metadata.get("peft")) for field in dataclasses.fields(cls)]
+        return {name: key or name for name, key in fields if key or cls.own_format}
+
+    @classmethod
+    def hints(cls) -> dict[str, Any]:
+        """{setting: type}."""
+        return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in cls.__dataclass_fields__}
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(setting, what is wrong with it)."""
+        hints = self.hints()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            yield from ((field.name, fault) for fault in faults(field.name, hints[field.name], field.metadata, value))
+            if not self.targeted and field.name in TARGETS and value not in (None, "", [], ()):
+                yield field.name, f"{field.name} has no meaning here; the method belongs to the whole model"
+
+    def validate(self) -> None:
+        """Raises InputError for values that make no sense, before any cell is touched."""
+        if problems := [f"{self.method}: {message}" for _, message in self.problems()]:
+            raise InputError.collect(problems)
+
+
+def described(cls: type[Settings]) -> str:
+    """A docstring's ``Args`` section: every setting with its meaning."""
+    lines = [
+        textwrap.fill(
+            f"{field.name}: {field.metadata.get('description', '')}",
+            108,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+        )
+        for field in dataclasses.fields(cls)
+        if cls.targeted or field.name not in TARGETS
+    ]
+    return "\n".join(["    Args:", *lines, ""])
