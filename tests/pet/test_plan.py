@@ -221,7 +221,7 @@ def test_prints_a_table_and_json(capsys, tmp_path, fixtures):
         ("lama_7b --devices 8 --memory 64GB", "llama_7b"),
         ("llama_7b --devices 8 --memory 64GB --method lorra", "'lorra' is unknown"),
         ("llama_7b --devices 8 --memory 64GB rnak=3", "no setting 'rnak'"),
-        ("llama_7b --devices 8 --memory 64GB --method none rank=3", "has no effect with --method none"),
+        ("llama_7b --devices 8 --memory 64GB --method none rank=3", "has no effect with method none"),
         ("llama_7b --devices 8 --memory 64GB --length 4096", "holds 2048"),
         ("llama_7b --devices 8 --memory 64GB --optimizer adm", "'adm' is unknown"),
         ("llama_7b --devices 8 --memory 64GB --dtype int4", "not a supported"),

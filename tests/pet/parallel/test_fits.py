@@ -3,6 +3,9 @@
 import pytest
 
 from pet.cli.main import main
+from pet.names import find_recipe
+from pet.parallel.fits import check_fits
+from pet.recipe import load
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,12 @@ def test_the_product_must_be_that_of_the_job(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
     assert "2 × 1 × 1 = 2, but 3 processes were started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["prefix", "ptuning2"])
+def test_the_text_that_a_prefix_starts_from_changes_no_layout(method):
+    recipe = load(
+        find_recipe("glm_lora"),
+        ["parallel.tensor=2", "eval.metrics=[loss]", f"adapter={{method: {method}, init_text: Answer briefly}}"],
+    )
+    check_fits(recipe)
