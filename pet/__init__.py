@@ -7,6 +7,7 @@ not import MindSpore; nothing is defined in this file.
 from __future__ import annotations
 
 import model_zoo  # noqa: F401  (it sets what MindSpore reads when it is imported)
+from adapters import settings as _settings
 from pet.lazy import names_of
 
 __version__ = "0.1.0"
@@ -15,14 +16,6 @@ _NAMES = {
     "pet.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "model_zoo.errors": ("InputError",),
     "adapters.method": ("MethodConfig",),
-    "adapters.bitfit": ("BitFitConfig",),
-    "adapters.bottleneck": ("BottleneckConfig",),
-    "adapters.ia3": ("IA3Config",),
-    "adapters.lora": ("LoRAConfig",),
-    "adapters.low_rank_adapter": ("LowRankAdapterConfig",),
-    "adapters.prefix": ("PrefixConfig",),
-    "adapters.prompt": ("PTuningConfig", "PromptConfig"),
-    "adapters.ptuning": ("PTuningV2Config",),
     "adapters.ptuning_file": ("load_ptuning", "save_ptuning"),
     "adapters.matching": ("plan",),
     "adapters.apply": (
@@ -74,6 +67,9 @@ _NAMES = {
     "pet.compat.mindspore_trainer": ("Task", "build_transformer_model", "launch", "register_task"),
     "model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"),
 }
+for _method in _settings.SETTINGS:
+    _module, _name = _method.config.rsplit(".", 1)
+    _NAMES[_module] = (*_NAMES.get(_module, ()), _name)
 
 
 def _check() -> None:

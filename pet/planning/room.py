@@ -61,7 +61,7 @@ def check_room(recipe, prepared) -> None:
     import mindspore as ms
 
     from model_zoo.checkpoint.dtypes import float_name
-    from pet.train.prepare import method_config
+    from pet.train.prepare import recipe_method
 
     if ms.get_context("device_target") != "CPU":
         return
@@ -70,7 +70,7 @@ def check_room(recipe, prepared) -> None:
     length = max(length for _, length in feed.shapes(0)) if known else recipe.data.max_length
     dtype = float_name(next(p.dtype for p in prepared.model.get_parameters() if getattr(p, "adapter", None) is None))
     try:
-        adapter = method_config(recipe.adapter, recipe.train.seed, prepared.tokenizer)
+        adapter = recipe_method(recipe.adapter, recipe.train.seed, prepared.tokenizer)
         needed = step_memory(recipe, config, adapter, length, dtype) * recipe.parallel.processes
     except (
         InputError,

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pet.recipe.classes import OPTIONS
 from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
 from pet.recipe.adapter import MANAGEMENT
+from pet.recipe.classes import OPTIONS
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
