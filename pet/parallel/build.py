@@ -13,25 +13,24 @@ from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
 
 
-def divided_model(recipe, world, tokenizer, attach: Callable | None = None):
-    """This process's part of the recipe's model, with its adapter, or with what ``attach(model)`` puts on it.
+def divided_model(recipe, world, load: Callable, attach: Callable, fresh: bool = False):
+    """This process's part of the recipe's model, with its adapter.
 
     The whole model is built without its weights, which takes no memory, and cut; then the part is read from the files.
     Where the start depends on whole weights (random ones, PiSSA, OLoRA, a prefix that begins as a text, prompts and
     trained rows that begin as rows of the embedding), each process loads the whole first.
 
+    Args:
+        recipe: says the model.
+        world: whose part it is.
+        load: gives the whole model of a recipe.
+        attach: puts the adapter on a model.
+        fresh: whether that adapter is the recipe's own, untrained.
+
     Raises:
-        InputError: as `pet.train.prepare.load_model` and `attach_adapter`; heads or layers that cannot be divided.
+        InputError: as `load` and `attach`; heads or layers that cannot be divided.
     """
-    from pet.train.prepare import attach_adapter, load_model
-
     section, adapter = recipe.model, recipe.adapter
-    fresh = attach is None and getattr(adapter, "load", None) is None
-    if attach is None:
-
-        def attach(model):
-            attach_adapter(model, recipe, tokenizer)
-
     known = fresh and (getattr(adapter, "init", None) in ("pissa", "olora") or getattr(adapter, "init_text", None))
     if not (section.from_scratch or section.config or known):
         directory = find_model(section.path)
@@ -43,7 +42,7 @@ def divided_model(recipe, world, tokenizer, attach: Callable | None = None):
         attach(model)
         if not starts_from_base(model):
             return world.prepare(model, directory)
-    model = load_model(recipe)
+    model = load(recipe)
     attach(model)
     return world.prepare(model)
 

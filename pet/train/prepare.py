@@ -304,13 +304,17 @@ def prepare(recipe, world) -> Prepared:
     train, evaluation = load_data(recipe, tokenizer)
     if train is None:
         raise InputError("data.train: missing; a training run needs a file or a directory of files")
+
+    def attach(model) -> None:
+        attach_adapter(model, recipe, tokenizer)
+
     if world.divides_model:
         from pet.parallel.build import divided_model
 
-        model = divided_model(recipe, world, tokenizer)
+        model = divided_model(recipe, world, load_model, attach, fresh=getattr(recipe.adapter, "load", None) is None)
     else:
         model = load_model(recipe)
-        attach_adapter(model, recipe, tokenizer)
+        attach(model)
         model = world.prepare(model)
     prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)
     make_feeds(recipe, prepared, world)

@@ -386,7 +386,7 @@ def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.Pa
         chosen = recipe.model_copy(deep=True)
         if model is not None:
             chosen.model.path, chosen.model.config, chosen.model.from_scratch = str(model), {}, False
-        return divided_model(chosen, world, None, attach)
+        return divided_model(chosen, world, load_model, attach)
     loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
     attach(loaded)
     return loaded

@@ -1,0 +1,166 @@
+"""Who imports whom, late imports counted: no circle, and every import goes from a higher room to a lower one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("model_zoo", "adapters", "pet")
+
+# From the lowest to the highest. What is named by its file stands in its room, whatever room its directory is.
+ROOMS = {
+    "model_zoo": ("model_zoo",),
+    "adapters": ("adapters",),
+    "names": ("pet/__init__.py", "pet/lazy.py", "pet/installation.py", "pet/files.py", "pet/names.py", "pet/auto.py"),
+    "launching": ("pet/interrupts.py", "pet/launching"),
+    "recipe": ("pet/recipe", "pet/run_directory.py"),
+    "data": ("pet/data",),
+    "models": ("pet/text_generation.py", "pet/export.py", "pet/outline.py"),
+    "train": ("pet/train",),
+    "parallel": ("pet/parallel",),
+    "planning": ("pet/planning", "pet/info.py"),
+    "jobs": ("pet/train/prepare.py", "pet/train/run.py"),
+    "compat": ("pet/compat",),
+    "cli": ("pet/cli", "pet/__main__.py"),
+}
+# Still to be cut.
+KNOWN_CIRCLES = (
+    {"model_zoo.checkpoint.reading", "model_zoo.checkpoint.saving", "model_zoo.configs", "model_zoo.counting"},
+    {"model_zoo.causal_lm", "model_zoo.generation", "model_zoo.generation.generate"},
+    {
+        *("pet.train.prepare", "pet.parallel.fits", "pet.parallel.mesh_context", "pet.parallel.shares"),
+        *("pet.parallel.stages", "pet.parallel.tensor"),
+    },
+    {"pet.info", "pet.planning", "pet.planning.search"},
+)
+KNOWN_IMPORTS = {
+    (module, "pet.train.prepare") for module in ("pet.parallel.fits", "pet.parallel.strategy", "pet.planning.room")
+}
+# Of model_zoo, adapters know these and no family.
+FOR_ADAPTERS = ("layers", "errors", "progress", "atomic", "checkpoint", "engine")
+
+
+def files() -> dict[str, Path]:
+    """{module: its file}; a package is its ``__init__``."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(module: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules that a file imports anywhere in it, in functions too, and the packages that come with them."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*outer, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            while name:
+                # importing a module runs its packages first; a module's own are running already
+                if name in modules and not f"{module}.".startswith(f"{name}."):
+                    yield name
+                name = name.rpartition(".")[0]
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    modules = files()
+    return {module: set(imported(module, path, modules)) for module, path in modules.items()}
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach one another (Tarjan)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in edges[node]:
+            if other not in order:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], order[other])
+        if low[node] == order[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in edges:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def room_of(path: Path) -> str:
+    """The room whose entry names most of a file's path."""
+    name = path.relative_to(ROOT).as_posix()
+    places = {place: room for room, entries in ROOMS.items() for place in entries}
+    fitting = [place for place in places if name == place or name.startswith(f"{place}/")]
+    assert fitting, f"{name} is in no room; give it one in ROOMS"
+    return places[max(fitting, key=len)]
+
+
+def test_the_graph_has_late_and_relative_imports_and_packages():
+    edges = graph()
+    assert "pet.parallel.mesh_context" in edges["pet.train.prepare"], "in a function"
+    assert "pet.data.loader" in edges["pet.data.wrap"], "relative"
+    assert {"pet.recipe", "pet.recipe.classes"} <= edges["pet.train.objectives"], "with its package"
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_no_import_goes_in_a_circle():
+    assert [group for group in circles(graph()) if not any(known.issuperset(group) for known in KNOWN_CIRCLES)] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_lower_ones_only(room):
+    rank = list(ROOMS).index
+    rooms = {module: room_of(path) for module, path in files().items()}
+    wrong = [
+        f"{module} imports {other}, which is in {rooms[other]}"
+        for module, others in graph().items()
+        if rooms[module] == room
+        for other in sorted(others)
+        if rank(rooms[other]) > rank(room) and (module, other) not in KNOWN_IMPORTS
+    ]
+    assert wrong == []
+
+
+def test_adapters_know_no_family():
+    allowed = tuple(f"model_zoo.{name}" for name in FOR_ADAPTERS)
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in graph().items()
+        if module.startswith("adapters")
+        for other in sorted(others)
+        if other.startswith("model_zoo.") and not f"{other}.".startswith(tuple(f"{name}." for name in allowed))
+    ]
+    assert wrong == []
+
+
+def test_the_engine_is_imported_through_its_door():
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in graph().items()
+        if not f"{module}.".startswith("model_zoo.engine.")
+        for other in sorted(others)
+        if other.startswith("model_zoo.engine.")
+    ]
+    assert wrong == []
