@@ -48,6 +48,8 @@ def listen() -> None:
     if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
         return
     heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    if not heard:
+        return
     # wakes the main thread from a read or a sleep, and raises there
     signal.signal(signal.SIGURG, _raise)
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
@@ -61,7 +63,9 @@ def unlisten() -> None:
     if _listener is None:
         return
     thread, _listener = _listener, None
-    signal.pthread_kill(thread.ident, signal.SIGINT)
+    # one that it waits for: a shell has its background commands ignore SIGINT, and nohup SIGHUP
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    signal.pthread_kill(thread.ident, next(number for number in SIGNALS if number in blocked))
     thread.join()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

@@ -14,11 +14,21 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-# Tests without a compiled graph and without processes of their own. What takes longer in them is marked `slow`.
+# Beginnings of the paths of files that neither compile graphs nor start jobs. What takes longer in them is `slow`.
 QUICK = (
-    "pet/recipe",
+    *(f"adapters/test_{name}" for name in ("freeze", "lora_cells", "lora_files", "lora_plan", "small_methods")),
+    *(f"model_zoo/test_{name}" for name in ("checkpoint", "configs", "errors", "presets", "safetensors_io", "saving")),
+    *(f"model_zoo/test_{name}" for name in ("special_files", "tokenizers_call", "tokenizers_files", "tokenizers_ids")),
+    "model_zoo/test_tokenizers_prompts",
+    "pet/cli/test_bad_recipes",
+    "pet/cli/test_commands",
+    *(f"pet/compat/test_{name}" for name in ("ckpt", "mindpet", "modelarts", "names", "other_yaml")),
     "pet/data",
-    "pet/cli/test_bad",
+    *(f"pet/parallel/test_{name}" for name in ("control", "fits", "transform")),
+    "pet/recipe",
+    *(f"pet/test_{name}" for name in ("base_names", "files", "public_names", "readme", "run_directory")),
+    *(f"pet/train/test_{name}" for name in ("checkpoint", "metrics", "prepare", "progress", "report", "schedules")),
+    "recipes/test_corpus",
 )
 
 

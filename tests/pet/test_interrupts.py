@@ -109,3 +109,19 @@ def test_what_nohup_ignores_stays_ignored(start):
     ignored = start(code, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     with ignored as process:
         assert process.stdout.read() == "False\n"
+
+
+@pytest.mark.parametrize("ignored", [("SIGINT",), ("SIGINT", "SIGHUP"), ("SIGINT", "SIGTERM", "SIGHUP")], ids=len)
+def test_a_job_is_launched_where_signals_are_ignored(tmp_path, ignored):
+    """As by a script's `pet launch … &`, and under nohup."""
+    command = [sys.executable, "-m", "pet", "launch", "-n", "1", "--", sys.executable, "-c", "print(7)"]
+
+    def ignore():
+        for name in ignored:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, preexec_fn=ignore, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
