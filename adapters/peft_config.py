@@ -152,8 +152,9 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
         "use_dora": bool(values.get("use_dora", False)),
         "init": init_name(values.get("init_lora_weights", True)),
     }
-    LoRA(**settings).validate()
-    return settings
+    config = LoRA(**settings)
+    config.validate()
+    return vars(config)
 
 
 def ia3_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from adapters.schema import LARGEST, Settings, setting, token_ids
 from model_zoo.errors import InputError, nearest
 
 SEED = "Of what starts random."
-IN_FRONT = "its keys and values stand in front of the attention's own, which no weight can do"
+IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"
 NO_MATRIX = "there is a non-linear function between its projections, so it is no matrix"
 FROM_WEIGHTS = ("pissa", "olora")
 """Starts of LoRA that are computed out of the weights (`adapters.initial`)."""

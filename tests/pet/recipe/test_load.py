@@ -281,7 +281,7 @@ def test_all_problems_in_one_report(write):
         (
             ["output.merged=true", "adapter={method: prefix}"],
             "output.merged",
-            "cannot be merged into the weights: its keys and values stand",
+            "cannot be merged into the weights: it puts keys",
         ),
         (["adapter={method: dora, init: pissa}"], "adapter.init", "'pissa' with use_dora"),
         (["adapter={method: prefix, projection: true, init_text: Hi}"], "adapter.init_text", "no projection"),
