@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from model_zoo.errors import InputError, nearest
+from pet.compat.translation import ANY_LAYOUT, COMPILED
 from pet.installation import tolerate_encodings
 
 log = logging.getLogger("pet")
@@ -23,16 +24,16 @@ WITHOUT_MEANING = {
     "gradient_aggregation_group": "gradients travel as one vector",
     "full_batch": "every process reads its own rows",
     "gradients_mean": "gradients are always those of the mean over the batch",
-    "sink_mode": "a step is one compiled graph in any case",
-    "sink_size": "a step is one compiled graph in any case",
+    "sink_mode": COMPILED.why,
+    "sink_size": COMPILED.why,
     "save_graphs": "MindSpore's own MS_DEV_SAVE_GRAPHS does it",
     "save_graphs_path": "MindSpore's own MS_DEV_SAVE_GRAPHS_PATH does it",
     "max_device_memory": "memory is taken as it is needed",
     "max_call_depth": "the compiler decides for itself",
     "num_workers": "data is read ahead in any case",
-    "auto_trans_ckpt": "checkpoints are whole and open on any layout",
-    "src_strategy": "checkpoints are whole and open on any layout",
-    "strategy_load_checkpoint": "checkpoints are whole and open on any layout",
+    "auto_trans_ckpt": ANY_LAYOUT.why,
+    "src_strategy": ANY_LAYOUT.why,
+    "strategy_load_checkpoint": ANY_LAYOUT.why,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from adapters.schema import require
 from model_zoo.errors import InputError, nearest
+from pet.compat.translation import callback, clip, elsewhere, flag, number
 from pet.recipe.translation import Ignored, Translation
 
 ENVIRONMENTS = {
@@ -22,43 +23,44 @@ ENVIRONMENTS = {
     "bmtrain": "optimizer_shard",
     "hybrid": "hybrid",
 }
+WHOLE = Ignored("checkpoints hold everything that a run goes on with")
 LAUNCHED = Ignored("pet launch says where the processes meet and what they run")
 TABLE = {
-    "epochs": lambda t, n, v: t.put("train.epochs", float(v)),
+    "epochs": number("train.epochs"),
     "batch_size": "train.batch_size",
-    "lr": lambda t, n, v: t.put("train.learning_rate", float(v)),
-    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
-    "warm_up": lambda t, n, v: t.put("train.warmup", v),
+    "lr": number("train.learning_rate"),
+    "weight_decay": number("train.weight_decay"),
+    "warm_up": "train.warmup",
     "gradient_accumulation_steps": "train.accumulation",
-    "clip_grad": lambda t, n, v: t.settings.update({"train.clip_norm": float(v) or None}),
+    "clip_grad": clip,
     "seed": "train.seed",
     "log_interval": "train.log_every",
     "save_interval": "train.save_every",
     "eval_interval": "eval.every_steps",
-    "fp16": lambda t, n, v: t.put("train.precision", "fp16") if v else None,
-    "checkpoint_activations": lambda t, n, v: t.put("train.recompute", True) if v else None,
+    "fp16": flag("train.precision", "fp16"),
+    "checkpoint_activations": flag("train.recompute"),
     "experiment_name": "name",
     "save_dir": "output.dir",
-    "load_dir": lambda t, n, v: None,
-    "num_gpus": lambda t, n, v: None,
-    "model_parallel_size": lambda t, n, v: None,
+    "load_dir": elsewhere,
+    "num_gpus": elsewhere,
+    "model_parallel_size": elsewhere,
     "pytorch_device": Ignored("the device of this machine is used"),
-    "num_nodes": lambda t, n, v: None,
+    "num_nodes": elsewhere,
     "master_ip": LAUNCHED,
     "master_port": LAUNCHED,
-    "hostfile": lambda t, n, v: None,
+    "hostfile": elsewhere,
     "training_script": LAUNCHED,
     "training_paras": LAUNCHED,
     "deepspeed_config": Ignored("optimizer_shard divides the optimizer's state"),
     "deepspeed_activation_checkpointing": Ignored("checkpoint_activations says it"),
     "num_checkpoints": Ignored("layers are recomputed as a whole or not at all"),
-    "tensorboard": lambda t, n, v: t.put("callbacks", [{"name": "tensorboard"}]) if v else None,
+    "tensorboard": callback("tensorboard"),
     "tensorboard_dir": Ignored("it is below the run directory"),
-    "save_optim": Ignored("checkpoints hold everything that a run goes on with"),
-    "save_rng": Ignored("checkpoints hold everything that a run goes on with"),
-    "load_type": Ignored("checkpoints hold everything that a run goes on with"),
-    "load_optim": Ignored("checkpoints hold everything that a run goes on with"),
-    "not_call_launch": lambda t, n, v: None,
+    "save_optim": WHOLE,
+    "save_rng": WHOLE,
+    "load_type": WHOLE,
+    "load_optim": WHOLE,
+    "not_call_launch": elsewhere,
     "local_rank": Ignored("the environment says it"),
 }
 # FlagAI's own defaults, where ours are others
@@ -134,9 +136,7 @@ class Trainer:
         Raises:
             InputError: what cannot be served, or data of another form.
         """
-        from pet.compat.objects import Objects, run
-        from pet.compat.results import bring_checkpoint
-        from pet.recipe.loading import from_dict
+        from pet.compat.objects import Objects, recipe_beside_objects, run
 
         for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
             if value is not None:
@@ -147,16 +147,10 @@ class Trainer:
             raise InputError("Trainer.train: train_dataset is missing")
         t = self._translation()
         rhythm = t.settings.pop("eval.every_steps", None)
-        t.put("model.path", ".")
-        t.put("adapter", {"method": "none"})
         t.put("eval.metrics", ["loss", "perplexity", "accuracy"])
         if "output.dir" not in t.settings:
             t.put("output.dir", os.path.join("checkpoints", str(t.get("name", "experiment"))))
-        recipe = from_dict({}, t.settings, name="flagai", check_files=False)
-        recipe.output.force = True
-        if self.settings.get("load_dir"):
-            bring_checkpoint(self.settings["load_dir"], recipe.output.dir)
-            recipe.train.resume, recipe.output.force = True, False
+        recipe = recipe_beside_objects(t, "flagai", self.settings.get("load_dir"))
         own = type(self).forward_step is not Trainer.forward_step
 
         def forward(data, model):

@@ -22,7 +22,9 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read
+from pet.compat.translation import COMPILED
 from pet.recipe.translation import Ignored, Translation
+from pet.train.callbacks import Callback
 
 log = logging.getLogger("pet")
 
@@ -54,7 +56,7 @@ IGNORED = {
     "allreduce_post_accumulation": Ignored("gradients are summed over processes once per step in any case"),
     "data_workers": Ignored("data is read ahead in any case"),
     "tag": Ignored("name the output directory"),
-    "run_mode": Ignored("a step is one compiled graph in any case"),
+    "run_mode": COMPILED,
     "device_num": Ignored("pet launch -n says it"),
     "device_id": Ignored("pet launch --devices says it"),
     "task_dir": None,
@@ -251,7 +253,7 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     return result
 
 
-class Main:
+class Main(Callback):
     """Lets the task's evaluation function decide which checkpoint is the best."""
 
     def __init__(self, function: Callable | None):
@@ -267,25 +269,12 @@ class Main:
         # the trainer has just judged by the loss
         trainer.best.step, trainer.best.value = self.best_step, self.best
 
-    def start(self, trainer) -> None:
-        """Before the first step."""
-
-    def step(self, trainer, record) -> None:
-        """After a step."""
-
-    def save(self, trainer, path) -> None:
-        """After a checkpoint."""
-
-    def end(self, trainer, summary) -> None:
-        """After the run."""
-
 
 def make_recipe(args: argparse.Namespace, task: Task):
     """The recipe of a task's arguments."""
-    from pet.compat.results import bring_checkpoint
+    from pet.compat.objects import recipe_beside_objects
     from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice
     from pet.launching.environment import read_job
-    from pet.recipe.loading import from_dict
 
     t = Translation("launch")
     for name, rule in IGNORED.items():
@@ -297,8 +286,6 @@ def make_recipe(args: argparse.Namespace, task: Task):
     if args.distribute and copies == 1:
         t.refuse("--distribute", "this is a single process; start it by pet launch -n N -- python TASK.py …")
     for key, value in {
-        "model.path": ".",
-        "adapter.method": "none",
         "output.dir": args.output_dir,
         "train.learning_rate": args.learning_rate,
         "train.batch_size": args.train_batch_size * copies,
@@ -324,9 +311,4 @@ def make_recipe(args: argparse.Namespace, task: Task):
     for key, value in (task.get_opt_fn(args) or {}).items():
         t.put(f"train.{key}", value)
     t.finish()
-    recipe = from_dict({}, t.settings, name="task", check_files=False)
-    recipe.output.force = args.load_checkpoint_path is None
-    if args.load_checkpoint_path and args.do_train:
-        bring_checkpoint(args.load_checkpoint_path, recipe.output.dir)
-        recipe.train.resume = True
-    return recipe
+    return recipe_beside_objects(t, "task", args.load_checkpoint_path if args.do_train else None)

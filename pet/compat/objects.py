@@ -33,6 +33,29 @@ class Objects:
     forward_step: Callable | None = None
 
 
+def recipe_beside_objects(translation, name: str, resumed: str | Path | None = None):
+    """The recipe of settings beside a model that is an object, with whatever adapter it has. A run lying in its output
+    directory is written over, as with other systems' scripts.
+
+    Args:
+        translation: the settings.
+        name: of the recipe.
+        resumed: a run or checkpoint directory to go on from.
+
+    Raises:
+        InputError: wrong settings, or no checkpoint there.
+    """
+    from pet.compat.results import bring_checkpoint
+    from pet.recipe.loading import from_dict
+
+    settings = {"model.path": ".", "adapter.method": "none", **translation.settings}
+    recipe = from_dict({}, settings, name=name, check_files=False)
+    recipe.train.resume, recipe.output.force = bool(resumed), not resumed
+    if resumed:
+        bring_checkpoint(resumed, recipe.output.dir)
+    return recipe
+
+
 def make_feed(data, recipe, model, tokenizer, world, objects: Objects, train: bool = True):
     """A feed of whatever form the data has.
 

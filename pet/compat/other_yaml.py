@@ -5,15 +5,15 @@ A key that a file leaves out has that system's default, not ours: what it says i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from pet.compat.mindformers.training_arguments import STEPS_WIN
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice, elsewhere, first_of, flag, number
 from pet.recipe.translation import Ignored, Refused, Translation
 
 SPEED = Ignored("it changes speed or memory, not the result")
@@ -21,10 +21,6 @@ LOGS = Ignored("metrics.jsonl and loss.png are written in any case")
 QUANTISED = Refused("weights are not quantised here", harmless=(None, False, 0, "none"))
 MODEL = Ignored("the checkpoint's own files say it")
 HOME = Ignored("tokenised data is kept in data.cache_dir")
-
-
-def _float(key: str):
-    return lambda t, n, v: t.put(key, float(v))
 
 
 def _targets(t: Translation, name: str, value: Any) -> None:
@@ -51,25 +47,25 @@ LLAMA_FACTORY = {
     "finetuning_type": Refused("lora and full are supported", harmless=(None, "lora", "full")),
     "lora_target": _targets,
     "lora_rank": "adapter.rank",
-    "lora_alpha": _float("adapter.alpha"),
-    "lora_dropout": _float("adapter.dropout"),
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
     "additional_target": lambda t, n, v: t.put("adapter.modules_to_save", v.split(",") if isinstance(v, str) else v),
     "use_rslora": "adapter.use_rslora",
-    "use_dora": lambda t, n, v: t.put("adapter.method", "dora") if v else None,
-    "pissa_init": lambda t, n, v: t.put("adapter.init", "pissa") if v else None,
-    "loraplus_lr_ratio": _float("train.lora_plus_ratio"),
-    "dataset": lambda t, n, v: None,
-    "eval_dataset": lambda t, n, v: None,
-    "dataset_dir": lambda t, n, v: None,
+    "use_dora": flag("adapter.method", "dora"),
+    "pissa_init": flag("adapter.init", "pissa"),
+    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
+    "dataset": elsewhere,
+    "eval_dataset": elsewhere,
+    "dataset_dir": elsewhere,
     "template": _template,
     "default_system": "data.system",
     "cutoff_len": "data.max_length",
     "max_samples": "data.max_samples",
     "val_size": lambda t, n, v: t.put("data.eval_fraction", float(v)) if v < 1 else t.refuse(n, "a share below 1"),
     "packing": lambda t, n, v: t.put("data.packing", "pack" if v else "longest"),
-    "neat_packing": lambda t, n, v: t.put("data.packing", "pack") if v else None,
-    "train_on_prompt": lambda t, n, v: t.put("data.train_on", "all") if v else None,
-    "mask_history": lambda t, n, v: t.put("data.train_on", "last") if v else None,
+    "neat_packing": flag("data.packing", "pack"),
+    "train_on_prompt": flag("data.train_on", "all"),
+    "mask_history": flag("data.train_on", "last"),
     "streaming": "data.streaming",
     "preprocessing_num_workers": "data.workers",
     "overwrite_cache": HOME,
@@ -77,7 +73,7 @@ LLAMA_FACTORY = {
     "flash_attn": SPEED,
     "use_unsloth": SPEED,
     "enable_liger_kernel": SPEED,
-    "pure_bf16": lambda t, n, v: t.put("train.precision", "bf16") if v else None,
+    "pure_bf16": flag("train.precision", "bf16"),
     "quantization_bit": QUANTISED,
     "quantization_method": Ignored("quantization_bit is off"),
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
@@ -99,20 +95,16 @@ LLAMA_FACTORY_DEFAULTS = {
 
 def llama_factory(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
-    t = Translation(file.name)
+    t = Translation.of_file(file)
     full = values.get("finetuning_type") == "full"
-    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update(LLAMA_FACTORY_DEFAULTS)
     if not full:
         t.put("adapter.targets", ["all-linear"])
         t.put("adapter.alpha", 2.0 * values.get("lora_rank", 8))
-    given = dict(values)
-    if values.get("warmup_steps"):
-        given.pop("warmup_ratio", None)
+    given = first_of(values, *STEPS_WIN)
     if (values.get("max_steps") or -1) > 0:
         t.settings.pop("train.epochs")
-        given.pop("num_train_epochs", None)
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     t.apply(given, LLAMA_FACTORY)
@@ -184,15 +176,15 @@ AXOLOTL = {
     "adapter": Refused("lora is supported; weights are not quantised", harmless=(None, "", "lora")),
     "lora_model_dir": "adapter.load",
     "lora_r": "adapter.rank",
-    "lora_alpha": _float("adapter.alpha"),
-    "lora_dropout": _float("adapter.dropout"),
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
     "lora_target_modules": _targets,
-    "lora_target_linear": lambda t, n, v: t.put("adapter.targets", ["all-linear"]) if v else None,
+    "lora_target_linear": flag("adapter.targets", ["all-linear"]),
     "lora_modules_to_save": "adapter.modules_to_save",
     "lora_fan_in_fan_out": MODEL,
-    "peft_use_dora": lambda t, n, v: t.put("adapter.method", "dora") if v else None,
+    "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
-    "loraplus_lr_ratio": _float("train.lora_plus_ratio"),
+    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
     "load_in_8bit": QUANTISED,
     "load_in_4bit": QUANTISED,
     "datasets": _axolotl_data,
@@ -203,26 +195,26 @@ AXOLOTL = {
     "sample_packing": lambda t, n, v: t.put("data.packing", "pack" if v else "longest"),
     "eval_sample_packing": SPEED,
     "pad_to_sequence_len": SPEED,
-    "group_by_length": lambda t, n, v: t.put("data.packing", "buckets") if v else None,
-    "train_on_inputs": lambda t, n, v: t.put("data.train_on", "all") if v else None,
+    "group_by_length": flag("data.packing", "buckets"),
+    "train_on_inputs": flag("data.train_on", "all"),
     "micro_batch_size": "train.batch_size",
     "eval_batch_size": "eval.batch_size",
     "gradient_accumulation_steps": "train.accumulation",
-    "num_epochs": _float("train.epochs"),
+    "num_epochs": number("train.epochs"),
     "max_steps": "train.steps",
     "optimizer": choice("train.optimizer", {**OPTIMIZERS, "paged_adamw_8bit": "adamw", "adamw_apex_fused": "adamw"}),
     "lr_scheduler": choice("train.schedule", SCHEDULES),
-    "learning_rate": _float("train.learning_rate"),
+    "learning_rate": number("train.learning_rate"),
     "warmup_steps": "train.warmup",
-    "warmup_ratio": _float("train.warmup"),
-    "weight_decay": _float("train.weight_decay"),
-    "max_grad_norm": _float("train.clip_norm"),
-    "neftune_noise_alpha": _float("train.neftune_alpha"),
+    "warmup_ratio": number("train.warmup"),
+    "weight_decay": number("train.weight_decay"),
+    "max_grad_norm": number("train.clip_norm"),
+    "neftune_noise_alpha": number("train.neftune_alpha"),
     "seed": "train.seed",
     "bf16": lambda t, n, v: t.put("train.precision", "bf16") if v is True else None,
     "fp16": lambda t, n, v: t.put("train.precision", "fp16") if v is True else None,
     "tf32": SPEED,
-    "gradient_checkpointing": lambda t, n, v: t.put("train.recompute", True) if v else None,
+    "gradient_checkpointing": flag("train.recompute"),
     "gradient_checkpointing_kwargs": SPEED,
     "output_dir": "output.dir",
     "logging_steps": "train.log_every",
@@ -239,8 +231,8 @@ AXOLOTL = {
     "local_rank": SPEED,
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    "resume_from_checkpoint": lambda t, n, v: t.put("train.resume", True) if v else None,
-    "auto_resume_from_checkpoints": lambda t, n, v: t.put("train.resume", True) if v else None,
+    "resume_from_checkpoint": flag("train.resume"),
+    "auto_resume_from_checkpoints": flag("train.resume"),
     "debug": LOGS,
     "deepspeed": Refused("see parallel.shard_optimizer"),
     "fsdp": Refused("see parallel.shard_optimizer", harmless=(None, [], "")),
@@ -259,18 +251,14 @@ AXOLOTL_DEFAULTS = {
 
 def axolotl(values: dict[str, Any], file: Path) -> Translation:
     """An axolotl file's settings."""
-    t = Translation(file.name)
-    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+    t = Translation.of_file(file)
     t.put("adapter.method", "lora" if values.get("adapter") else "none")
     t.settings.update(AXOLOTL_DEFAULTS)
-    given = dict(values)
+    given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"))
     if not values.get("adapter"):
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
-        given.pop("num_epochs", None)
-    if values.get("eval_steps"):
-        given.pop("evals_per_epoch", None)
     t.apply(given, AXOLOTL)
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
         for key in ("eval.every_steps", "eval.every_epochs"):

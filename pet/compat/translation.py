@@ -7,7 +7,10 @@ from typing import Any
 
 from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
-from pet.recipe.translation import Translation
+from pet.recipe.translation import Ignored, Translation
+
+COMPILED = Ignored("a step is one compiled graph in any case")
+ANY_LAYOUT = Ignored("checkpoints are whole and open on any layout")
 
 
 def method_of(name: str | None) -> str:
@@ -72,6 +75,36 @@ def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, An
         translation.put(key, known[word])
 
     return rule
+
+
+def number(key: str, kind: type = float) -> Callable[[Translation, str, Any], None]:
+    """A rule that puts a number, whatever a file has written it as."""
+    return lambda translation, name, value: translation.put(key, kind(value))
+
+
+def positive(key: str, kind: type = int) -> Callable[[Translation, str, Any], None]:
+    """A rule for a number whose -1 or 0 means that it is not used."""
+    return lambda translation, name, value: translation.put(key, kind(value) if value > 0 else None)
+
+
+def flag(key: str, on: Any = True) -> Callable[[Translation, str, Any], None]:
+    """A rule for a switch: on puts the value, off leaves the recipe alone."""
+    return lambda translation, name, value: translation.put(key, on if value else None)
+
+
+def callback(name: str) -> Callable[[Translation, str, Any], None]:
+    """A rule for a switch that adds a callback."""
+    return lambda translation, _, value: translation.add_callback({"name": name}) if value else None
+
+
+def elsewhere(translation: Translation, name: str, value: Any) -> None:
+    """A rule for a setting that is read beside the table."""
+
+
+def first_of(given: Mapping[str, Any], *pairs: tuple[str, str]) -> dict[str, Any]:
+    """The settings without those that others overrule, ``(stronger, weaker)``; a 0 or -1 is not given."""
+    overruled = {weaker for stronger, weaker in pairs if given.get(stronger) not in (None, 0, -1)}
+    return {name: value for name, value in given.items() if name not in overruled}
 
 
 def both_betas(index: int) -> Callable[[Translation, str, Any], None]:

@@ -24,7 +24,7 @@ def _checkpoint(t: Translation, given: dict[str, Any]) -> None:
 
 
 def _profile(t: Translation, given: dict[str, Any]) -> None:
-    t.put("callbacks", [*t.get("callbacks", []), {"name": "profiler"}])
+    t.add_callback({"name": "profiler"})
 
 
 def _nothing(t: Translation, given: dict[str, Any]) -> None:
@@ -64,8 +64,7 @@ def translate_callbacks(t: Translation, entries: list, values: Mapping[str, Any]
             t.ignore(f"callbacks.{name}", f"{', '.join(sorted(left))}: {why}")
     url = values.get("remote_save_url")
     if url:
-        entry = {"name": UPLOAD, "args": {"url": str(url), **(upload or {})}}
-        t.put("callbacks", [*t.get("callbacks", []), entry])
+        t.add_callback({"name": UPLOAD, "args": {"url": str(url), **(upload or {})}})
     elif upload is not None:
         t.ignore("callbacks.ObsMonitor", "there is no remote_save_url to upload to")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
@@ -51,6 +53,13 @@ class Translation:
         self.ignored: dict[str, str] = {}
         self.problems: list[str] = []
 
+    @classmethod
+    def of_file(cls, file: Path) -> Translation:
+        """Of a job file, whose name is the recipe's."""
+        translation = cls(file.name)
+        translation.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+        return translation
+
     def put(self, key: str, value: Any) -> None:
         """Sets a key of the recipe; None leaves it as it is."""
         if value is not None:
@@ -59,6 +68,10 @@ class Translation:
     def get(self, key: str, default: Any = None) -> Any:
         """What was set for a key."""
         return self.settings.get(key, default)
+
+    def add_callback(self, entry: dict[str, Any]) -> None:
+        """Adds an entry to the recipe's ``callbacks``."""
+        self.put("callbacks", [*self.get("callbacks", []), entry])
 
     def ignore(self, name: str, why: str) -> None:
         """Notes a setting that has no meaning here."""

@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, both_betas, choice, clip
+from pet.compat.translation import (
+    COMPILED,
+    OPTIMIZERS,
+    SCHEDULES,
+    both_betas,
+    callback,
+    choice,
+    clip,
+    elsewhere,
+    first_of,
+    flag,
+    number,
+    positive,
+)
 from pet.recipe.translation import Ignored, Refused, Translation
-
-SINK = Ignored("a step is one compiled graph in any case")
-
-
-def _flag(key: str, value: Any = True):
-    """A rule for a switch: on puts the value, off leaves the recipe alone."""
-
-    def rule(translation: Translation, name: str, given: Any) -> None:
-        if given:
-            translation.put(key, value)
-
-    return rule
 
 
 def _strategy(translation: Translation, name: str, value: Any) -> None:
@@ -36,45 +37,20 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 
 
-def _eval_interval(key: str, number: type):
-    """MindFormers' intervals: -1 is never."""
-
-    def rule(translation: Translation, name: str, value: Any) -> None:
-        if value is not None and value > 0:
-            translation.put(key, number(value))
-
-    return rule
-
-
-def _profile(translation: Translation, name: str, value: Any) -> None:
-    if value:
-        translation.put("callbacks", [*translation.get("callbacks", []), {"name": "profiler"}])
-
-
-def _steps(translation: Translation, name: str, value: Any) -> None:
-    if value > 0:  # Hugging Face's -1: by epochs
-        translation.put("train.steps", value)
-
-
-def _resume(translation: Translation, name: str, value: Any) -> None:
-    if value:
-        translation.put("train.resume", True)
-
-
 TABLE = {
     "output_dir": "output.dir",
-    "num_train_epochs": lambda t, n, v: t.put("train.epochs", float(v)),
-    "max_steps": _steps,
+    "num_train_epochs": number("train.epochs"),
+    "max_steps": positive("train.steps"),
     "batch_size": "train.batch_size",
     "per_device_train_batch_size": "train.batch_size",
     "per_device_eval_batch_size": "eval.batch_size",
     "eval_batch_size": "eval.batch_size",
     "gradient_accumulation_steps": "train.accumulation",
-    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
-    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
+    "learning_rate": number("train.learning_rate"),
+    "weight_decay": number("train.weight_decay"),
     "adam_beta1": both_betas(0),
     "adam_beta2": both_betas(1),
-    "adam_epsilon": lambda t, n, v: t.put("train.eps", float(v)),
+    "adam_epsilon": number("train.eps"),
     "max_grad_norm": clip,
     "warmup_steps": "train.warmup",
     "warmup_ratio": "train.warmup",
@@ -93,31 +69,31 @@ TABLE = {
     "eval_strategy": _strategy,
     "evaluation_strategy": _strategy,
     "eval_steps": "eval.every_steps",
-    "eval_step_interval": _eval_interval("eval.every_steps", int),
-    "eval_epoch_interval": _eval_interval("eval.every_epochs", float),
+    "eval_step_interval": positive("eval.every_steps"),
+    "eval_epoch_interval": positive("eval.every_epochs", float),
     "metric_for_best_model": lambda t, n, v: t.put("eval.best_metric", str(v).removeprefix("eval_")),
     "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if v else "min"),
-    "resume_from_checkpoint": _resume,
-    "resume_training": _resume,
-    "overwrite_output_dir": _flag("output.force"),
-    "fp16": _flag("train.precision", "fp16"),
-    "bf16": _flag("train.precision", "bf16"),
-    "gradient_checkpointing": _flag("train.recompute"),
-    "recompute": _flag("train.recompute"),
-    "neftune_noise_alpha": lambda t, n, v: t.put("train.neftune_alpha", float(v)),
+    "resume_from_checkpoint": flag("train.resume"),
+    "resume_training": flag("train.resume"),
+    "overwrite_output_dir": flag("output.force"),
+    "fp16": flag("train.precision", "fp16"),
+    "bf16": flag("train.precision", "bf16"),
+    "gradient_checkpointing": flag("train.recompute"),
+    "recompute": flag("train.recompute"),
+    "neftune_noise_alpha": number("train.neftune_alpha"),
     "max_length": "data.max_length",
     "seq_length": "data.max_length",
-    "profile": _profile,
-    "only_save_strategy": _flag("output.only_save_strategy"),
-    "group_by_length": _flag("data.packing", "buckets"),
+    "profile": callback("profiler"),
+    "only_save_strategy": flag("output.only_save_strategy"),
+    "group_by_length": flag("data.packing", "buckets"),
     # read by the trainer itself
-    "do_eval": lambda t, n, v: None,
+    "do_eval": elsewhere,
     "do_train": Ignored("train() and finetune() say it"),
     "do_predict": Ignored("predict() says it"),
-    "use_parallel": lambda t, n, v: None,
-    "load_checkpoint": lambda t, n, v: None,
-    "sink_mode": SINK,
-    "sink_size": SINK,
+    "use_parallel": elsewhere,
+    "load_checkpoint": elsewhere,
+    "sink_mode": COMPILED,
+    "sink_size": COMPILED,
     "dataloader_num_workers": "data.workers",
     "dataloader_drop_last": Ignored("rows that fill no batch come with the next epoch's"),
     "logging_dir": Ignored("callbacks: [tensorboard] writes below the run directory"),
@@ -132,6 +108,9 @@ TABLE = {
     "push_to_hub": Refused("nothing is uploaded; see remote_save_url"),
     "hub_model_id": Refused("nothing is uploaded; see remote_save_url"),
 }
+
+STEPS_WIN = (("warmup_steps", "warmup_ratio"), ("max_steps", "num_train_epochs"))
+"""As with Hugging Face."""
 
 
 class TrainingArguments:
@@ -173,11 +152,7 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1, translation: 
         translation: is added to.
     """
     translation = translation or Translation("TrainingArguments")
-    given = dict(given)
-    if given.get("warmup_steps"):
-        given.pop("warmup_ratio", None)  # Hugging Face: steps win
-    if (given.get("max_steps") or 0) > 0:
-        given.pop("num_train_epochs", None)
+    given = first_of(given, *STEPS_WIN)
     if str(given.get("save_strategy", "")).lower() == "no":
         given.pop("save_steps", None)
     translation.apply(given, TABLE)

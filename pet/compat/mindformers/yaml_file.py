@@ -12,7 +12,21 @@ from model_zoo.errors import InputError
 from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, choice, clip, method_of
+from pet.compat.translation import (
+    ANY_LAYOUT,
+    COMPILED,
+    OPTIMIZERS,
+    SCHEDULES,
+    both_betas,
+    callback,
+    choice,
+    clip,
+    elsewhere,
+    flag,
+    method_of,
+    number,
+    positive,
+)
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import Ignored, Refused, Translation
 
@@ -35,14 +49,14 @@ ACCELERATOR = Ignored("nothing of it changes the results")
 TOP = {
     "output_dir": "output.dir",
     "seed": "train.seed",
-    "do_eval": lambda t, n, v: None,
-    "eval_step_interval": lambda t, n, v: t.put("eval.every_steps", v if v > 0 else None),
-    "eval_epoch_interval": lambda t, n, v: t.put("eval.every_epochs", float(v) if v > 0 else None),
-    "resume_training": lambda t, n, v: t.put("train.resume", True if v else None),
-    "only_save_strategy": lambda t, n, v: t.put("output.only_save_strategy", True if v else None),
-    "src_strategy_path_or_dir": Ignored("checkpoints are whole and open on any layout"),
-    "auto_trans_ckpt": Ignored("checkpoints are whole and open on any layout"),
-    "transform_process_num": Ignored("checkpoints are whole and open on any layout"),
+    "do_eval": elsewhere,
+    "eval_step_interval": positive("eval.every_steps"),
+    "eval_epoch_interval": positive("eval.every_epochs", float),
+    "resume_training": flag("train.resume"),
+    "only_save_strategy": flag("output.only_save_strategy"),
+    "src_strategy_path_or_dir": ANY_LAYOUT,
+    "auto_trans_ckpt": ANY_LAYOUT,
+    "transform_process_num": ANY_LAYOUT,
     "load_ckpt_format": Ignored("the file itself says it"),
     "context": ACCELERATOR,
     "parallel": ACCELERATOR,
@@ -51,7 +65,7 @@ TOP = {
     "auto_tune": ACCELERATOR,
     "filepath_prefix": ACCELERATOR,
     "autotune_per_step": ACCELERATOR,
-    "profile": lambda t, n, v: t.put("callbacks", [*t.get("callbacks", []), {"name": "profiler"}]) if v else None,
+    "profile": callback("profiler"),
     **{
         name: Ignored("the profiler callback has steps of its own")
         for name in (
@@ -71,34 +85,26 @@ TOP = {
     "layer_decay": Ignored("layer_scale is off"),
 }
 RUNNER = {
-    "epochs": lambda t, n, v: t.put("train.epochs", float(v)),
+    "epochs": number("train.epochs"),
     "batch_size": "train.batch_size",
     "gradient_accumulation_steps": "train.accumulation",
-    "sink_mode": Ignored("a step is one compiled graph in any case"),
-    "sink_size": Ignored("a step is one compiled graph in any case"),
-    "sink_per_epoch": Ignored("a step is one compiled graph in any case"),
+    "sink_mode": COMPILED,
+    "sink_size": COMPILED,
+    "sink_per_epoch": COMPILED,
     "num_classes": ACCELERATOR,
     "image_size": ACCELERATOR,
 }
-
-
-def _betas(index: int):
-    def rule(t: Translation, name: str, value: Any) -> None:
-        betas = t.get("train.betas", [0.9, 0.999])
-        t.put("train.betas", [float(value) if place == index else old for place, old in enumerate(betas)])
-
-    return rule
 
 
 OPTIMIZER_NAMES = {**OPTIMIZERS, "fp32stateadamweightdecay": "adamw", "adamw": "adamw", "pmaadamw": "adamw"}
 OPTIMIZER = {
     "type": choice("train.optimizer", OPTIMIZER_NAMES),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
-    "beta1": _betas(0),
-    "beta2": _betas(1),
-    "eps": lambda t, n, v: t.put("train.eps", float(v)),
-    "weight_decay": lambda t, n, v: t.put("train.weight_decay", float(v)),
-    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
+    "beta1": both_betas(0),
+    "beta2": both_betas(1),
+    "eps": number("train.eps"),
+    "weight_decay": number("train.weight_decay"),
+    "learning_rate": number("train.learning_rate"),
 }
 
 
@@ -110,9 +116,9 @@ def _final(t: Translation, name: str, value: Any) -> None:
 
 SCHEDULE = {
     "type": choice("train.schedule", SCHEDULES),
-    "learning_rate": lambda t, n, v: t.put("train.learning_rate", float(v)),
-    "warmup_steps": lambda t, n, v: t.put("train.warmup", v),
-    "warmup_ratio": lambda t, n, v: t.put("train.warmup", float(v)),
+    "learning_rate": number("train.learning_rate"),
+    "warmup_steps": "train.warmup",
+    "warmup_ratio": number("train.warmup"),
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
     "lr_end": _final,
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
@@ -120,10 +126,10 @@ SCHEDULE = {
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
 }
 PET = {
-    "pet_type": lambda t, n, v: None,
+    "pet_type": elsewhere,
     "lora_rank": "adapter.rank",
-    "lora_alpha": lambda t, n, v: t.put("adapter.alpha", float(v)),
-    "lora_dropout": lambda t, n, v: t.put("adapter.dropout", float(v)),
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
     "target_modules": lambda t, n, v: t.put("adapter.targets", targets_of(t, v)),
     "prefix_seq_len": "adapter.length",
     "pre_seq_len": "adapter.length",
@@ -157,8 +163,7 @@ def targets_of(translation: Translation, expression: Any) -> list[str] | None:
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A MindFormers file's settings."""
-    t = Translation(file.name)
-    t.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
+    t = Translation.of_file(file)
     sections = {
         name: values[name] for name in values if isinstance(values[name], Mapping) or name in ("callbacks", "run_mode")
     }
