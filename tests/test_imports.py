@@ -32,15 +32,7 @@ ROOMS = {
 KNOWN_CIRCLES = (
     {"model_zoo.checkpoint.reading", "model_zoo.checkpoint.saving", "model_zoo.configs", "model_zoo.counting"},
     {"model_zoo.causal_lm", "model_zoo.generation", "model_zoo.generation.generate"},
-    {
-        *("pet.train.prepare", "pet.parallel.fits", "pet.parallel.mesh_context", "pet.parallel.shares"),
-        *("pet.parallel.stages", "pet.parallel.tensor"),
-    },
-    {"pet.info", "pet.planning", "pet.planning.search"},
 )
-KNOWN_IMPORTS = {
-    (module, "pet.train.prepare") for module in ("pet.parallel.fits", "pet.parallel.strategy", "pet.planning.room")
-}
 # Of model_zoo, adapters know these and no family.
 FOR_ADAPTERS = ("layers", "errors", "progress", "atomic", "checkpoint", "engine")
 
@@ -138,7 +130,7 @@ def test_rooms_import_lower_ones_only(room):
         for module, others in graph().items()
         if rooms[module] == room
         for other in sorted(others)
-        if rank(rooms[other]) > rank(room) and (module, other) not in KNOWN_IMPORTS
+        if rank(rooms[other]) > rank(room)
     ]
     assert wrong == []
 

@@ -12,7 +12,7 @@ from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
 from pet.parallel import collectives
-from pet.parallel.fits import check_optimizer
+from pet.parallel.checks import check_optimizer
 from pet.parallel.join import join
 from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh

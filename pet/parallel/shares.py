@@ -19,7 +19,7 @@ from adapters.replacement import wanted
 from model_zoo.counting import stored_transposed, tied_head
 from model_zoo.errors import InputError
 from pet.outline import Outline
-from pet.parallel.fits import check_divisible
+from pet.parallel.checks import check_divisible
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
 from pet.parallel.stages import TIED, balance
 from pet.parallel.tensor import PREFIX_AXES, acts_on_sum, axes_of

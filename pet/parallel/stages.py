@@ -16,7 +16,7 @@ from mindspore import nn, ops
 from adapters.registry import registry
 from model_zoo.errors import InputError
 from model_zoo.layers import Embedding, LayerNorm, RMSNorm
-from pet.parallel.fits import check_stages
+from pet.parallel.checks import check_stages
 from pet.parallel.mesh import Mesh
 from pet.parallel.split import mark
 

@@ -274,7 +274,7 @@ def recipe_strategies(recipe, directory: str | Path, config: Mapping[str, Any] |
     from pet.names import model_config
     from pet.outline import Outline
     from pet.parallel.shares import shares
-    from pet.train.prepare import recipe_method
+    from pet.recipe.adapter import recipe_method
 
     layout = recipe.parallel
     outline = Outline({**model_config(recipe.model.path), **recipe.model.config} if config is None else dict(config))

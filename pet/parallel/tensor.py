@@ -35,8 +35,8 @@ from adapters.registry import registry
 from adapters.sites import select_rows
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D
+from pet.parallel.checks import check_divisible
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
-from pet.parallel.fits import check_divisible
 from pet.parallel.split import PARTIAL, SPLIT, Division, mark
 
 ADAPTER_AXES: dict[str, tuple[str, ...]] = {

@@ -61,7 +61,7 @@ def check_room(recipe, prepared) -> None:
     import mindspore as ms
 
     from model_zoo.checkpoint.dtypes import float_name
-    from pet.train.prepare import recipe_method
+    from pet.recipe.adapter import recipe_method
 
     if ms.get_context("device_target") != "CPU":
         return

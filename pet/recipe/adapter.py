@@ -90,3 +90,18 @@ def section(cls: type[Settings]) -> type[AdapterSection]:
 
 SECTIONS = tuple(section(cls) for cls in SETTINGS)
 Adapter = Annotated[functools.reduce(operator.or_, (*SECTIONS, Full)), Field(discriminator="method")]
+
+
+def recipe_method(section, seed: int, tokenizer=None):
+    """The method's configuration for a recipe's adapter section; None for full fine-tuning.
+
+    Args:
+        seed: of what starts random.
+        tokenizer: reads the section's ``init_text``; without one it is left out, as it changes no shape.
+    """
+    from adapters.apply import text_settings
+    from adapters.methods import method_config
+
+    values = section.model_dump(exclude=MANAGEMENT)
+    text = values.pop("init_text", None)
+    return method_config({**values, **(text_settings(text, tokenizer) if tokenizer is not None else {})}, seed)

@@ -11,7 +11,7 @@ import numpy as np
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
-from pet.recipe.adapter import MANAGEMENT
+from pet.recipe.adapter import MANAGEMENT, recipe_method
 
 log = logging.getLogger("pet")
 
@@ -98,21 +98,6 @@ def load_tokenizer(recipe):
     from pet.auto import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(recipe.model.tokenizer or recipe.model.path)
-
-
-def recipe_method(section, seed: int, tokenizer=None):
-    """The method's configuration for a recipe's adapter section; None for full fine-tuning.
-
-    Args:
-        seed: of what starts random.
-        tokenizer: reads the section's ``init_text``; without one it is left out, as it changes no shape.
-    """
-    from adapters.apply import text_settings
-    from adapters.methods import method_config
-
-    values = section.model_dump(exclude=MANAGEMENT)
-    text = values.pop("init_text", None)
-    return method_config({**values, **(text_settings(text, tokenizer) if tokenizer is not None else {})}, seed)
 
 
 def attach_adapter(model, recipe, tokenizer=None) -> None:

@@ -23,7 +23,7 @@ from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from pet.launching.control import Alone
 from pet.outline import Outline
-from pet.parallel.fits import check_divisible
+from pet.parallel.checks import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.split import Division

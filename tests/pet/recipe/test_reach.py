@@ -13,11 +13,10 @@ from adapters.settings import SETTINGS
 from adapters.tokens import TrainableTokensConfig
 from model_zoo.errors import InputError
 from pet.data import DataSettings
-from pet.recipe.adapter import SECTIONS, section
+from pet.recipe.adapter import SECTIONS, recipe_method, section
 from pet.recipe.classes import CALLBACKS
 from pet.recipe.data import Data
 from pet.recipe.training import Callback
-from pet.train.prepare import recipe_method
 
 
 @dataclasses.dataclass(kw_only=True)
