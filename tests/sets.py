@@ -1,8 +1,9 @@
 """The sets of tests: `quick`, `full`, and all the others, which `pytest` runs (CONTRIBUTING.md has the table).
 
 A matrix is a test with several parameters and the marker `cover`. Of a matrix `pytest` runs so many cases that every
-value of each parameter and every pair of values occurs; the remaining ones are marked `full`. ``cover(by=function)``
-says what a case covers instead: the function takes the case's parameters by name and returns the things.
+value of each parameter and every pair of values occurs; the remaining ones are marked `full`. ``cover(pairs=False)``
+asks for every value alone, where the pairs are covered by a test below or above. ``cover(by=function)`` says what a
+case covers: the function takes the case's parameters by name and returns the things.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def mark(items: list) -> None:
 
 def covered(case) -> set:
     """What a case covers: by default its values, and the pairs of them."""
-    rule, values = case.get_closest_marker("cover").kwargs.get("by"), case.callspec.params
-    if rule:
+    options, values = case.get_closest_marker("cover").kwargs, case.callspec.params
+    if rule := options.get("by"):
         return set(rule(**{name: values[name] for name in inspect.signature(rule).parameters}))
     settings = [(name, repr(value)) for name, value in sorted(values.items())]
-    return {*settings, *combinations(settings, 2)}
+    return {*settings, *(combinations(settings, 2) if options.get("pairs", True) else ())}
 
 
 def cover(cases: list[set]) -> set[int]:

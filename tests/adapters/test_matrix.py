@@ -189,7 +189,9 @@ def check_merging(case: Case, family: str, base: Base) -> None:
 
 
 def covers(method: str, family: str) -> tuple:
-    """Each kind of method on each family, and each setting on one."""
+    """Each kind of method on each family, and each setting on one; and what a family cannot have is refused."""
+    if method == "bitfit_there" and family in NO_BIASES:
+        return ("refused",)
     kind = next(each for each in type(CASES[method].config).__mro__ if MethodConfig in each.__bases__)
     return method, (kind, family)
 

@@ -104,6 +104,7 @@ def set_encoder(adapter, reference) -> None:
         module.bias.set_data(Tensor(np.ascontiguousarray(bias)))
 
 
+@pytest.mark.cover(by=lambda family, kind: [family, (kind, family in ("gpt2", "glm"))])  # with biases and without
 @pytest.mark.parametrize("kind", ("prefix", "prefix_proj"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_follows_pefts_curve(fixtures, models, tmp_path, family, kind):

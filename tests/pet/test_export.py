@@ -311,6 +311,13 @@ TARGETS = {
 }
 
 
+def covers(name: str, case: str) -> tuple:
+    """Each case on GPT-2, which stores its matrices transposed, and on another family; but for what PEFT cannot do."""
+    on_gpt2 = name == "gpt2"
+    return () if on_gpt2 and case.endswith("embedding") else (name, (on_gpt2, case))
+
+
+@pytest.mark.cover(by=covers)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_equals_peft(name, case, fixtures, tmp_path):
@@ -526,7 +533,11 @@ def sparse_checkpoint(directory, config, kept):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kept, dtype, layers, marked",
-    [("float32", "", 3, True), ("bfloat16", "", 8, False), ("float32", "bfloat16", 3, False)],
+    [
+        ("float32", "", 3, True),
+        pytest.param("bfloat16", "", 8, False, marks=pytest.mark.full),
+        ("float32", "bfloat16", 3, False),
+    ],
 )
 def test_peak_memory(kept, dtype, layers, marked, tmp_path):
     if not sys.platform.startswith("linux"):

@@ -66,6 +66,7 @@ def untrained() -> dict[str, list[str]]:
     return {}
 
 
+@pytest.mark.cover(pairs=False)  # tests/adapters/test_matrix.py has the pairs
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", SIZES)
 def test_finetune_evaluate_predict_merge_predict(family, method, home, untrained, capsys, monkeypatch):
