@@ -10,6 +10,7 @@ import pytest
 import pet
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
+from pet import run_directory
 from pet.parallel.strategy import read_strategy
 
 ARGUMENTS = {"num_train_epochs": 4, "batch_size": 4, "learning_rate": 1e-2, "max_length": 48, "warmup_steps": 1}
@@ -69,6 +70,7 @@ def test_a_cell_and_a_mindspore_dataset(base, tmp_path, perplexity):
     assert np.array_equal(
         saved["transformer.h.0.attn.c_attn.weight"], model.transformer.h[0].attn.c_attn.weight.asnumpy()
     )
+    assert not run_directory._claimed, "the directory is free again"
 
 
 def test_what_was_trained_on_objects_is_measured_and_asked(base, tmp_path, perplexity):
