@@ -89,7 +89,7 @@ def test_freeze_from_config(tmp_path, text, expected):
         ("freeze:\n  inclde: ['*']\n", "freeze.inclde is not known.*include"),
         ("include: ['*']\n", "section 'freeze'"),
         ("freeze: [", "no YAML"),
-        (None, "cannot be read"),
+        (None, "not found, a YAML file was expected"),
     ],
 )
 def test_bad_configurations(tmp_path, text, problem):
