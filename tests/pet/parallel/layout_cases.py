@@ -42,6 +42,7 @@ class Case:
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
     layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
+    full: bool = False  # whether it differs so little from others that it runs in `pytest -m full` alone
 
     @property
     def layout(self) -> dict:
@@ -92,26 +93,33 @@ TWO = (
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1),
-    Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),)),
-    Case("gpt2", "ia3", tensor=2, layers=1),
+    Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1),
+    Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, layers=1),
-    Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2),
+    Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
     Case("llama_gqa", "lora", tensor=2, pipeline=2, micro_batches=4),
-    Case("chatglm1", "prefix", data=2, pipeline=2, micro_batches=2),
+    Case("chatglm1", "prefix", data=2, pipeline=2, micro_batches=2, full=True),
     # by momentum: Adam would make something of a key bias's gradient, which is zero but for rounding
-    Case("gpt2", "full", tensor=2, pipeline=2, micro_batches=2, settings=(("optimizer", "momentum"),)),
+    Case("gpt2", "full", tensor=2, pipeline=2, micro_batches=2, settings=(("optimizer", "momentum"),), full=True),
     Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),)),
 )
 
-# Trained by one process each.
-ALONE = tuple({case.alone: case.in_one for case in (*FOUR, *TWO)}.values())
+CASES = (*TWO, *FOUR)
+
+
+def chosen(full: bool) -> tuple[list[Case], list[Case], list[Case]]:
+    """What runs with `pytest`, or with ``-m full``: of `TWO`, of `FOUR`, and what one process each trains for them."""
+    two, four = ([case for case in cases if case.full == full] for cases in (TWO, FOUR))
+    return two, four, list({case.alone: case.in_one for case in (*four, *two)}.values())
+
+
 # Takes a checkpoint over and trains nothing.
 CARRIED = Case("llama_gqa", "lora", data=4, shard_optimizer=True)
 

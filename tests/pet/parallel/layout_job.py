@@ -1,6 +1,6 @@
 """A worker: trains the cases of its job in their layouts, and leaves what they came to in a directory.
 
-layout_job.py two | four   OUTPUT
+layout_job.py two | four   usual | full   OUTPUT
 
 The two workers of the first job also train every case alone, each half of them, as one process does.
 """
@@ -22,7 +22,6 @@ job = join()
 import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
 from layout_cases import (  # noqa: E402
-    ALONE,
     CARRIED,
     FOUR,
     STEPS,
@@ -30,6 +29,7 @@ from layout_cases import (  # noqa: E402
     Case,
     batches,
     build,
+    chosen,
     generated,
     make_trainer,
     numbers,
@@ -47,7 +47,7 @@ from pet.train.distributed import World  # noqa: E402
 from pet.train.objectives.causal import CausalLM  # noqa: E402
 from pet.train.step import tensors  # noqa: E402
 
-output = Path(sys.argv[2])
+full, output = sys.argv[2] == "full", Path(sys.argv[3])
 KEYS = ("dropout_key", "neftune_key", "key")
 
 
@@ -199,22 +199,27 @@ def checkpoint_of(case: Case, step: int = STEPS // 2) -> Path:
 
 
 if __name__ == "__main__":
+    two, four, alone = chosen(full)
     if sys.argv[1] == "two":
-        measure_loading()  # first: the peak of everything else is higher
-        for each in ALONE[job.rank :: 2]:
+        if not full:
+            measure_loading()  # first: the peak of everything else is higher
+        for each in alone[job.rank :: 2]:
             train_alone(each)
-        if job.rank == 1:
-            alone = see_samples(World())
-            (output / "samples_alone.json").write_text(json.dumps([alone[0], alone[1].tolist()]))
-        count_within_graphs()
-        seen, losses = see_samples(ParallelWorld(data=2))
-        (output / f"samples_{job.rank}.json").write_text(json.dumps([seen, losses.tolist()]))
-        for each in TWO:
+        if not full:
+            if job.rank == 1:
+                seen, losses = see_samples(World())
+                (output / "samples_alone.json").write_text(json.dumps([seen, losses.tolist()]))
+            count_within_graphs()
+            seen, losses = see_samples(ParallelWorld(data=2))
+            (output / f"samples_{job.rank}.json").write_text(json.dumps([seen, losses.tolist()]))
+        for each in two:
             train(each)
     else:
-        # checkpoints go from one process over 2 x 2 and two more layouts of four, and back to one in the test
-        train(FOUR[0], resume=checkpoint_of(FOUR[0].in_one))
-        train(FOUR[1], resume=checkpoint_of(FOUR[0]))
-        carry_over(CARRIED, checkpoint_of(FOUR[1]))
-        for each in FOUR[2:]:
-            train(each)
+        if not full:
+            # checkpoints go from one process over 2 x 2 and two more layouts of four, and back to one in the test
+            train(FOUR[0], resume=checkpoint_of(FOUR[0].in_one))
+            train(FOUR[1], resume=checkpoint_of(FOUR[0]))
+            carry_over(CARRIED, checkpoint_of(FOUR[1]))
+        for each in four:
+            if full or each not in FOUR[:2]:
+                train(each)

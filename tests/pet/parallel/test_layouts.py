@@ -1,7 +1,7 @@
 """Every layout against one process: losses, gradients, evaluation, generation, files, traffic, memory.
 
-Two jobs, of two and of four workers, train all cases (layout_cases.py); the four are started by two launchers, as on
-two machines. The two also train each case alone, as one process does.
+Two jobs, of two and of four workers, train the cases (layout_cases.py); the four are started by two launchers, as on
+two machines. The two also train each case alone, as one process does. Some cases are trained in `pytest -m full` alone.
 """
 
 import json
@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import layout_cases
-from layout_cases import ACCUMULATION, CARRIED, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer, shorten
+from layout_cases import ACCUMULATION, CARRIED, CASES, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer, shorten
 
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.safetensors_io import read_file
@@ -40,25 +40,49 @@ LIMIT = 900
 pytestmark = pytest.mark.slow
 
 
-def start(output: Path, which: str, options: list[str], name: str) -> subprocess.Popen:
+def cases(*names: str):
+    """A test of each case that has these attributes."""
+    params = [
+        pytest.param(case, id=case.name, marks=[pytest.mark.full] if case.full else [])
+        for case in CASES
+        if all(getattr(case, name) for name in names)
+    ]
+    return pytest.mark.parametrize("case", params)
+
+
+def start(output: Path, which: str, full: bool, options: list[str], name: str) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
     environment |= {"PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     environment["PET_LAUNCH_SECRET"] = "of both of the launchers"
     environment["LAYOUT_BASES"] = str(output / "bases")
     command = [sys.executable, "-m", "pet", "launch", *options, "--log-dir", str(output / f"log_{name}"), "--"]
-    command += [sys.executable, str(HERE / "layout_job.py"), which, str(output)]
+    command += [sys.executable, str(HERE / "layout_job.py"), which, "full" if full else "usual", str(output)]
     return subprocess.Popen(
         command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory) -> Path:
+def usual_jobs(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("layouts"), full=False)
+
+
+@pytest.fixture(scope="module")
+def full_jobs(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("full_layouts"), full=True)
+
+
+@pytest.fixture
+def jobs(request) -> Path:
     """The directory that both jobs have written to."""
-    output = tmp_path_factory.mktemp("layouts")
+    values = getattr(request.node, "callspec", None)
+    return request.getfixturevalue("full_jobs" if values and values.params["case"].full else "usual_jobs")
+
+
+def train(output: Path, full: bool) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_cases, "SHORTENED", output / "bases")
-        for case in (*TWO, *FOUR):
+        for case in CASES:
             if case.layers:
                 shorten(case)
     config = {"model_type": "llama", "vocab_size": 2000, "hidden_size": 768, "intermediate_size": 3072}
@@ -66,13 +90,13 @@ def jobs(tmp_path_factory) -> Path:
     from model_zoo.checkpoint.saving import save_pretrained
 
     save_pretrained(AutoModel.from_config(config), output / "large")
-    running = [start(output, "two", ["-n", "2"], "two")]
+    running = [start(output, "two", full, ["-n", "2"], "two")]
     try:
         finish(running.pop())
         master = f"127.0.0.1:{Alone(1).store[1]}"
         for node in ("0", "1"):
             options = ["-n", "2", "--nnodes", "2", "--node-rank", node, "--master", master]
-            running.append(start(output, "four", options, f"four_{node}"))
+            running.append(start(output, "four", full, options, f"four_{node}"))
         while running:
             finish(running.pop())
     finally:
@@ -86,7 +110,7 @@ def finish(process: subprocess.Popen) -> None:
     assert process.returncode == 0, text[-6000:]
 
 
-@pytest.mark.parametrize("case", [*TWO, *FOUR], ids=lambda case: case.name)
+@cases()
 def test_equals_one_process(jobs, case):
     expected, found = (dict(np.load(jobs / f"{each.name}.npz")) for each in (case.in_one, case))
     assert len(found["loss"]) == STEPS
@@ -132,7 +156,7 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
         np.testing.assert_allclose(numbers_there, losses, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in (*TWO, *FOUR) if case.planned], ids=lambda case: case.name)
+@cases("planned")
 def test_plans_are_what_is_measured(jobs, case):
     """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step and for a file."""
     outline = Outline(case.config)
