@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import mindspore as ms
@@ -9,23 +10,19 @@ import mindspore as ms
 from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
-from model_zoo.configs import ChatGLM2Config, Config, GLMConfig, GlmConfig, GPT2Config, LlamaConfig, config_class
-from model_zoo.counting import parameter_shapes
+from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest
-from model_zoo.glm import GLMForConditionalGeneration
-from model_zoo.glm4 import ChatGLM2ForConditionalGeneration, GlmForCausalLM
-from model_zoo.gpt import GPT2LMHeadModel
+from model_zoo.families import CONFIGS, PRESETS, config_class
 from model_zoo.initialise import initialise
-from model_zoo.llama import LlamaForCausalLM
-from model_zoo.presets import PRESETS
 
-MODEL_OF = {
-    GPT2Config: GPT2LMHeadModel,
-    LlamaConfig: LlamaForCausalLM,
-    GlmConfig: GlmForCausalLM,
-    GLMConfig: GLMForConditionalGeneration,
-    ChatGLM2Config: ChatGLM2ForConditionalGeneration,
-}
+
+def model_class(config: type[Config]) -> type[CausalLM]:
+    """The class of the models that a configuration describes."""
+    module, _, name = config.model.partition(":")
+    return getattr(import_module(module), name)
+
+
+MODEL_OF = {config: model_class(config) for config in CONFIGS}
 
 
 def classes_for(values: dict) -> tuple[type[Config], type[CausalLM]]:
@@ -94,8 +91,8 @@ class AutoModel:
             dtype = stored_dtype(directory)
         kind = MODEL_OF[type(config)]
         with Checkpoint(directory) as checkpoint:
-            family = kind.family
-            assignment(checkpoint, parameter_shapes(config.to_dict()), family.tied, family.ignored_tensors)
+            family = config.family
+            assignment(checkpoint, config.shapes(), family.tied, family.ignored_tensors)
             model = kind(config, dtype=getattr(ms, float_name(dtype)))
             load_into(model, checkpoint)
         return model

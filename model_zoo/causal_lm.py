@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.configs import Config
+from model_zoo.configs import Config, Family
 from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
-from model_zoo.layers import name_parameters
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Whatever differs from family to family, for those who must know: matching, saving, sharding, prompting.
-
-    Attributes:
-        name: what the family is called in recipes and messages.
-        layers: path of the decoder layer list.
-        attention_core: last name of the attention cells within a layer, relative to the layer.
-        embedding: path of the token embedding.
-        head: path of the output projection.
-        default_targets: Dense names that LoRA goes to when none are given.
-        attention, mlp: names of the Dense in the attention and the feed-forward sublayer.
-        sublayer_outputs: names of the Dense whose result is the attention's and the feed-forward's output.
-        feedforward: Dense whose *input* IA3 scales; ia3_targets is its default target list.
-        tied: tensor names in a file that are another parameter of the model.
-        saved_tied: those of `tied` that a published checkpoint holds all the same.
-        ignored_tensors: regular expressions of buffers that published files carry and nobody reads.
-        optional_prefix: a first name that some published files leave away.
-        column, row: Dense split by output rows and by input columns in tensor parallelism.
-        fused: for a Dense that holds several projections, what its output rows are: ``heads`` (per head q|k|v),
-            ``qkv`` (blocks q | k | v) or ``gate_up`` (two halves).
-        document_layout: ``(config, ids) → (position_ids, end)`` of one unpadded document, on the host.
-        advance: position ids ``(…,)`` of a token → those of the next one, on the host.
-    """
-
-    name: str
-    layers: str
-    attention_core: str
-    embedding: str
-    head: str
-    default_targets: tuple[str, ...]
-    attention: tuple[str, ...]
-    mlp: tuple[str, ...]
-    sublayer_outputs: tuple[str, str]
-    feedforward: tuple[str, ...]
-    ia3_targets: tuple[str, ...]
-    column: tuple[str, ...]
-    row: tuple[str, ...]
-    fused: dict[str, str] = dataclasses.field(default_factory=dict)
-    tied: dict[str, str] = dataclasses.field(default_factory=dict)
-    saved_tied: tuple[str, ...] = ()
-    ignored_tensors: tuple[str, ...] = ()
-    optional_prefix: str = ""
-    document_layout: Callable[[Any, np.ndarray], tuple[np.ndarray, np.ndarray]] = None
-    advance: Callable[[np.ndarray], np.ndarray] = None
-
-
-def causal_document(config, ids) -> tuple[np.ndarray, np.ndarray]:
-    """Positions 0, 1, 2 … and, for each token, itself and what came before."""
-    positions = np.arange(len(ids), dtype=np.int32)
-    return positions, positions + 1
-
-
-def next_position(position: np.ndarray) -> np.ndarray:
-    """The position after this one."""
-    return position + 1
+from model_zoo.inputs import as_int_tensor
+from model_zoo.layers import CellFactory, Linear, name_parameters
 
 
 class CausalLM(nn.Cell):
     """A decoder with a language-model head.
 
-    Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states`` and
-    ``family``. `position_offset` is the number of positions taken up in front of the first token (a prefix's),
-    `virtual_tokens` the number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have
-    while each goes through an adapter of its own, else None; `decoding` is set while single tokens go through over a
-    cache; `runs_fast` is what `set_fast` was last told; `adapter_state` changes with the adapters that take part;
+    Sub-classes build the cells, end their constructor with ``self.finish()``, and give ``hidden_states``.
+    `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
+    number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
+    an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
+    `set_fast` was last told; `adapter_state` changes with the adapters that take part;
     `generation_config` holds the generation_config.json beside the weights.
     """
-
-    family: Family
 
     def __init__(self, config: Config):
         super().__init__()
@@ -99,6 +38,11 @@ class CausalLM(nn.Cell):
         self.runs_fast = False
         self.adapter_state = ()
         self.generation_config: dict[str, Any] = {}
+
+    @property
+    def family(self) -> Family:
+        """What is special about its family."""
+        return self.config.family
 
     @property
     def room(self) -> int:
@@ -138,6 +82,13 @@ class CausalLM(nn.Cell):
         from model_zoo.checkpoint.saving import save_pretrained
 
         save_pretrained(self, directory, **settings)
+
+    def add_head(self, make: CellFactory, embedding) -> None:
+        """``lm_head``: a cell with a weight of its own, or one that uses the embedding's."""
+        self.lm_head = make("lm_head", needed=False)
+        if self.lm_head is None:
+            self.lm_head = Linear(self.config.dims.hidden, 1, False, make.dtype)
+            self.tie_head(embedding)
 
     def tie_head(self, embedding) -> None:
         """Makes the head use the embedding's weight."""
@@ -222,22 +173,3 @@ class CausalLM(nn.Cell):
         self.runs_fast = fast
         set_kernels(self, fast)
         return self
-
-
-def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
-    """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of this rank."""
-    if isinstance(value, Tensor):
-        if value.dtype != ms.int32:
-            value = value.astype(ms.int32)
-        shape = value.shape
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
-        if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
-            raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
-        shape, value = array.shape, Tensor(array.astype(np.int32))
-    if rank is not None and len(shape) != rank:
-        raise InputError(f"{name} has shape {tuple(shape)}; (batch, length) expected")
-    return value

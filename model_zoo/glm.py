@@ -15,18 +15,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from model_zoo.causal_lm import CausalLM, Family
-from model_zoo.configs import Dims, GLMConfig
-from model_zoo.counting import BUFFERS
+from model_zoo.causal_lm import CausalLM
+from model_zoo.configs import Dims
 from model_zoo.errors import InputError
-from model_zoo.layers import (
-    AttentionCore,
-    Embedding,
-    GeluTanh,
-    LayerNorm,
-    Linear,
-    SplitHeads,
-)
+from model_zoo.families.chatglm import GLMConfig
+from model_zoo.layers import AttentionCore, CellFactory, GeluTanh, SplitHeads
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 ALPHA = math.sqrt(56)
@@ -36,11 +29,11 @@ ALPHA = math.sqrt(56)
 class GLMAttention(nn.Cell):
     """Self-attention with one projection for q, k and v, interleaved per head."""
 
-    def __init__(self, dims: Dims, dtype):
+    def __init__(self, dims: Dims, make: CellFactory):
         super().__init__()
         self.heads, self.head_dim = dims.heads, dims.head_dim
-        self.query_key_value = Linear(dims.hidden, 3 * dims.hidden, True, dtype)
-        self.dense = Linear(dims.hidden, dims.hidden, True, dtype)
+        self.query_key_value = make.layer("attention.query_key_value")
+        self.dense = make.layer("attention.dense")
         self.rotary = Rotary("half", dims.head_dim // 2, dims.head_dim // 2)
         self.split = SplitHeads(3 * dims.head_dim)
         self.parts, self.halves = ops.Split(-1, 3), ops.Split(-1, 2)
@@ -76,11 +69,11 @@ class GLMAttention(nn.Cell):
 class GLMFeedForward(nn.Cell):
     """Two projections around a tanh-GELU, not gated."""
 
-    def __init__(self, dims: Dims, dtype):
+    def __init__(self, make: CellFactory):
         super().__init__()
-        self.dense_h_to_4h = Linear(dims.hidden, dims.ffn, True, dtype)
+        self.dense_h_to_4h = make.layer("mlp.dense_h_to_4h")
         self.gelu = GeluTanh()
-        self.dense_4h_to_h = Linear(dims.ffn, dims.hidden, True, dtype)
+        self.dense_4h_to_h = make.layer("mlp.dense_4h_to_h")
 
     def construct(self, x):
         return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(x)))
@@ -89,13 +82,12 @@ class GLMFeedForward(nn.Cell):
 class GLMBlock(nn.Cell):
     """One layer, with the residual taken after the norm."""
 
-    def __init__(self, config: GLMConfig, dtype):
+    def __init__(self, dims: Dims, make: CellFactory):
         super().__init__()
-        dims = config.dims
-        self.input_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
-        self.attention = GLMAttention(dims, dtype)
-        self.post_attention_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
-        self.mlp = GLMFeedForward(dims, dtype)
+        self.input_layernorm = make.layer("input_layernorm")
+        self.attention = GLMAttention(dims, make)
+        self.post_attention_layernorm = make.layer("post_attention_layernorm")
+        self.mlp = GLMFeedForward(make)
 
     def construct(self, x, cosine, sine, block_cosine, block_sine, start, end, keep):
         y = self.input_layernorm(x)
@@ -107,12 +99,11 @@ class GLMBlock(nn.Cell):
 class GLMTransformer(nn.Cell):
     """Embedding, layers and the last norm."""
 
-    def __init__(self, config: GLMConfig, dtype):
+    def __init__(self, dims: Dims, make: CellFactory):
         super().__init__()
-        dims = config.dims
-        self.word_embeddings = Embedding(dims.vocab, dims.hidden, dtype)
-        self.layers = nn.CellList([GLMBlock(config, dtype) for _ in range(dims.layers)])
-        self.final_layernorm = LayerNorm(dims.hidden, config.layernorm_epsilon, dtype)
+        self.word_embeddings = make("transformer.word_embeddings")
+        self.layers = nn.CellList([GLMBlock(dims, make) for _ in range(dims.layers)])
+        self.final_layernorm = make("transformer.final_layernorm")
         # The published model keeps its frequencies in fp16 and never computes them again in fp32.
         frequencies = rotary_frequencies(dims.head_dim // 2).astype(np.float16).astype(np.float32)
         self.rotary_table = RotaryTable(frequencies, "half")
@@ -132,9 +123,9 @@ class GLMForConditionalGeneration(CausalLM):
 
     def __init__(self, config: GLMConfig, dtype=ms.float32):
         super().__init__(config)
-        self.transformer = GLMTransformer(config, dtype)
-        self.lm_head = Linear(config.hidden_size, 1, False, dtype)
-        self.tie_head(self.transformer.word_embeddings)
+        make = CellFactory(config, dtype)
+        self.transformer = GLMTransformer(config.dims, make)
+        self.add_head(make, self.transformer.word_embeddings)
         self.finish()
 
     def check_ids(self, ids) -> None:
@@ -172,52 +163,3 @@ class GLMForConditionalGeneration(CausalLM):
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):
         return self.transformer(input_ids, position_ids, start, end, keep)
-
-
-def document_layout(config: GLMConfig, ids) -> tuple[np.ndarray, np.ndarray]:
-    """`layout` of one unpadded document on the host: positions ``(2, S)`` and interval ends ``(S,)``."""
-    ids = np.asarray(ids)
-    index = np.arange(len(ids), dtype=np.int32)
-    context = _first(ids, config.bos_token_id)
-    held = min(_first(ids, config.gmask_token_id), len(ids))
-    if held == len(ids):
-        held = _first(ids, config.mask_token_id)
-    if held == len(ids):
-        held = context
-    text = np.where(index < context, index, held)
-    block = np.where(index < context, 0, index - context + 1)
-    return np.stack([text, block]).astype(np.int32), np.maximum(index + 1, context).astype(np.int32)
-
-
-def _first(ids: np.ndarray, token: int) -> int:
-    found = np.flatnonzero(ids == token)
-    return int(found[0]) if found.size else len(ids)
-
-
-def advance(position: np.ndarray) -> np.ndarray:
-    """The next answer token: the text position stays, the block position counts on. ``(…, 2)``."""
-    return position + np.array([0, 1], position.dtype)
-
-
-FAMILY = Family(
-    name="glm",
-    layers="transformer.layers",
-    attention_core="attention.core",
-    embedding="transformer.word_embeddings",
-    head="lm_head",
-    default_targets=("query_key_value",),
-    attention=("query_key_value", "dense"),
-    mlp=("dense_h_to_4h", "dense_4h_to_h"),
-    sublayer_outputs=("dense", "dense_4h_to_h"),
-    feedforward=("dense_4h_to_h",),
-    ia3_targets=("query_key_value", "dense_4h_to_h"),
-    column=("query_key_value", "dense_h_to_4h"),
-    row=("dense", "dense_4h_to_h"),
-    fused={"query_key_value": "heads"},
-    tied={"lm_head.weight": "transformer.word_embeddings.weight"},
-    saved_tied=("lm_head.weight",),
-    ignored_tensors=BUFFERS["chatglm"],
-    document_layout=document_layout,
-    advance=advance,
-)
-GLMForConditionalGeneration.family = FAMILY

@@ -1,34 +1,76 @@
-"""The decoder that LLaMA and GLM-4 share in transformers' layout: embedding, layers over rotary positions, norm."""
+"""Models in LLaMA's layout (`model_zoo.families.rotary`): LLaMA, Qwen2, Mistral, GLM-4.
+
+Their configuration says everything: which cells a layer has, how wide they are, how positions are rotated.
+"""
 
 from __future__ import annotations
 
 import mindspore as ms
-import numpy as np
 from mindspore import nn
 
 from model_zoo.causal_lm import CausalLM
-from model_zoo.configs import Config
-from model_zoo.layers import Embedding, Linear, RMSNorm
-from model_zoo.rotary import RotaryTable
+from model_zoo.families.rotary import RotaryConfig
+from model_zoo.layers import CellFactory, GroupedAttention, JoinedSwiGLU, SwiGLU
+from model_zoo.rope_config import rope_settings
+from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
+
+
+class GatedMLP(nn.Cell):
+    """``down(silu(gate)·up)``; gate and up are one projection where the layer has a ``gate_up_proj``."""
+
+    def __init__(self, make: CellFactory):
+        super().__init__()
+        self.gate_up_proj = make.layer("mlp.gate_up_proj", needed=False)
+        self.joined = self.gate_up_proj is not None
+        if not self.joined:
+            self.gate_proj, self.up_proj = make.layer("mlp.gate_proj"), make.layer("mlp.up_proj")
+        self.down_proj = make.layer("mlp.down_proj")
+        self.act = JoinedSwiGLU() if self.joined else SwiGLU()
+
+    def construct(self, x):
+        if self.joined:
+            return self.down_proj(self.act(self.gate_up_proj(x)))
+        return self.down_proj(self.act(self.gate_proj(x), self.up_proj(x)))
+
+
+class RotaryBlock(nn.Cell):
+    """Attention and feed-forward, each after its norm and added to the stream; some layers also normalise each
+    sublayer's output before it is added."""
+
+    def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory):
+        super().__init__()
+        self.input_layernorm = make.layer("input_layernorm")
+        self.self_attn = GroupedAttention(config.dims, rotary, make)
+        self.post_attention_layernorm = make.layer("post_attention_layernorm")
+        self.mlp = GatedMLP(make)
+        self.post_self_attn_layernorm = make.layer("post_self_attn_layernorm", needed=False)
+        self.post_mlp_layernorm = make.layer("post_mlp_layernorm", needed=False)
+        self.sandwich = self.post_mlp_layernorm is not None
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        y = self.self_attn(self.input_layernorm(x), cosine, sine, start, end, keep)
+        if self.sandwich:
+            y = self.post_self_attn_layernorm(y)
+        x = x + y
+        y = self.mlp(self.post_attention_layernorm(x))
+        if self.sandwich:
+            y = self.post_mlp_layernorm(y)
+        return x + y
 
 
 class RotaryDecoder(nn.Cell):
-    """Embedding, layers and the last norm.
+    """Embedding, layers and the last norm."""
 
-    Args:
-        config: has ``rms_norm_eps``.
-        blocks: the decoder layers, each ``(x, cosine, sine, start, end, keep) → x``.
-        frequencies: of the rotated pairs, as `rotary_frequencies` gives them.
-        form: how the pairs lie, as in `RotaryTable`.
-    """
-
-    def __init__(self, config: Config, blocks: list[nn.Cell], frequencies: np.ndarray, form: str, dtype):
+    def __init__(self, config: RotaryConfig, make: CellFactory):
         super().__init__()
-        dims = config.dims
-        self.embed_tokens = Embedding(dims.vocab, dims.hidden, dtype)
-        self.layers = nn.CellList(blocks)
-        self.norm = RMSNorm(dims.hidden, config.rms_norm_eps, dtype)
-        self.rotary_table = RotaryTable(frequencies, form)
+        dims, rope = config.dims, rope_settings(config)
+        width = int(dims.head_dim * rope["partial_rotary_factor"])
+        self.embed_tokens = make("model.embed_tokens")
+        self.layers = nn.CellList(
+            [RotaryBlock(config, Rotary(config.rotary, width, dims.head_dim), make) for _ in range(dims.layers)]
+        )
+        self.norm = make("model.norm")
+        self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), config.rotary)
 
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape
@@ -40,18 +82,13 @@ class RotaryDecoder(nn.Cell):
 
 
 class RotaryCausalLM(CausalLM):
-    """A `RotaryDecoder` with its head, tied to the embedding where the config says so.
+    """A `RotaryDecoder` with its head, tied to the embedding where the configuration says so."""
 
-    Sub-classes give ``decoder``.
-    """
-
-    def __init__(self, config: Config, dtype=ms.float32):
+    def __init__(self, config: RotaryConfig, dtype=ms.float32):
         super().__init__(config)
-        self.model = self.decoder(config, dtype)
-        tied = config.tie_word_embeddings
-        self.lm_head = Linear(config.dims.hidden, 1 if tied else config.dims.vocab, False, dtype)
-        if tied:
-            self.tie_head(self.model.embed_tokens)
+        make = CellFactory(config, dtype)
+        self.model = RotaryDecoder(config, make)
+        self.add_head(make, self.model.embed_tokens)
         self.finish()
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):

@@ -26,14 +26,14 @@ from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
     MAX_SHARD_SIZE,
     WEIGHTS,
-    config_for_file,
     copy_companions,
     parse_size,
     plan_shards,
 )
 from model_zoo.checkpoint.saving import write_weights as write_shards
-from model_zoo.counting import layout_of, parameter_shapes, stored_transposed, tied_head
+from model_zoo.counting import parameter_shapes, stored_transposed, tied_head
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
 
 
 @dataclasses.dataclass
@@ -179,9 +179,9 @@ class _Merge:
         rows = [entry for entry in self.changes.get(embedding, []) if entry[1].kind == "rows"]
         if head not in self.changes and len(rows) == len(self.changes.get(embedding, [])):
             return None
-        if layout_of(self.config) == "chatglm":
+        if not hasattr(config_class(self.config), "tie_word_embeddings"):
             raise InputError(
-                f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which ChatGLM-6B ties: "
+                f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which are one tensor: "
                 "its layout has no place for a head of its own"
             )
         if rows:
@@ -220,7 +220,9 @@ class _Merge:
         _check_room(output, sum(sizes.values()))
         with staged(output, replaces=WEIGHTS) as stage:
             write_shards(stage, described, data, limit)
-            write_json(stage / "config.json", config_for_file(config, types.pop() if len(types) == 1 else None))
+            write_json(
+                stage / "config.json", config_class(config).for_file(config, types.pop() if len(types) == 1 else None)
+            )
             copy_companions(self.checkpoint.directory, stage, output)
         report.untied = head
         return report

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from adapters.sites import Site, layer_index
-from model_zoo.auto import classes_for
-from model_zoo.counting import parameter_shapes, sizes, stored_transposed, tied_head
+from model_zoo.configs import CellSpec, linear
+from model_zoo.counting import config_of
 
 
 class Outline:
@@ -27,26 +27,22 @@ class Outline:
     """
 
     def __init__(self, config: Mapping[str, Any]):
-        config_class, model_class = classes_for(dict(config))
         self.values = dict(config)
-        self.config = config_class.from_dict(dict(config))
-        self.family = model_class.family
-        self.shapes = parameter_shapes(config)
-        self.cells = self._cells()
-
-    def _cells(self) -> dict[str, SimpleNamespace]:
-        """{path: a cell's parameters} of every cell that holds some, a tied head included."""
-        shapes = dict(self.shapes)
-        head = tied_head(self.values)
+        self.config = config_of(self.values)
+        self.family = self.config.family
+        self.shapes = self.config.shapes()
+        self.specs = self.config.cells()
+        head = self.config.tied_head()
         if head is not None:
-            shapes[head[0]] = shapes[head[1]]
-        cells: dict[str, SimpleNamespace] = {}
-        for name, shape in shapes.items():
-            path, _, attribute = name.rpartition(".")
-            cell = cells.setdefault(path, SimpleNamespace(weight=None, bias=None, _params={}))
-            cell._params[attribute] = SimpleNamespace(shape=shape, size=prod(shape))
-            setattr(cell, attribute, cell._params[attribute])
-        return cells
+            path, embedding = (name.rpartition(".")[0] for name in head)
+            self.specs[path] = linear(*self.specs[embedding].weight)
+        self.cells = {path: self._cell(spec) for path, spec in self.specs.items()}
+
+    @staticmethod
+    def _cell(spec: CellSpec) -> SimpleNamespace:
+        """A cell's parameters."""
+        held = {key: SimpleNamespace(shape=shape, size=prod(shape)) for key, shape in spec.shapes.items()}
+        return SimpleNamespace(**{"weight": None, "bias": None, **held}, _params=held)
 
     def cells_and_names(self) -> list[tuple[str, SimpleNamespace]]:
         """As `nn.Cell` gives them."""
@@ -54,20 +50,17 @@ class Outline:
 
     def adapter_sites(self) -> list[Site]:
         """What `adapters.sites.sites` finds in the real model."""
-        embeddings = {self.family.embedding, "transformer.wpe"}
         found = []
-        for path, cell in self.cells.items():
-            shape = cell.weight.shape
-            if len(shape) != 2:
+        for path, spec in self.specs.items():
+            if len(spec.weight) != 2:
                 continue
             layer = layer_index(path, self.family.layers)
-            if path in embeddings:
-                found.append(Site(path, cell, "embedding", *shape, layer=layer))
+            if spec.kind == "embedding":
+                found.append(Site(path, self.cells[path], spec.kind, *spec.weight, layer=layer))
             else:
-                transposed = stored_transposed(self.values, f"{path}.weight")
-                into, out = shape if transposed else shape[::-1]
-                found.append(Site(path, cell, "linear", into, out, transposed, layer))
-        size = sizes(self.values)
+                widths = spec.weight if spec.transposed else spec.weight[::-1]
+                found.append(Site(path, self.cells[path], "linear", *widths, spec.transposed, layer))
+        size = self.config.dims
         for index in range(size.layers):
             path = f"{self.family.layers}.{index}.{self.family.attention_core}"
             cell = SimpleNamespace(heads=size.heads, kv_heads=size.kv_heads, head_dim=size.head_dim)

@@ -18,7 +18,6 @@ import numpy as np
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, from_bfloat16
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
-from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -306,7 +305,7 @@ def note_source(model: nn.Cell, directory: Path) -> None:
 
 def base_parameters(model: nn.Cell) -> dict[str, object]:
     """{published name: Parameter} of a model, without what adapters and new tokens added to it."""
-    names = parameter_shapes(model.config.to_dict())
+    names = model.config.shapes()
     return {parameter.name: parameter for parameter in model.get_parameters() if parameter.name in names}
 
 

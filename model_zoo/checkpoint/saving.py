@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import INDEX, SINGLE, base_parameters
 from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
-from model_zoo.counting import parameter_shapes
 from model_zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,15 +42,6 @@ COMPANIONS = (
     "NOTICE*",
 )
 WEIGHTS = ("*.safetensors", INDEX)  # whatever of these is left from an earlier checkpoint would be read as well
-ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "glm": "GlmForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "chatglm": "ChatGLMForConditionalGeneration",
-}
 
 
 def save_pretrained(
@@ -73,7 +63,7 @@ def save_pretrained(
     generation files of the directory that the model was loaded from are copied along.
     """
     parameters = dict(base_parameters(model))
-    absent = [name for name in parameter_shapes(model.config.to_dict()) if name not in parameters]
+    absent = [name for name in model.config.shapes() if name not in parameters]
     if absent:
         raise InputError(
             f"{directory}: the model lacks {', '.join(absent[:3])}, of {len(absent)} parameters; an adapter that "
@@ -87,7 +77,7 @@ def save_pretrained(
         name: (target or float_name(parameter.dtype), tuple(parameter.shape)) for name, parameter in parameters.items()
     }
     types = {word for word, _ in described.values()}
-    config = config_for_file(model.config.to_dict(), types.pop() if len(types) == 1 else None)
+    config = model.config.for_file(model.config.to_dict(), types.pop() if len(types) == 1 else None)
     limit = parse_size(max_shard_size)
     with staged(directory, replaces=WEIGHTS) as stage:
         write_weights(stage, described, lambda name: parameters[name].asnumpy(), limit)
@@ -95,20 +85,6 @@ def save_pretrained(
         source = getattr(model, "loaded_from", None)
         if source:
             copy_companions(source, stage, directory)
-
-
-def config_for_file(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """A configuration with what transformers looks for: the architecture's name, and the type of the weights."""
-    # A null token id is kept: without it transformers would put in that of the published model.
-    config = {key: value for key, value in config.items() if value is not None or key.endswith("_token_id")}
-    kind = config.get("model_type")
-    if kind in ARCHITECTURES:
-        config.setdefault("architectures", [ARCHITECTURES[kind]])
-    if dtype is not None:
-        # `dtype` is read by new versions only, `torch_dtype` by all
-        for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
-            config[key] = dtype
-    return config
 
 
 def write_weights(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_zoo.causal_lm import as_int_tensor
 from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
+from model_zoo.inputs import as_int_tensor
 
 
 class Default:

@@ -16,7 +16,6 @@ from adapters.lora import DoRALinear
 from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied, note_source
-from model_zoo.counting import parameter_shapes
 from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import Division, division_of
 
@@ -33,7 +32,7 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
     Raises:
         InputError: before anything is assigned; lists every tensor that is missing, extra or misshapen.
     """
-    shapes = parameter_shapes(model.config.to_dict())
+    shapes = model.config.shapes()
     cells = {id(cell) for _, cell in model.cells_and_names()}  # absent stages are not among them
     with Checkpoint(directory) as checkpoint:
         sources, copies = assignment(checkpoint, shapes, model.family.tied, model.family.ignored_tensors)

@@ -16,17 +16,12 @@ from adapters.matching import chosen_sites, plan
 from adapters.method import MethodConfig
 from adapters.patterns import named
 from adapters.replacement import wanted
-from model_zoo.counting import stored_transposed, tied_head
 from model_zoo.errors import InputError
 from pet.outline import Outline
 from pet.parallel.checks import check_divisible
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
 from pet.parallel.stages import TIED, balance
 from pet.parallel.tensor import PREFIX_AXES, acts_on_sum, axes_of
-
-POSITIONS = "transformer.wpe"
-"""GPT-2's table of positions: an embedding, so it belongs to the first stage."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Share:
@@ -127,8 +122,8 @@ def in_feed_forward(outline: Outline, path: str) -> bool:
 
 def blocks_at(outline: Outline, path: str, side: str) -> tuple[int, ...]:
     """The blocks along the divided side of a cell, each of which is divided by itself."""
-    shape = outline.cells[path].weight.shape
-    into, out = shape if stored_transposed(outline.values, f"{path}.weight") else shape[::-1]
+    spec = outline.specs[path]
+    into, out = spec.weight if spec.transposed else spec.weight[::-1]
     if side == "row":
         return (into,)
     dims = outline.config.dims
@@ -147,7 +142,7 @@ def base_shares(outline: Outline, tensor: int, trained: bool) -> Iterator[Share]
         if side is not None:
             blocks = blocks_at(outline, path, side)
             if attribute == "weight":
-                axis = (0 if side == "column" else 1) ^ stored_transposed(outline.values, name)
+                axis = (0 if side == "column" else 1) ^ outline.specs[path].transposed
                 role, division = SPLIT, Division(axis, blocks, tensor)
             elif side == "column":
                 role, division = SPLIT, Division(0, blocks, tensor)
@@ -270,7 +265,7 @@ def cut(outline: Outline, adapter: MethodConfig | None, found: list[Share], pipe
             "set adapter.projection to false"
         )
     costs, first, last = [0] * count, 0, 0
-    tied = tied_head(outline.values)
+    tied = outline.config.tied_head()
     places: dict[str, int | str] = {}
     for share in found:
         place = place_of(outline, share.name)
@@ -301,4 +296,4 @@ def place_of(outline: Outline, name: str) -> int | str:
     prefix = outline.family.layers + "."
     if name.startswith(prefix):
         return int(name[len(prefix) :].partition(".")[0])
-    return "first" if name.startswith((outline.family.embedding + ".", POSITIONS + ".")) else "last"
+    return "first" if cell_of(outline, name) in outline.family.embeddings else "last"

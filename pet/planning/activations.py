@@ -14,13 +14,9 @@ columns; V: vocabulary.
 
 from __future__ import annotations
 
-from model_zoo.counting import layout_of, tied_head
 from model_zoo.engine import MemoryProfile, available, logit_bytes
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.planning.layer_memory import layer_memory
-
-GATED = ("llama", "glm4", "chatglm2")
-"""Layouts whose feed-forward has two projections in."""
 
 
 def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
@@ -60,14 +56,14 @@ class Sizes:
         self.query = self.heads * dims.head_dim
         self.key = dims.kv_heads // steps.tensor * dims.head_dim
         self.ffn = dims.ffn // steps.tensor
-        self.inner = 2 if layout_of(work.outline.values) in GATED else 1
+        self.inner = 2 if work.outline.family.gated else 1
         first = f"{work.outline.family.layers}.0."
         norms = [
             cell for path, cell in work.outline.cells.items() if path.startswith(first) and len(cell.weight.shape) == 1
         ]
         self.norms, self.centred = len(norms), any(cell.bias is not None for cell in norms)
         self.dropout = getattr(work.adapter, "dropout", 0.0) > 0
-        self.rotated = dims.head_dim if layout_of(work.outline.values) != "gpt2" else 0
+        self.rotated = 0 if work.outline.family.positions else dims.head_dim
 
     def inputs(self) -> dict[str, float]:
         """What something trained needs for its gradient, the rest of a layer's being frozen: by name, how wide.
@@ -174,7 +170,7 @@ class Sizes:
     def head_state(self) -> tuple[bool, bool]:
         """Whether an adapter sits on the head, and whether its weight is trained."""
         outline = self.work.outline
-        tied = tied_head(outline.values)
+        tied = outline.config.tied_head()
         weights = {f"{outline.family.head}.weight"} | ({tied[1]} if tied is not None else set())
         adapted, trained = False, self.work.adapter is None
         for share in self.divided.of_stage(self.stage):

@@ -337,9 +337,7 @@ def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> 
 def is_embedding(outline: Outline, share, stage: int, steps: Steps) -> bool:
     """Whether a matrix is only looked up here; a tied one is the head's as well, on the last stage."""
     name = share.name.rpartition(".")[0]
-    if name == "transformer.wpe":
-        return True
     if name != outline.family.embedding:
-        return False
+        return name in outline.family.embeddings
     tied = f"{outline.family.head}.weight" not in outline.shapes
     return not (tied and stage == steps.pipeline - 1)

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from model_zoo.configs import config_class
 from model_zoo.counting import sizes
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
 from model_zoo.presets import preset
 
 PRESETS = ("gpt2", "llama3_8b", "glm_6b", "glm2_6b", "glm4_9b")

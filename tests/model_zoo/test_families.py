@@ -1,13 +1,20 @@
 """Every family against the logits, losses and layouts of an independent implementation."""
 
+import dataclasses
 import json
+from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
 import pytest
 
-from model_zoo.auto import AutoConfig, AutoModel, classes_for
+from adapters.lora import LoRAConfig
+from adapters.matching import plan
+from model_zoo import families
+from model_zoo.auto import MODEL_OF, AutoConfig, AutoModel, classes_for, model_class
 from model_zoo.errors import InputError
+from model_zoo.families.rotary import RotaryConfig, rotary_family
+from pet.outline import Outline
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 TOLERANCE = 1e-4
@@ -176,11 +183,38 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_against_transformers(variant, tmp_path):
     """Rotary scalings, biases, head widths, ties and siblings: saved here, opened there, equal logits."""
+    check_against_transformers({**LLAMA_TINY, **VARIANTS[variant]}, tmp_path)
+
+
+def test_a_family_in_llamas_layout_is_a_configuration(tmp_path, monkeypatch):
+    """One class and its registration, and nothing else: heads of their own width, normalised before the rotation."""
+
+    @dataclasses.dataclass
+    class HeadNormConfig(RotaryConfig):
+        family = rotary_family("head_norms")
+        architectures: ClassVar = {"qwen3": "Qwen3ForCausalLM"}
+        head_dim: int = 128
+        model_type: str = "qwen3"
+
+        def layer(self):
+            norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), self.norm())
+            of_heads = dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), self.norm(self.head_dim))
+            return {**norms, **self.attention(False), **of_heads, **self.feed_forward()}
+
+    monkeypatch.setattr(families, "CONFIGS", (*families.CONFIGS, HeadNormConfig))
+    monkeypatch.setitem(MODEL_OF, HeadNormConfig, model_class(HeadNormConfig))
+    values = {**LLAMA_TINY, "model_type": "qwen3", "head_dim": 24, "tie_word_embeddings": True}
+    check_against_transformers(values, tmp_path)
+    planned = plan(Outline(values), LoRAConfig(rank=2))
+    assert planned.parameters == 2 * 2 * (2 * 32 + 24 * 4 + 24 * 2)  # q and v of two layers
+
+
+def check_against_transformers(values, tmp_path):
     torch = pytest.importorskip("torch", reason="the live comparison needs torch")
     transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
     from model_zoo.checkpoint.saving import save_pretrained
 
-    model = AutoModel.from_config({**LLAMA_TINY, **VARIANTS[variant]}, seed=3)
+    model = AutoModel.from_config(values, seed=3)
     generator = np.random.default_rng(1)
     for parameter in model.get_parameters():  # norms and biases too
         if len(parameter.shape) == 1:

@@ -15,13 +15,13 @@ from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, ope
 from model_zoo.checkpoint.saving import (
     MAX_SHARD_SIZE,
     WEIGHTS,
-    config_for_file,
     copy_companions,
     parse_size,
     write_weights,
 )
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError
+from model_zoo.families import config_class
 from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import HuggingFaceView, MindFormersCheckpoint
 from pet.compat.mindformers.sizes import config_of_file
@@ -158,7 +158,9 @@ def to_directory(
         types = {word for word, _ in described.values()}
         with staged(output, replaces=WEIGHTS) as stage:
             write_weights(stage, described, lambda name: view.raw(name), parse_size(max_shard_size))
-            write_json(stage / "config.json", config_for_file(values, types.pop() if len(types) == 1 else None))
+            write_json(
+                stage / "config.json", config_class(values).for_file(values, types.pop() if len(types) == 1 else None)
+            )
             copy_companions(path.parent, stage, output)
             if config is not None and not isinstance(config, Mapping):
                 _copy_from_config(config, stage, output)

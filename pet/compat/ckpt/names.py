@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from model_zoo.counting import Sizes, layout_of, parameter_shapes, sizes, tied_head
+from model_zoo.configs import Dims
+from model_zoo.counting import layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
 
 Names = str | tuple[str, ...]
@@ -216,7 +217,7 @@ def _filled(names: Names, layer: int) -> tuple[str, ...]:
     return tuple(name.format(layer) for name in ([names] if isinstance(names, str) else names))
 
 
-def _measured(group: Group, shapes: Mapping[str, tuple[int, ...]], n: Sizes, layout: str, form: Form) -> Group:
+def _measured(group: Group, shapes: Mapping[str, tuple[int, ...]], n: Dims, layout: str, form: Form) -> Group:
     """The group with the sizes of its parts."""
     shape = shapes[group.ours[0]]
     transposed = layout == "gpt2" and len(group.theirs) == 3 and len(shape) == 2

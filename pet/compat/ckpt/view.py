@@ -16,8 +16,9 @@ from model_zoo.checkpoint.ckpt_io import CkptFile, part
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
 from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
-from model_zoo.counting import BUFFERS, layout_of, parameter_shapes, tied_head
+from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
+from model_zoo.families import config_class
 from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
 
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
@@ -191,7 +192,7 @@ class HuggingFaceView:
         shapes = dict(parameter_shapes(config))
         head = tied_head(config)
         self.sources, copies = assignment(
-            checkpoint, shapes, dict([head]) if head else None, BUFFERS[layout_of(config)]
+            checkpoint, shapes, dict([head]) if head else None, config_class(config).family.ignored_tensors
         )
         check_tied(checkpoint, self.sources, copies)
         if head is not None:

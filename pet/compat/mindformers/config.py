@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo import configs
 from model_zoo.errors import InputError, nearest
+from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation import NAMES as GENERATION
 from pet.compat.mindformers.presets import bare_name
@@ -131,7 +131,7 @@ class GPT2Config(_Config):
     The feed-forward is ``expand_ratio`` times as wide as the model.
     """
 
-    _own, _names = configs.GPT2Config, GPT2_NAMES
+    _own, _names = gpt2.GPT2Config, GPT2_NAMES
 
     def __new__(cls, expand_ratio: int | None = None, **given):
         if expand_ratio is not None and given.get("intermediate_size") is None:
@@ -146,7 +146,7 @@ class LlamaConfig(_Config):
     ``ffn_dim_multiplier``, rounded up to ``multiple_of``.
     """
 
-    _own, _names = configs.LlamaConfig, LLAMA_NAMES
+    _own, _names = llama.LlamaConfig, LLAMA_NAMES
 
     def __new__(cls, multiple_of: int = 256, ffn_dim_multiplier: float | None = None, **given):
         if given.get("intermediate_size") is None:
@@ -160,10 +160,10 @@ class LlamaConfig(_Config):
 class GLMConfig(_Config):
     """``GLMConfig(hidden_size=4096, num_layers=28, num_heads=32, seq_length=2048)``: ChatGLM-6B."""
 
-    _own, _names = configs.GLMConfig, GLM_NAMES
+    _own, _names = chatglm.GLMConfig, GLM_NAMES
 
 
 class ChatGLM2Config(_Config):
     """``ChatGLM2Config(hidden_size=4096, num_layers=28, multi_query_group_num=2)``: ChatGLM2, ChatGLM3, GLM-4."""
 
-    _own, _names = configs.ChatGLM2Config, GLM2_NAMES
+    _own, _names = chatglm2.ChatGLM2Config, GLM2_NAMES

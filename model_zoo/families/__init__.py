@@ -1,0 +1,42 @@
+"""The families, one module each: configuration, tensors, what is special, published sizes. No MindSpore here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from model_zoo.configs import Config
+from model_zoo.errors import InputError, shown, similar
+
+MODULES = (
+    "gpt2",
+    "llama",
+    "glm4",
+    "chatglm",
+    "chatglm2",
+)
+_modules = [import_module(f"{__name__}.{name}") for name in MODULES]
+CONFIGS: tuple[type[Config], ...] = tuple(module.CONFIG for module in _modules)
+PRESETS: dict[str, dict] = {name: values for module in _modules for name, values in module.PRESETS.items()}
+
+
+def config_class(values: Mapping[str, Any]) -> type[Config]:
+    """The configuration class for a config.json's dictionary.
+
+    Raises:
+        InputError: no or an unknown ``model_type``; or one of several architectures, and no key says which.
+    """
+    kind = values.get("model_type")
+    of_type = [config for config in CONFIGS if isinstance(kind, str) and kind in config.architectures]
+    for config in of_type:
+        if not config.marks or any(values.get(mark) for mark in config.marks):
+            return config
+    if of_type:
+        marks = ", ".join(mark for config in of_type for mark in config.marks)
+        raise InputError(
+            f"config.json: model_type {kind!r} stands for several architectures; one of {marks} must be set"
+        )
+    known = [name for config in CONFIGS for name in config.architectures]
+    choices = ", ".join(dict.fromkeys(known)) + similar(kind, known)
+    raise InputError(f"config.json: model_type is {shown(kind)}; supported: {choices}")

@@ -1,0 +1,140 @@
+"""What families in LLaMA's layout have in common: projections apart, grouped queries, RMS norms, rotary positions.
+
+A family of this kind is a `RotaryConfig` with its fields and the cells of a layer, of which `model_zoo.rotary_decoder`
+builds the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, linear, rms_norm
+from model_zoo.errors import InputError
+from model_zoo.rope_config import rope_settings
+
+
+def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **differences) -> Family:
+    """The table of such a family; ``up`` are the feed-forward's projections in."""
+    qkv = ("q_proj", "k_proj", "v_proj")
+    return Family(
+        name=name,
+        layout=name,
+        layers="model.layers",
+        attention_core="self_attn.core",
+        embedding="model.embed_tokens",
+        head="lm_head",
+        default_targets=("q_proj", "v_proj"),
+        attention=(*qkv, "o_proj"),
+        mlp=(*up, "down_proj"),
+        sublayer_outputs=("o_proj", "down_proj"),
+        feedforward=("down_proj",),
+        ia3_targets=("k_proj", "v_proj", "down_proj"),
+        column=(*qkv, *up),
+        row=("o_proj", "down_proj"),
+        gated=True,
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        ignored_tensors=(r"rotary_emb\.inv_freq$",),
+        **differences,
+    )
+
+
+@dataclasses.dataclass
+class RotaryConfig(Config):
+    """The fields of config.json that such families share; sub-classes give ``layer``.
+
+    Attributes:
+        rotary: how the rotated pairs lie, as in `model_zoo.rotary.RotaryTable`.
+    """
+
+    model = "model_zoo.rotary_decoder:RotaryCausalLM"
+    rotary = "half"
+    sized_by = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict | None = None
+    rope_parameters: dict | None = None
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    extra: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def dims(self) -> Dims:
+        heads = self.num_attention_heads
+        return Dims(
+            self.num_hidden_layers,
+            self.hidden_size,
+            heads,
+            self.num_key_value_heads or heads,
+            self.head_dim or self.hidden_size // heads,
+            self.intermediate_size,
+            self.vocab_size,
+            self.context,
+        )
+
+    @property
+    def context(self) -> int:
+        """How many tokens one sequence may have."""
+        return self.max_position_embeddings
+
+    def layer(self) -> dict[str, CellSpec]:
+        """{path within a layer: cell}."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, CellSpec]:
+        n = self.dims
+        return {
+            "model.embed_tokens": embedding(n.vocab, n.hidden),
+            **{f"model.layers.*.{path}": cell for path, cell in self.layer().items()},
+            "model.norm": self.norm(),
+            **({} if self.tie_word_embeddings else {"lm_head": linear(n.vocab, n.hidden)}),
+        }
+
+    def norm(self, width: int | None = None) -> CellSpec:
+        """A norm, by default as wide as the model."""
+        return rms_norm(width or self.hidden_size, self.rms_norm_eps)
+
+    def attention(self, bias: bool, output_bias: bool = False) -> dict[str, CellSpec]:
+        """The four projections."""
+        n = self.dims
+        query, keys = n.heads * n.head_dim, n.kv_heads * n.head_dim
+        return {
+            "self_attn.q_proj": linear(query, n.hidden, bias),
+            "self_attn.k_proj": linear(keys, n.hidden, bias),
+            "self_attn.v_proj": linear(keys, n.hidden, bias),
+            "self_attn.o_proj": linear(n.hidden, query, output_bias),
+        }
+
+    def feed_forward(self, bias: bool = False) -> dict[str, CellSpec]:
+        """The gated feed-forward's three projections."""
+        n = self.dims
+        return {
+            "mlp.gate_proj": linear(n.ffn, n.hidden, bias),
+            "mlp.up_proj": linear(n.ffn, n.hidden, bias),
+            "mlp.down_proj": linear(n.hidden, n.ffn, bias),
+        }
+
+    def to_dict(self) -> dict:
+        values = super().to_dict()
+        if self.rope_parameters:
+            values.pop("rope_theta")
+            values.pop("partial_rotary_factor", None)
+        return values
+
+    def check(self) -> None:
+        self.require("hidden_act", "silu")
+        rope_settings(self)
+        n = self.dims
+        if n.heads % n.kv_heads:
+            raise InputError(
+                f"config.json: num_attention_heads {n.heads} is no multiple of num_key_value_heads {n.kv_heads}"
+            )

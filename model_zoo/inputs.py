@@ -1,0 +1,28 @@
+"""What a model is called with, as tensors."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from model_zoo.errors import InputError
+
+
+def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
+    """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of this rank."""
+    if isinstance(value, Tensor):
+        if value.dtype != ms.int32:
+            value = value.astype(ms.int32)
+        shape = value.shape
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
+        if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+            raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
+        shape, value = array.shape, Tensor(array.astype(np.int32))
+    if rank is not None and len(shape) != rank:
+        raise InputError(f"{name} has shape {tuple(shape)}; (batch, length) expected")
+    return value
