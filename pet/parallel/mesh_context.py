@@ -18,8 +18,9 @@ from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
 from pet.parallel.meter import Meter
 from pet.parallel.pipeline import Pipeline, PipelineMeasure
+from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
-from pet.parallel.stages import TIED, cut_stage
+from pet.parallel.stages import cut_stage
 from pet.parallel.tensor import shard
 from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer

@@ -15,13 +15,9 @@ from mindspore import nn, ops
 
 from adapters.registry import registry
 from model_zoo.errors import InputError
-from model_zoo.layers import Embedding, LayerNorm, RMSNorm
-from pet.parallel.checks import check_stages
 from pet.parallel.mesh import Mesh
+from pet.parallel.specs import TIED, check_whole, place_of, stage_layers
 from pet.parallel.split import mark
-
-TIED = "tied"
-"""Held by the first and the last stage, each of which computes one term of the gradient."""
 
 
 class PassThrough(nn.Cell):
@@ -38,52 +34,6 @@ class Nothing(nn.Cell):
         return ops.zeros((1,))
 
 
-def balance(costs: list[int], first: int, last: int, stages: int) -> list[range]:
-    """Consecutive layers for each stage, so that the largest stage is as small as can be.
-
-    Args:
-        costs: of each layer, in parameters.
-        first, last: what the first and the last stage hold besides: the embedding; the final norm and the head.
-        stages: how many; each gets a layer at least.
-
-    Raises:
-        InputError: more stages than layers.
-    """
-    count = len(costs)
-    check_stages(count, stages)
-
-    def cost(begin: int, end: int, stage: int) -> int:
-        return sum(costs[begin:end]) + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
-
-    # best[end]: the smallest possible largest stage when the stages so far hold the layers before `end`
-    best = {end: (cost(0, end, 0), (end,)) for end in range(1, count + 1)}
-    for stage in range(1, stages):
-        best = {
-            end: min(
-                (max(best[begin][0], cost(begin, end, stage)), (*best[begin][1], end))
-                for begin in range(stage, end)
-                if begin in best
-            )
-            for end in range(stage + 1, count + 1)
-        }
-    ends = best[count][1]
-    return [range(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
-
-
-def stage_layers(model: nn.Cell, stages: int) -> list[range]:
-    """The layers of each stage, by parameter count; embedding, final norm and head are counted."""
-    layers = cell_at(model, model.family.layers)
-    costs = [_size(layer.get_parameters()) for layer in layers]
-    embeddings, others = 0, 0
-    for _, cell in outer_cells(model):
-        own = _size(cell.get_parameters(expand=False))
-        if isinstance(cell, Embedding):
-            embeddings += own
-        else:
-            others += own
-    return balance(costs, embeddings, others, stages)
-
-
 def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     """Leaves in a model the cells of this process's stage. Returns the layers of all stages.
 
@@ -93,15 +43,11 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     if mesh.pipeline == 1:
         return [range(len(cell_at(model, model.family.layers)))]
     family = model.family
-    parts = stage_layers(model, mesh.pipeline)
-    if any("" in adapter.modules for adapter in registry(model).adapters.values()):
-        raise InputError("parallel.pipeline: an adapter on the whole model (prompt tuning) cannot be cut into stages")
     for adapter in registry(model).adapters.values():
-        if getattr(adapter.config, "projection", False):
-            raise InputError(
-                f"parallel.pipeline: adapter {adapter.name!r} has a projection that all layers share, which cannot be "
-                "cut into stages; set adapter.projection to false"
-            )
+        check_whole(adapter.config)
+    sizes = [(f"{family.layers}.{i}", _size(layer)) for i, layer in enumerate(cell_at(model, family.layers))]
+    sizes += [(f"{path}.", _size(cell, expand=False)) for path, cell in outer_cells(model)]
+    parts = stage_layers(model.config, sizes, mesh.pipeline)
     embedding, head = cell_at(model, family.embedding), cell_at(model, family.head)
     if head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
         mark(embedding.weight, TIED)
@@ -109,12 +55,10 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
     for index in range(len(layers)):
         if index not in parts[mesh.stage]:
             layers[index] = PassThrough()
-    for path, cell in outer_cells(model):
-        if isinstance(cell, Embedding):
-            if not mesh.is_first:
-                replace(model, path, PassThrough() if path == family.embedding else Nothing())
-        elif (path == family.head or isinstance(cell, (LayerNorm, RMSNorm))) and not mesh.is_last:
-            replace(model, path, PassThrough())
+    for path, _ in outer_cells(model):
+        place = place_of(family, f"{path}.")
+        if not (mesh.is_first if place == "first" else mesh.is_last):
+            replace(model, path, Nothing() if path == family.positions else PassThrough())
     model.__class__ = stage_class(type(model))
     return parts
 
@@ -158,5 +102,5 @@ def replace(model: nn.Cell, path: str, cell: nn.Cell) -> None:
     setattr(cell_at(model, parent) if parent else model, name, cell)
 
 
-def _size(parameters) -> int:
-    return sum(int(parameter.size) for parameter in parameters)
+def _size(cell: nn.Cell, expand: bool = True) -> int:
+    return sum(int(parameter.size) for parameter in cell.get_parameters(expand))

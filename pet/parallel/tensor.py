@@ -23,42 +23,14 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-from adapters.bitfit import AddedBias
-from adapters.bottleneck import Bottleneck
 from adapters.dora import SMALLEST, Magnitude
 from adapters.dropout import STRIDE, Dropout
-from adapters.ia3 import IA3
-from adapters.low_rank_adapter import LowRankAdapter
 from adapters.method import AdapterModule
-from adapters.patterns import named
 from adapters.registry import registry
 from adapters.sites import select_rows
-from model_zoo.errors import InputError
-from model_zoo.layers import AttentionCore, Conv1D
-from pet.parallel.checks import check_divisible
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
-from pet.parallel.split import PARTIAL, SPLIT, Division, mark
-
-ADAPTER_AXES: dict[str, tuple[str, ...]] = {
-    "lora_A.weight": ("", "in"),
-    "lora_B.weight": ("out", ""),
-    "initial_A.weight": ("", "in"),
-    "initial_B.weight": ("out", ""),
-    "lora_magnitude_vector": ("out",),
-    "magnitude.norm": ("out",),
-    "dropout.key": ("",),
-}
-"""Which side of its cell each axis of an adapter's parameter belongs to, for those that are linear in the output."""
-
-PREFIX_AXES: dict[str, int | None] = {
-    "prompt": 1,
-    "weight": 0,
-    "bias": 0,
-    "trunk.embedding": None,
-    "trunk.weight": None,
-    "trunk.bias": None,
-}
-"""Along which axis a prefix's parameters hold keys | values, each by heads; None for what all heads share."""
+from pet.parallel.specs import ShardSpecs, acts_on_sum
+from pet.parallel.split import SPLIT, WHOLE, Division, mark
 
 
 def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
@@ -75,38 +47,34 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
     """
     if group.size == 1:
         return model
-    check_divisible(model.config.dims, group.size)
-    family, regions = model.family, {}
-    cells = dict(model.cells_and_names())
-    plan = []
-    for path, cell in cells.items():
-        if not path.startswith(family.layers + ".") or isinstance(cell, AdapterModule) or ".adapter_" in path:
-            continue
-        column = any(named(path, name) for name in family.column)
-        row = any(named(path, name) for name in family.row)
-        if column or row:
-            blocks = blocks_of(path, cell, model) if column else (in_features(cell),)
-            plan.append((path, cell, column, blocks))
-            regions[path.rpartition(".")[0]] = None
-        elif isinstance(cell, AttentionCore):
-            check_core(path, cell)
-    refuse_unsharable(plan)
-    for path in regions:
-        if adapter_modules(cells[path]):  # it would read the input on this side of the copy
-            name = type(adapter_modules(cells[path])[0]).__name__
-            raise InputError(f"parallel.tensor: {name} beside {path} cannot be divided; place it behind (houlsby)")
-    for _, cell, column, blocks in plan:
-        cut_cell(model, cell, group, column, blocks, loaded)
-        if not column:
-            make_row_parallel(cell, group)
-    for path in regions:
+    specs, cells = ShardSpecs(model.config, group.size), dict(model.cells_and_names())
+    divided = [
+        (parameter, *specs.of_base(path, attribute), loaded)
+        for path, spec in specs.cells.items()
+        for attribute in spec.shapes
+        for parameter in variants(model, cells[path], attribute)
+    ]
+    divided += [
+        (parameter, *specs.of_adapter(path, module, name), True)
+        for path, cell in cells.items()
+        if path.startswith(model.family.layers + ".")
+        for module in adapter_modules(cell)
+        for name, parameter in module.parameters_and_names()
+    ]
+    for parameter, role, division, there in divided:
+        if division is not None:
+            cut(parameter, division, group, there)
+        elif role != WHOLE:
+            mark(parameter, role)
+    for path, side in specs.sides.items():
+        if side == "row":
+            make_row_parallel(cells[path], group)
+    for path in specs.regions:
         region = cells[path]
         region.copy_to_group = CopyToGroup(group)
         region.__class__ = region_class(type(region))
     for path, cell in cells.items():
-        if path.startswith(family.layers + "."):
-            if isinstance(cell, AttentionCore):
-                cut_core(cell, group)
+        if path.startswith(model.family.layers + "."):
             for name in ("heads", "kv_heads"):
                 if name in cell.__dict__:
                     setattr(cell, name, getattr(cell, name) // group.size)
@@ -114,57 +82,6 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
 
 
 # What is cut where ---------------------------------------------------------------------------------------------------
-
-
-def in_features(cell: nn.Cell) -> int:
-    """Width of a linear cell's input."""
-    return cell.weight.shape[0 if isinstance(cell, Conv1D) else 1]
-
-
-def out_features(cell: nn.Cell) -> int:
-    """Width of a linear cell's output."""
-    return cell.weight.shape[1 if isinstance(cell, Conv1D) else 0]
-
-
-def blocks_of(path: str, cell: nn.Cell, model: nn.Cell) -> tuple[int, ...]:
-    """The blocks within a column-parallel cell's output, each of which is divided by itself."""
-    dims = model.config.dims
-    kind = next((kind for name, kind in model.family.fused.items() if named(path, name)), None)
-    if kind == "qkv":
-        return (dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.head_dim)
-    if kind == "gate_up":
-        return (dims.ffn, dims.ffn)
-    return (out_features(cell),)
-
-
-def cut_cell(model: nn.Cell, cell: nn.Cell, group: Group, column: bool, blocks: tuple[int, ...], loaded: bool) -> None:
-    """Cuts a linear cell's weight, its bias, and the tensors of the adapters on it."""
-    transposed = isinstance(cell, Conv1D)
-    axis = (0 if column else 1) ^ transposed
-    for weight in variants(model, cell, "weight"):
-        cut(weight, Division(axis, blocks, group.size), group, loaded)
-    for bias in variants(model, cell, "bias"):
-        if column:
-            cut(bias, Division(0, blocks, group.size), group, loaded)
-        else:
-            mark(bias, PARTIAL)
-    side = "out" if column else "in"
-    for module in adapter_modules(cell):
-        if acts_on_sum(module) and not column:
-            continue  # input, dropout mask, parameters and gradients are the same on every member
-        for name, parameter in module.parameters_and_names():
-            axes = axes_of(module, name)
-            if side in axes:
-                cut(parameter, Division(axes.index(side), blocks, group.size), group, True)
-            else:
-                mark(parameter, PARTIAL)
-        if not column:
-            for part in module.cells():
-                if isinstance(part, Dropout):
-                    split_dropout(part, group)
-                if isinstance(part, Magnitude):
-                    part.sum = GroupSum(group)
-                    part.__class__ = _SplitMagnitude
 
 
 def variants(model: nn.Cell, cell: nn.Cell, attribute: str) -> list:
@@ -188,54 +105,9 @@ def cut(parameter, division: Division, group: Group, loaded: bool) -> None:
     mark(parameter, SPLIT, division)
 
 
-def axes_of(module: AdapterModule, name: str) -> tuple[str, ...] | None:
-    """Which side of its cell each axis of an adapter's parameter belongs to; None where nobody knows."""
-    if isinstance(module, IA3):
-        return ("", "in") if module.changes_input else ("out", "")
-    if isinstance(module, AddedBias):
-        return ("out",)
-    return ADAPTER_AXES.get(name)
-
-
-def acts_on_sum(module: AdapterModule) -> bool:
-    """Whether a module needs a cell's whole output: one that is not linear in it, and what is added once."""
-    return isinstance(module, (Bottleneck, LowRankAdapter, AddedBias))
-
-
 def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
     """The adapter modules on a cell."""
     return [child for child in cell.cells() if isinstance(child, AdapterModule)]
-
-
-def refuse_unsharable(plan) -> None:
-    """Raises InputError for adapters whose tensors have no known place in a divided cell."""
-    for path, cell, column, _ in plan:
-        for module in adapter_modules(cell):
-            if acts_on_sum(module) and not column and not getattr(module, "parallel", False):
-                continue
-            unknown = [name for name, _ in module.parameters_and_names() if axes_of(module, name) is None]
-            if unknown:
-                raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
-
-
-def check_core(path: str, cell: AttentionCore) -> None:
-    """Raises InputError for an adapter on an attention core that cannot be divided."""
-    for module in adapter_modules(cell):
-        unknown = [name for name, _ in module.parameters_and_names() if name not in PREFIX_AXES]
-        if unknown:
-            raise InputError(f"parallel.tensor: {type(module).__name__} on {path} cannot be divided ({unknown[0]})")
-
-
-def cut_core(cell: AttentionCore, group: Group) -> None:
-    """Divides what adapters put in front of an attention core's keys: each member has its own heads' share."""
-    width = cell.kv_heads * cell.head_dim
-    for module in adapter_modules(cell):
-        for name, parameter in module.parameters_and_names():
-            axis = PREFIX_AXES[name]
-            if axis is None:
-                mark(parameter, PARTIAL)
-            else:
-                cut(parameter, Division(axis, (width, width), group.size), group, True)
 
 
 # Cells that talk -----------------------------------------------------------------------------------------------------
@@ -262,6 +134,14 @@ def make_row_parallel(cell: nn.Cell, group: Group) -> None:
     cls = getattr(type(cell), "plain", type(cell))
     for module in adapter_modules(cell):
         module.after_sum = acts_on_sum(module)
+        if module.after_sum:
+            continue
+        for part in module.cells():
+            if isinstance(part, Dropout):
+                split_dropout(part, group)
+            if isinstance(part, Magnitude):
+                part.sum = GroupSum(group)
+                part.__class__ = _SplitMagnitude
     if "active" not in cell.__dict__:
         object.__setattr__(cell, "active", ())
     cell.reduce_from_group = ReduceFromGroup(group)

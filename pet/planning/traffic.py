@@ -6,8 +6,8 @@ import dataclasses
 
 from pet.outline import Outline
 from pet.parallel.shares import Layout, Share, cell_of, in_feed_forward, place_of, side_of
+from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL
-from pet.parallel.stages import TIED
 
 Traffic = dict[tuple[str, str], list[int]]
 """{(operation, group): [calls, bytes handed in]} of one process."""

@@ -26,8 +26,8 @@ from pet.outline import Outline
 from pet.parallel.checks import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
+from pet.parallel.specs import balance
 from pet.parallel.split import Division
-from pet.parallel.stages import balance
 from pet.planning.search import Work, memory, saving_bytes
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
