@@ -12,8 +12,9 @@ from model_zoo.configs import Config, Family
 from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
+from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
-from model_zoo.layers import CellFactory, Linear, name_parameters
+from model_zoo.layers import Linear, name_parameters
 
 
 class CausalLM(nn.Cell):

@@ -51,7 +51,7 @@ class CellSpec(NamedTuple):
     """A cell with weights.
 
     Attributes:
-        kind: of cell, a key of `model_zoo.layers.KINDS`.
+        kind: of cell, a key of `model_zoo.factory.KINDS`.
         weight: shape of its weight as it is stored.
         bias: whether there is one.
         eps: of a norm.

@@ -10,8 +10,9 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
+from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm2 import ChatGLM2Config
-from model_zoo.layers import AttentionCore, CellFactory, JoinedSwiGLU, SplitHeads, SplitRotary
+from model_zoo.layers import AttentionCore, JoinedSwiGLU, SplitHeads, SplitRotary
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 

@@ -7,8 +7,9 @@ from mindspore import nn, ops
 
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
+from model_zoo.factory import CellFactory
 from model_zoo.families.gpt2 import GPT2Config
-from model_zoo.layers import AttentionCore, CellFactory, GeluTanh, Parts, SplitHeads
+from model_zoo.layers import AttentionCore, GeluTanh, Parts, SplitHeads
 
 
 class GPT2Attention(nn.Cell):

@@ -15,13 +15,10 @@ operators says in ``trace`` which operations of the engine's table these are; ce
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mindspore as ms
 from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
-from model_zoo.configs import CellSpec, Config, Dims
 from model_zoo.engine import uses_kernel
 from model_zoo.rotary import Rotary
 
@@ -378,72 +375,3 @@ class SplitRotary(nn.Cell):
 
     def trace(self, tracer, x, cosine, sine, start):
         return tracer.rotated_heads(self.rotary.form, x, self.head_dim, cosine, sine)
-
-
-KINDS: dict[str, Callable[[CellSpec, ms.Type], nn.Cell]] = {
-    "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype),
-    "linear": lambda spec, dtype: Linear(spec.weight[1], spec.weight[0], spec.bias, dtype),
-    "conv1d": lambda spec, dtype: Conv1D(*spec.weight, dtype),
-    "rms_norm": lambda spec, dtype: RMSNorm(*spec.weight, spec.eps, dtype),
-    "layer_norm": lambda spec, dtype: LayerNorm(*spec.weight, spec.eps, dtype),
-}
-"""The cell of each kind of `CellSpec`."""
-
-
-class CellFactory:
-    """Makes a model's cells with weights, as its configuration describes them.
-
-    Args:
-        config: gives `Config.tensors`.
-        dtype: of the parameters.
-    """
-
-    def __init__(self, config: Config, dtype):
-        self.tensors, self.layers, self.dtype = config.tensors(), config.family.layers, dtype
-
-    def __call__(self, path: str, needed: bool = True) -> nn.Cell | None:
-        """The cell at a path; None where the model has none there and none is needed."""
-        if not needed and path not in self.tensors:
-            return None
-        spec = self.tensors[path]
-        return KINDS[spec.kind](spec, self.dtype)
-
-    def layer(self, path: str, needed: bool = True) -> nn.Cell | None:
-        """The same for a path within a layer."""
-        return self(f"{self.layers}.*.{path}", needed)
-
-
-class GroupedAttention(nn.Cell):
-    """Self-attention with separate query, key, value and output projections and grouped queries.
-
-    Where the layer has a ``q_norm`` and a ``k_norm``, each head's query and key are normalised before the rotation.
-
-    Args:
-        dims: as in `AttentionCore`.
-        rotary: how positions enter.
-        make: makes the cells with weights (`CellFactory`).
-    """
-
-    def __init__(self, dims: Dims, rotary: Rotary, make: CellFactory):
-        super().__init__()
-        self.heads, self.kv_heads = dims.heads, dims.kv_heads
-        self.q_proj = make.layer("self_attn.q_proj")
-        self.k_proj = make.layer("self_attn.k_proj")
-        self.v_proj = make.layer("self_attn.v_proj")
-        self.o_proj = make.layer("self_attn.o_proj")
-        self.q_norm = make.layer("self_attn.q_norm", needed=False)
-        self.k_norm = make.layer("self_attn.k_norm", needed=False)
-        self.normed = self.q_norm is not None
-        self.rotate = SplitRotary(rotary, dims.head_dim)
-        self.split = SplitHeads(dims.head_dim)
-        self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
-
-    def construct(self, x, cosine, sine, start, end, keep):
-        query, keys = self.q_proj(x), self.k_proj(x)
-        if self.normed:
-            width = self.core.head_dim
-            query = self.q_norm(query.reshape(-1, width)).reshape(query.shape)  # (N·heads, d) and back
-            keys = self.k_norm(keys.reshape(-1, width)).reshape(keys.shape)
-        query, keys = self.rotate(query, cosine, sine, start), self.rotate(keys, cosine, sine, start)
-        values = self.split(self.v_proj(x), start)
-        return self.o_proj(self.core(query, keys, values, start, end, keep))

@@ -9,10 +9,48 @@ import mindspore as ms
 from mindspore import nn
 
 from model_zoo.causal_lm import CausalLM
+from model_zoo.configs import Dims
+from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
-from model_zoo.layers import CellFactory, GroupedAttention, JoinedSwiGLU, SwiGLU
+from model_zoo.layers import AttentionCore, JoinedSwiGLU, SplitHeads, SplitRotary, SwiGLU
 from model_zoo.rope_config import rope_settings
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
+
+
+class GroupedAttention(nn.Cell):
+    """Self-attention with separate query, key, value and output projections and grouped queries.
+
+    Where the layer has a ``q_norm`` and a ``k_norm``, each head's query and key are normalised before the rotation.
+
+    Args:
+        dims: as in `AttentionCore`.
+        rotary: how positions enter.
+        make: makes the cells with weights (`CellFactory`).
+    """
+
+    def __init__(self, dims: Dims, rotary: Rotary, make: CellFactory):
+        super().__init__()
+        self.heads, self.kv_heads = dims.heads, dims.kv_heads
+        self.q_proj = make.layer("self_attn.q_proj")
+        self.k_proj = make.layer("self_attn.k_proj")
+        self.v_proj = make.layer("self_attn.v_proj")
+        self.o_proj = make.layer("self_attn.o_proj")
+        self.q_norm = make.layer("self_attn.q_norm", needed=False)
+        self.k_norm = make.layer("self_attn.k_norm", needed=False)
+        self.normed = self.q_norm is not None
+        self.rotate = SplitRotary(rotary, dims.head_dim)
+        self.split = SplitHeads(dims.head_dim)
+        self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
+
+    def construct(self, x, cosine, sine, start, end, keep):
+        query, keys = self.q_proj(x), self.k_proj(x)
+        if self.normed:
+            width = self.core.head_dim
+            query = self.q_norm(query.reshape(-1, width)).reshape(query.shape)  # (N·heads, d) and back
+            keys = self.k_norm(keys.reshape(-1, width)).reshape(keys.shape)
+        query, keys = self.rotate(query, cosine, sine, start), self.rotate(keys, cosine, sine, start)
+        values = self.split(self.v_proj(x), start)
+        return self.o_proj(self.core(query, keys, values, start, end, keep))
 
 
 class GatedMLP(nn.Cell):
