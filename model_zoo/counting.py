@@ -48,9 +48,3 @@ def count_parameters(values: Mapping[str, Any]) -> int:
 def tied_head(values: Mapping[str, Any]) -> tuple[str, str] | None:
     """As `Config.tied_head`."""
     return config_of(values).tied_head()
-
-
-def stored_transposed(values: Mapping[str, Any], name: str) -> bool:
-    """Whether this tensor is the weight of a linear cell and stored (in, out): GPT-2's Conv1D."""
-    cell = config_of(values).cells().get(name.removesuffix(".weight"))
-    return cell is not None and cell.transposed

@@ -31,9 +31,8 @@ from model_zoo.checkpoint.saving import (
     plan_shards,
 )
 from model_zoo.checkpoint.saving import write_weights as write_shards
-from model_zoo.counting import parameter_shapes, stored_transposed, tied_head
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError
-from model_zoo.families import config_class
 
 
 @dataclasses.dataclass
@@ -148,8 +147,8 @@ class _Merge:
 
     def __init__(self, config: dict, checkpoint: Checkpoint, target: str | None, safe: bool):
         self.config, self.checkpoint, self.target, self.safe = config, checkpoint, target, safe
-        self.shapes = parameter_shapes(config)
-        self.tied = tied_head(config)
+        self.base = config_of(config)
+        self.shapes, self.cells, self.tied = self.base.shapes(), self.base.cells(), self.base.tied_head()
         self.sources, self.copies = assignment(
             checkpoint, self.shapes, dict([self.tied]) if self.tied else None, ignored=(".",)
         )
@@ -157,7 +156,7 @@ class _Merge:
         self.whole: dict[str, StoredAdapter] = {}
 
     def transposed(self, name: str) -> bool:
-        return name in self.shapes and stored_transposed(self.config, name)
+        return name in self.shapes and self.cells[name.rpartition(".")[0]].transposed and name.endswith(".weight")
 
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
@@ -179,7 +178,7 @@ class _Merge:
         rows = [entry for entry in self.changes.get(embedding, []) if entry[1].kind == "rows"]
         if head not in self.changes and len(rows) == len(self.changes.get(embedding, [])):
             return None
-        if not hasattr(config_class(self.config), "tie_word_embeddings"):
+        if not hasattr(self.base, "tie_word_embeddings"):
             raise InputError(
                 f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which are one tensor: "
                 "its layout has no place for a head of its own"
@@ -220,9 +219,8 @@ class _Merge:
         _check_room(output, sum(sizes.values()))
         with staged(output, replaces=WEIGHTS) as stage:
             write_shards(stage, described, data, limit)
-            write_json(
-                stage / "config.json", config_class(config).for_file(config, types.pop() if len(types) == 1 else None)
-            )
+            stored = types.pop() if len(types) == 1 else None
+            write_json(stage / "config.json", self.base.for_file(config, stored))
             copy_companions(self.checkpoint.directory, stage, output)
         report.untied = head
         return report

@@ -1,8 +1,8 @@
 """What each process of a layout holds, from shapes alone: no weight is allocated, no process is started.
 
-`shares` says of every parameter what `pet.parallel.tensor.shard` and `pet.parallel.stages.cut_stage` do with it on a
-real model: how it is divided, which stages have it, and how the terms of its gradient come together. Planning
-(`pet.planning`) and strategy files (`pet.parallel.strategy`) follow from it; a test holds it against divided models.
+`shares` lists every parameter with its specification (`pet.parallel.specs`, which `shard` and `cut_stage` carry out on
+a real model): how it is divided, which stages have it, and how the terms of its gradient come together. Planning
+(`pet.planning`) and strategy files (`pet.parallel.strategy`) follow from it.
 """
 
 from __future__ import annotations

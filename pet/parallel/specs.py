@@ -1,7 +1,7 @@
 """Shard specifications: which part of each parameter a process has, from names, shapes and the family's table.
 
-One place says it. `pet.parallel.shares` reads it off shapes, for plans and files; `pet.parallel.tensor` and
-`pet.parallel.stages` carry it out on a model's cells.
+`pet.parallel.shares` reads them off shapes, for plans and files; `pet.parallel.tensor` and `pet.parallel.stages` carry
+them out on a model's cells.
 """
 
 from __future__ import annotations

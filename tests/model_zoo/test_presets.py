@@ -13,7 +13,7 @@ import pytest
 from adapters.patterns import named
 from model_zoo.auto import classes_for
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
-from model_zoo.counting import count_parameters, layout_of, parameter_shapes, sizes, stored_transposed, tied_head
+from model_zoo.counting import config_of, count_parameters, layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from model_zoo.presets import PRESETS, preset
@@ -129,9 +129,8 @@ def test_shapes_equal_the_file(name, fixtures):
     with open_checkpoint(fixtures / name) as checkpoint:
         for tensor, shape in shapes.items():
             assert checkpoint.shape(tensor) == shape
-    transposed = {tensor for tensor in shapes if stored_transposed(values, tensor)}
-    assert bool(transposed) == (name == "gpt2")
-    assert all(len(shapes[tensor]) == 2 for tensor in transposed)
+    transposed = [cell for cell in config_of(values).cells().values() if cell.transposed]
+    assert bool(transposed) == (name == "gpt2") and all(len(cell.weight) == 2 for cell in transposed)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import header_bytes, read_file, write_file, write_stream
-from model_zoo.counting import parameter_shapes, stored_transposed
+from model_zoo.counting import config_of, parameter_shapes
 from model_zoo.errors import InputError
 from pet.export import merge_checkpoint
 
@@ -124,7 +124,7 @@ def random_adapter(path, base, config, modules, seed):
             if config.get("use_dora"):
                 found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, columns).astype(np.float32)
             continue
-        out, into = (columns, rows) if stored_transposed(read_config(base), f"{module}.weight") else (rows, columns)
+        out, into = (columns, rows) if config_of(read_config(base)).cells()[module].transposed else (rows, columns)
         found |= random_lora(module, out, into, config["r"], seed)
         if config.get("use_dora"):
             found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, out).astype(np.float32)
