@@ -2,9 +2,12 @@
 
 import pytest
 
+from model_zoo.families.llama import LlamaConfig
 from pet.cli.main import main
 from pet.names import find_recipe
 from pet.parallel.fits import check_fits
+from pet.parallel.specs import ShardSpecs
+from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
 from pet.recipe import load
 
 
@@ -58,3 +61,14 @@ def test_the_text_that_a_prefix_starts_from_changes_no_layout(method):
         ["parallel.tensor=2", "eval.metrics=[loss]", f"adapter={{method: {method}, init_text: Answer briefly}}"],
     )
     check_fits(recipe)
+
+
+def test_what_is_whole_within_a_sublayer_has_a_term_of_its_gradient_on_each_member(monkeypatch):
+    """A norm of each head: every member computes with its own heads."""
+    layer = LlamaConfig.layer
+    monkeypatch.setattr(LlamaConfig, "layer", lambda self: {**layer(self), "self_attn.q_norm": self.norm(8)})
+    specs = ShardSpecs(LlamaConfig(), 2)
+    assert specs.of_base("model.layers.3.self_attn.q_norm", "weight") == (PARTIAL, None)
+    assert specs.of_base("model.layers.3.input_layernorm", "weight") == (WHOLE, None)
+    assert specs.of_base("model.layers.3.self_attn.q_proj", "weight") == (SPLIT, Division(0, (4096,), 2))
+    assert specs.of_base("model.layers.3.self_attn.o_proj", "weight") == (SPLIT, Division(1, (4096,), 2))
