@@ -28,11 +28,6 @@ ROOMS = {
     "compat": ("pet/compat",),
     "cli": ("pet/cli", "pet/__main__.py"),
 }
-# Still to be cut.
-KNOWN_CIRCLES = (
-    {"model_zoo.checkpoint.reading", "model_zoo.checkpoint.saving", "model_zoo.configs", "model_zoo.counting"},
-    {"model_zoo.causal_lm", "model_zoo.generation", "model_zoo.generation.generate"},
-)
 # Of model_zoo, adapters know these and no family.
 FOR_ADAPTERS = ("layers", "errors", "progress", "atomic", "checkpoint", "engine")
 
@@ -118,7 +113,7 @@ def test_the_graph_has_late_and_relative_imports_and_packages():
 
 
 def test_no_import_goes_in_a_circle():
-    assert [group for group in circles(graph()) if not any(known.issuperset(group) for known in KNOWN_CIRCLES)] == []
+    assert circles(graph()) == []
 
 
 @pytest.mark.parametrize("room", ROOMS)
