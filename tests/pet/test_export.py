@@ -114,7 +114,7 @@ MEMORY = {
 def random_adapter(path, base, config, modules, seed):
     """A LoRA directory for these modules, with what its configuration asks for besides."""
     generator = np.random.default_rng(seed)
-    shapes = parameter_shapes(read_config(base))
+    shapes, cells = parameter_shapes(read_config(base)), config_of(read_config(base)).cells()
     found = {}
     for module in modules:
         rows, columns = shapes.get(f"{module}.weight", shapes.get("transformer.wte.weight"))
@@ -124,7 +124,7 @@ def random_adapter(path, base, config, modules, seed):
             if config.get("use_dora"):
                 found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, columns).astype(np.float32)
             continue
-        out, into = (columns, rows) if config_of(read_config(base)).cells()[module].transposed else (rows, columns)
+        out, into = (columns, rows) if module in cells and cells[module].transposed else (rows, columns)
         found |= random_lora(module, out, into, config["r"], seed)
         if config.get("use_dora"):
             found[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, out).astype(np.float32)
