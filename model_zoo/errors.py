@@ -13,7 +13,12 @@ class InputError(ValueError):
 
     The message is one line per problem: what, where, what was expected, and the nearest valid name. The command line
     prints it without a traceback and exits with code 2.
+
+    Attributes:
+        whole: the message with all problems, where `collect` left some out.
     """
+
+    whole: str | None = None
 
     @classmethod
     def collect(cls, problems: Iterable[str]) -> InputError:
@@ -21,10 +26,13 @@ class InputError(ValueError):
         problems = list(problems)
         if len(problems) == 1:
             return cls(problems[0])
-        listed = [f"  - {problem}" for problem in problems[:LISTED]]
-        if len(problems) > LISTED:
-            listed.append(f"  … and {len(problems) - LISTED} more")
-        return cls("\n".join([f"{len(problems)} problems:", *listed]))
+        lines = [f"{len(problems)} problems:", *(f"  - {problem}" for problem in problems)]
+        left = len(problems) - LISTED
+        if left <= 0:
+            return cls("\n".join(lines))
+        error = cls("\n".join([*lines[: LISTED + 1], f"  … and {left} more"]))
+        error.whole = "\n".join(lines)
+        return error
 
 
 # What PEFT and others call a setting of ours.

@@ -51,7 +51,7 @@ def _report(prog: str, error: BaseException | str, debug: bool) -> None:
         traceback.print_exc()
     from pet.recipe.variables import hide
 
-    text = hide(str(error).strip() or type(error).__name__)
+    text = hide((getattr(error, "whole", None) or str(error)).strip() or type(error).__name__)
     text = text if text.startswith(f"{prog}: ") else f"{prog}: {text}"
     print(text if debug else _shortened(text), file=sys.stderr)
 

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             load_any(file, overrides, check_files=not options.no_files, bring=False)
         except InputError as error:
-            problems.append(str(error))
+            problems.append(error.whole or str(error))
         else:
             print(f"{file}: ok")
     if problems:

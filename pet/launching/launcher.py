@@ -343,7 +343,8 @@ class _Workers:
             return
         text = log.read_bytes()[-65536:].decode(errors="replace")
         starts = [text.rfind(mark) for mark in ("Traceback (most recent call last)", "Fatal Python error")]
-        lines = text[max([0, *starts]) :].rstrip().splitlines()
+        # Python ends its dump with a list of all modules in C, which says nothing
+        lines = [line for line in text[max([0, *starts]) :].splitlines() if not line.startswith("Extension modules:")]
         if max(starts) < 0:
             lines = lines[-20:]
         print("\n".join(f"[rank {rank}] {line}" for line in lines[:60]), file=sys.stderr)
