@@ -11,13 +11,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_type_hints
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 
 from model_zoo.atomic import write_json
 from model_zoo.errors import InputError, shown
 from model_zoo.field_types import TokenId, check_types
+
+if TYPE_CHECKING:  # checking a recipe does without it
+    import numpy as np
 
 OTHER_FIELDS = {
     "bos_token_id": TokenId | list[TokenId],
@@ -99,6 +100,8 @@ def layer_norm(width: int, eps: float) -> CellSpec:
 
 def causal_document(config, ids) -> tuple[np.ndarray, np.ndarray]:
     """Positions 0, 1, 2 … and, for each token, itself and what came before."""
+    import numpy as np
+
     positions = np.arange(len(ids), dtype=np.int32)
     return positions, positions + 1
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, layer_norm, linear
 from model_zoo.errors import InputError
 from model_zoo.field_types import TokenId
 
+if TYPE_CHECKING:  # checking a recipe does without it
+    import numpy as np
+
 
 def document_layout(config: GLMConfig, ids) -> tuple[np.ndarray, np.ndarray]:
     """`layout` of one unpadded document on the host: positions ``(2, S)`` and interval ends ``(S,)``."""
+    import numpy as np
+
     ids = np.asarray(ids)
     index = np.arange(len(ids), dtype=np.int32)
     context = _first(ids, config.bos_token_id)
@@ -28,12 +31,14 @@ def document_layout(config: GLMConfig, ids) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first(ids: np.ndarray, token: int) -> int:
-    found = np.flatnonzero(ids == token)
+    found = (ids == token).nonzero()[0]
     return int(found[0]) if found.size else len(ids)
 
 
 def advance(position: np.ndarray) -> np.ndarray:
     """The next answer token: the text position stays, the block position counts on. ``(…, 2)``."""
+    import numpy as np
+
     return position + np.array([0, 1], position.dtype)
 
 

@@ -84,7 +84,7 @@ pathlib.Path('pids', str(os.getpid())).touch()
 def forever():
     while True: signal.pause()
 def noted(count):
-    while len(list(pathlib.Path('pids').iterdir())) < count: time.sleep(0.02)
+    while len(list(pathlib.Path().glob('pids/*'))) < count: time.sleep(0.02)
 """
 
 
