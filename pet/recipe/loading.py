@@ -14,7 +14,7 @@ from model_zoo.errors import InputError, nearest, similar
 from pet import names
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
-from pet.recipe.classes import find_callback
+from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
@@ -232,6 +232,11 @@ def _check_files(recipe: Recipe, report: Report) -> None:
             find_callback(entry.name, entry.args)
         except InputError as error:
             report.add(("callbacks", index), str(error).removeprefix("callbacks: "))
+    if recipe.train.objective not in OBJECTIVES:  # those are there, and looking at them would import MindSpore
+        try:
+            find_objective(recipe.train.objective)
+        except InputError as error:
+            report.add(("train", "objective"), str(error).removeprefix("train.objective: "))
 
 
 def _check_model(recipe: Recipe, report: Report) -> None:

@@ -71,6 +71,8 @@ def test_rows_that_cannot_be_compared_are_named(finetune, tmp_path, capsys):
         ("json:dumps", "is no objective"),
     ],
 )
-def test_names_that_are_no_objective(name, message):
+def test_names_that_are_no_objective(name, message, capsys):
     with pytest.raises(InputError, match=message):
         find_objective(name)
+    assert main(["validate", "glm_lora", f"train.objective={name}"]) == 2
+    assert message in capsys.readouterr().err
