@@ -1,0 +1,21 @@
+"""Counts of published scripts and job files that run: one module per system, with ``count(clone, work)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Case:
+    """One published script, job file or test, and what became of it.
+
+    Attributes:
+        name: what it is called in the clone.
+        outcome: ``runs`` to the end; ``refused`` with an error that says what cannot be honoured; ``fails`` otherwise.
+        reason: of a refusal or failure, in one line. Equal reasons are counted together.
+    """
+
+    name: str
+    outcome: Literal["runs", "refused", "fails"]
+    reason: str = ""
