@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 from pet.installation import has_bf16
 
 log = logging.getLogger("pet")
@@ -25,10 +25,20 @@ class Ignored:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A setting that would change the results and cannot be had, unless its value is among the harmless ones."""
+    """A setting that would change the results and cannot be had, unless its value is off or among the harmless ones."""
 
     why: str
-    harmless: tuple = (None, False, 0, "", "no", "none")
+    harmless: tuple = (0,)
+
+
+UNUSED = "not known here, but empty or off"
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value says that its setting is not used: empty, false, or a word for none."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "none", "null", "no", "false")
+    return value is None or value is False or (isinstance(value, (list, tuple, Mapping)) and not value)
 
 
 Rule = str | Ignored | Refused | Callable[["Translation", str, Any], None]
@@ -82,13 +92,18 @@ class Translation:
         self.problems.append(f"{self.system}: {name}: {why}")
 
     def apply(self, given: Mapping[str, Any], table: Mapping[str, Rule], prefix: str = "") -> None:
-        """Translates settings by a table. Those that are None count as not given; unknown ones are problems."""
+        """Translates settings by a table. Those that are None (also as a word, or an empty string) count as not given.
+        Unknown ones are problems, but for those whose values say that they are not used.
+        """
         for name, value in given.items():
             shown = prefix + str(name)
             if name not in table:
-                self.refuse(shown, f"is not known{nearest(str(name), table)}")
+                if is_off(value):
+                    self.ignore(shown, UNUSED)
+                else:
+                    self.refuse(shown, f"is not known{similar(str(name), table)}")
                 continue
-            if value is None:
+            if value in (None, "None", ""):
                 continue
             rule = table[name]
             if isinstance(rule, str):
@@ -96,7 +111,8 @@ class Translation:
             elif isinstance(rule, Ignored):
                 self.ignore(shown, rule.why)
             elif isinstance(rule, Refused):
-                if not any(value is each or (type(value) is type(each) and value == each) for each in rule.harmless):
+                same = any(value is each or (type(value) is type(each) and value == each) for each in rule.harmless)
+                if not same and not is_off(value):
                     self.refuse(shown, f"{value!r}: {rule.why}")
             else:
                 rule(self, shown, value)
@@ -116,5 +132,8 @@ class Translation:
             log.warning("%s: without meaning here: %s", self.system, "; ".join(self.ignored_lines()))
 
     def ignored_lines(self) -> list[str]:
-        """``name: why`` of what is ignored."""
-        return [f"{name}: {why}" for name, why in self.ignored.items()]
+        """``name, name: why`` of what is ignored, a line for each reason."""
+        names: dict[str, list[str]] = {}
+        for name, why in self.ignored.items():
+            names.setdefault(why, []).append(name)
+        return [f"{', '.join(group)}: {why}" for why, group in names.items()]

@@ -1,0 +1,24 @@
+"""Scripts of the user's own that go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(tmp_path, line):
+    script = tmp_path / "job.py"
+    script.write_text(f"from pet.compat.mindformers import Trainer\n{line}\n")
+    return subprocess.run([sys.executable, script], capture_output=True, text=True)
+
+
+def test_a_wrong_argument_is_one_line_with_the_scripts_own(tmp_path):
+    ran = run(tmp_path, "Trainer(model='llama_tiny', task='translation')")
+    assert ran.returncode == 2
+    assert ran.stderr == "job.py:2: Trainer: task 'translation' is not known; supported: text_generation\n"
+
+
+def test_a_scripts_own_error_stays_what_it_is(tmp_path):
+    ran = run(tmp_path, "1 / 0")
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr and "ZeroDivisionError" in ran.stderr
