@@ -4,9 +4,10 @@ A handler is not enough: compiling a graph, MindSpore puts its own over SIGINT, 
 Python's handlers wait until the main thread comes back from C++. So `listen` blocks the signals in every thread that is
 started later, and one thread waits for them. It gets each at once, whatever handlers there are.
 
-By default a signal ends the command: ``KeyboardInterrupt`` is raised in the main thread, so that unfinished files are
-removed, and `main` exits with 128 + the signal's number. `handled_by` gives the signals to somebody else for a while.
-Programs that import this library keep their own handling: there `handled_by` installs ordinary handlers.
+By default a signal ends the process at once, with one line, and 128 + the signal's number as the exit code. While a
+command runs (`raising`), ``KeyboardInterrupt`` is raised in the main thread instead, so that unfinished files are
+removed. `handled_by` gives the signals to somebody else for a while. Programs that import this library keep their own
+handling: there `handled_by` installs ordinary handlers.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def listen() -> None:
     if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
         return
     heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(SIGNALS) - set(heard))
     if not heard:
         return
     # wakes the main thread from a read or a sleep, and raises there
@@ -57,17 +59,38 @@ def listen() -> None:
     _listener.start()
 
 
-def unlisten() -> None:
-    """Undoes `listen`: programs that are started inherit what is blocked."""
+@contextlib.contextmanager
+def unlistened() -> Iterator[None]:
+    """Undoes `listen` within the block: programs that are started inherit what is blocked."""
     global _listener
-    if _listener is None:
-        return
     thread, _listener = _listener, None
-    # one that it waits for: a shell has its background commands ignore SIGINT, and nohup SIGHUP
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    signal.pthread_kill(thread.ident, next(number for number in SIGNALS if number in blocked))
-    thread.join()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if thread is not None:
+        # one that it waits for: a shell has its background commands ignore SIGINT, and nohup SIGHUP
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        signal.pthread_kill(thread.ident, next(number for number in SIGNALS if number in blocked))
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        if thread is not None:
+            listen()
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Within, a signal that nobody handles raises ``KeyboardInterrupt`` in the main thread; a second one ends at once.
+
+    Elsewhere than on the command line Python does so by itself.
+    """
+    if _listener is None:
+        yield
+        return
+    _receivers.append((SIGNALS, _end_command))
+    try:
+        yield
+    finally:
+        _receivers.pop()
 
 
 @contextlib.contextmanager
@@ -118,7 +141,7 @@ def _wait(heard: Collection[int]) -> None:
         if threading.current_thread() is not _listener:
             return
         receivers = [receive for numbers, receive in _receivers if number in numbers]
-        (receivers[-1] if receivers else _end_command)(number)
+        (receivers[-1] if receivers else _end)(number)
 
 
 def _end_command(number: int) -> None:
@@ -136,11 +159,21 @@ def _raise(number: int, frame) -> None:
     """Raises in the main thread; but an exception within a compilation has MindSpore write a dump to ``rank_0/``."""
     if _ending is None:
         return
+    if all(receive is not _end_command for _, receive in _receivers):  # the command has ended meanwhile
+        _exit()
     while frame is not None:
         if "compile" in frame.f_code.co_name and frame.f_globals.get("__name__", "").startswith("mindspore"):
             _exit()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _end(number: int) -> None:
+    global _ending
+    if _ending is None:
+        _ending = number
+        _exit()
+    os._exit(ending())
 
 
 def _exit() -> None:

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Table = Mapping[str, Sequence[str]]
 
 
 def names_of(
-    package: str, table: Mapping[str, Sequence[str]], check: Callable[[], None] = lambda: None
-) -> tuple[list[str], Callable, Callable]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package.
+    package: str, table: Table, more: Callable[[], Table] = dict, check: Callable[[], None] = lambda: None
+) -> tuple[Callable, Callable]:
+    """``__getattr__`` (for ``__all__`` too) and ``__dir__`` of a package.
 
     Args:
         package: its ``__name__``.
         table: module → the names that it gives.
+        more: called for a name that is not in ``table``; gives a table of further names.
         check: called before the first use of a name; raises where the package cannot be used.
     """
-    where = {name: module for module, names in table.items() for name in names}
     namespace = vars(sys.modules[package])
+    where: dict[str, str] = {}
 
-    def find(name: str) -> Any:
-        if name not in where:
+    def known() -> dict[str, str]:
+        where.update({name: module for tables in (table, more()) for module, names in tables.items() for name in names})
+        return where
+
+    def find(name: str) -> object:
+        from importlib import import_module
+
+        if name == "__all__":
+            return sorted(known())
+        if name.startswith("__") or name not in known():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         check()
         namespace[name] = value = getattr(import_module(where[name]), name)
         return value
 
-    return sorted(where), find, lambda: sorted({*namespace, *where})
+    return find, lambda: sorted({*namespace, *known()})

@@ -99,7 +99,7 @@ def _interrupted(prog: str, debug: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point of the console script: returns the exit code."""
+    """Runs a command line, by default that of this process: returns the exit code."""
     if arguments is None:
         interrupts.listen()
     with watched():
@@ -131,8 +131,9 @@ def answer(arguments: Sequence[str] | None) -> int:
     debug = "--debug" in own
     prog = f"pet {arguments[0]}" if arguments and arguments[0] in COMMANDS else "pet"
     try:
-        code = run(arguments)
-        sys.stdout.flush()
+        with interrupts.raising():
+            code = run(arguments)
+            sys.stdout.flush()
         return code
     except InputError as error:
         _report(prog, error, debug)
@@ -159,7 +160,3 @@ def answer(arguments: Sequence[str] | None) -> int:
             return FAILED
         _report(prog, f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

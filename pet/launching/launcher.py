@@ -150,12 +150,16 @@ def launch(
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
-    interrupts.unlisten()  # the launcher has handlers of its own, and what it starts must not inherit blocked signals
-    if read_job().launcher != "none":
-        os.execvp(command[0], command)
-    control = Control(nodes, node, split_address(master), workers, job_secret(secret)) if nodes > 1 else Alone(workers)
-    with control:
-        return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
+    # the launcher has handlers of its own, and what it starts must not inherit blocked signals
+    with interrupts.unlistened():
+        if read_job().launcher != "none":
+            os.execvp(command[0], command)
+        several = nodes > 1
+        control = (
+            Control(nodes, node, split_address(master), workers, job_secret(secret)) if several else Alone(workers)
+        )
+        with control:
+            return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
 
 
 class _Workers:

@@ -5,7 +5,7 @@ The names are looked up when they are first used, so that importing this package
 
 from pet.lazy import names_of
 
-__all__, __getattr__, __dir__ = names_of(
+__getattr__, __dir__ = names_of(
     __name__,
     {
         "pet.recipe.loading": ("load",),

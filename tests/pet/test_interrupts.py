@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = re.search(r'^pet = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 COMPILED = """
 import os, signal, sys, time
 from pet import interrupts
@@ -25,18 +27,20 @@ double(ms.Tensor(np.ones(3, np.float32)))  # from here on, SIGINT has MindSpore'
 """
 WAITING = """
 try:
-    print("ready", flush=True)
-    sys.stdin.read()
+    with interrupts.raising():
+        print("ready", flush=True)
+        sys.stdin.read()
 except KeyboardInterrupt:
     sys.exit(interrupts.ending())
 """
 LOST = """
 print("ready", flush=True)
-while True:
-    try:
-        time.sleep(60)
-    except KeyboardInterrupt:
-        print("swallowed", flush=True)
+with interrupts.raising():
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("swallowed", flush=True)
 """
 HANDLED = """
 import queue
@@ -50,10 +54,27 @@ with interrupts.handled_by(received.put):
 """
 CHILD = """
 import subprocess
-interrupts.unlisten()
-child = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
-subprocess.run([sys.executable, "-c", child])
+child = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)"
+with interrupts.unlistened():
+    subprocess.run([sys.executable, "-c", child])
+os.kill(os.getpid(), signal.SIGTERM)
+sys.stdin.read()
 """
+EARLY = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "pet.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+sys.argv = ["pet", "recipes"]
+"""
+ENTRIES = {
+    "module": "runpy.run_module('pet', run_name='__main__')",
+    "script": f"from {SCRIPT[1]} import {SCRIPT[2]}; sys.exit({SCRIPT[2]}())",
+}
 
 
 @pytest.fixture
@@ -99,9 +120,12 @@ def test_the_innermost_that_asked_for_a_signal_gets_it(start):
         assert process.wait() == 0
 
 
-def test_what_is_started_after_unlisten_has_no_signal_blocked(start):
+def test_what_is_started_unlistened_has_no_signal_blocked(start):
+    """And afterwards signals are received again: this one ends the process, as no command runs."""
     with start(CHILD) as process:
         assert process.stdout.read() == "[]\n"
+        assert process.wait() == 143
+        assert process.stderr.read() == "\npet: interrupted\n"
 
 
 def test_what_nohup_ignores_stays_ignored(start):
@@ -125,3 +149,13 @@ def test_a_job_is_launched_where_signals_are_ignored(tmp_path, ignored):
         command, cwd=tmp_path, env=environment, preexec_fn=ignore, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_ctrl_c_while_the_command_is_imported(entry, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY + ENTRIES[entry]], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.strip() in ("pet: interrupted", "pet recipes: interrupted")  # before the command, or in it

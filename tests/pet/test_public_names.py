@@ -11,7 +11,7 @@ import pet
 
 
 def test_every_name_stands_once():
-    names = [name for names in pet._NAMES.values() for name in names]
+    names = [name for table in (pet._NAMES, pet._configs()) for names in table.values() for name in names]
     assert len(names) == len(set(names))
 
 

@@ -2,7 +2,7 @@
 
 from pet.lazy import names_of
 
-__all__, __getattr__, __dir__ = names_of(
+__getattr__, __dir__ = names_of(
     __name__,
     {
         "model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer"),

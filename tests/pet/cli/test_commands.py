@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def pet(*arguments, **options):
     """Run ``pet`` in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "pet.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "pet", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -191,7 +191,7 @@ def test_interrupt_is_130(recipe, capsys, monkeypatch):
 
 def test_a_closed_pipe_is_no_traceback(recipe):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = f"{shlex.quote(sys.executable)} -m pet.cli.main recipes schema | head -1"
+    command = f"{shlex.quote(sys.executable)} -m pet recipes schema | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
     assert result.stdout == "{\n"
     assert result.stderr == ""

@@ -2,9 +2,11 @@
 
     python interruptions.py kills DIRECTORY [--count 40] [--seed 0] [key.sub=value …]
     python interruptions.py interrupts DIRECTORY [--count 30] [--seed 0] [key.sub=value …]
+    python interruptions.py starts DIRECTORY [--count 60] [--seed 0]
 
 ``kills``: SIGKILL to a random process of the job, then ``--resume``, until the run is done; its adapter must be that of
 the run that nobody killed, byte for byte. ``interrupts``: SIGINT; exit code 130, no traceback, no dump.
+``starts``: the same in the first 0.4 s. Before the command's own first line only Python can answer; those are counted.
 """
 
 from __future__ import annotations
@@ -58,14 +60,18 @@ class Job:
         psutil.wait_procs(members, 120)
         return True
 
-    def listens(self) -> bool:
-        """Waits until SIGINT is received by the command (its threads block it); False if it ended before."""
-        status = Path(f"/proc/{self.process.pid}/status")
+    def blocks(self) -> bool:
+        """Whether the command has blocked SIGINT, in order to receive it itself."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        blocked = [line for line in status.splitlines() if line.startswith("SigBlk")]
+        return bool(blocked) and bool(int(blocked[0].split()[1], 16) >> (signal.SIGINT - 1) & 1)
+
+    def listens(self, pause: float = 0.01) -> bool:
+        """Waits until SIGINT is received by the command; False if it ended before."""
         while self.process.poll() is None:
-            blocked = [line for line in status.read_text().splitlines() if line.startswith("SigBlk")]
-            if blocked and int(blocked[0].split()[1], 16) >> (signal.SIGINT - 1) & 1:
+            if self.blocks():
                 return True
-            time.sleep(0.01)
+            time.sleep(pause)
         return False
 
     def adapter(self) -> bytes:
@@ -141,9 +147,35 @@ def interrupts(directory: Path, count: int, seed: int, *words: str) -> list[floa
     return took
 
 
+def starts(directory: Path, count: int, seed: int) -> tuple[list[float], int]:
+    """Interrupts that many runs in their first moments.
+
+    Returns:
+        the milliseconds to the command's first line of some runs, and how many were interrupted before it.
+    """
+    chance, early, first = random.Random(seed), 0, []
+    for number in range(count):
+        begin = time.monotonic()
+        job = Job(directory, "run", "--force")
+        if number % 4 == 0:
+            assert job.listens(0.0), job.err.read_text()
+            first.append(1000 * (time.monotonic() - begin))
+        time.sleep(max(0.0, begin + chance.uniform(0.0, 0.4) - time.monotonic()))
+        late = job.blocks()
+        os.kill(job.process.pid, signal.SIGINT)
+        code, err = job.process.wait(), job.err.read_text()
+        if late:
+            assert code == 130, f"exit code {code}\n{err}"
+            assert err.strip() in ("pet: interrupted", "pet finetune: interrupted"), err
+        else:
+            early += 1
+        print(f"interrupt {number + 1}: {'received' if late else 'too early'}, exit code {code}", flush=True)
+    return first, early
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "interrupts"])
+    parser.add_argument("what", choices=["kills", "interrupts", "starts"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int, default=0)
@@ -152,6 +184,10 @@ def main() -> None:
     if options.what == "kills":
         count = options.count or 40
         print(f"{count} kills, {kills(options.directory, count, options.seed, *words)} runs ended, all bit-equal")
+    elif options.what == "starts":
+        first, early = starts(options.directory, options.count or 60, options.seed)
+        said = f"{min(first):.0f} to {max(first):.0f} ms from the start"
+        print(f"{options.count or 60} interrupts, {early} of them before the first line, which came {said}")
     else:
         took = interrupts(options.directory, options.count or 30, options.seed, *words)
         print(f"{len(took)} interrupts, at most {max(took):.2f} s")

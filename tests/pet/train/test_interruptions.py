@@ -14,7 +14,7 @@ SEED = os.environ.get("PYTEST_RANDOM", "5")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["kills", "kills parallel.data=2", "interrupts"])
+@pytest.mark.parametrize("words", ["kills", "kills parallel.data=2", "interrupts", "starts"])
 def test_at_random_moments(words, tmp_path, all_cores):
     what, *settings = words.split()
     command = [sys.executable, str(SCRIPT), what, str(tmp_path / "runs"), "--count", "2", "--seed", SEED, *settings]
