@@ -37,7 +37,7 @@ class BottleneckConfig(Settings, MethodConfig):
             return chosen
         cells, hidden = dict(model.cells_and_names()), model.config.dims.hidden
         paths = [(site.path.rpartition(".")[0], site.layer) for site in chosen]
-        # an outline, which plans are made from, has linear cells alone
+        # a meta model, which plans are made from, has linear cells alone
         return [Site(path, cells.get(path), "sublayer", hidden, hidden, layer=layer) for path, layer in paths]
 
     def parameters_at(self, site) -> int:

@@ -44,19 +44,19 @@ def work(case: int, counted: bool) -> None:
 
     from adapters.apply import apply_lora
     from model_zoo.auto import AutoModel
-    from pet.parallel.mesh_context import ParallelWorld
+    from pet.parallel.context import ParallelContext
     from pet.train.trainer import Trainer
 
     layout, config = CASES[case]
-    world = ParallelWorld(**layout, profile=counted)
-    model = world.prepare(apply_lora(AutoModel.from_config(config), rank=RANK))
+    distributed = ParallelContext(**layout, profile=counted)
+    model = distributed.prepare(apply_lora(AutoModel.from_config(config), rank=RANK))
     held = sum(int(p.size) * p.itemsize for p in model.get_parameters())
     ids = np.random.default_rng(0).integers(5, 3000, (ROWS, LENGTH)).astype(np.int32)
-    rows = ROWS // world.data_size
-    batch = {"input_ids": ids[world.data_rank * rows : (world.data_rank + 1) * rows]}
-    trainer = Trainer(model, [batch] * 3, world=world, steps=3, learning_rate=1e-4)
+    rows = ROWS // distributed.data_size
+    batch = {"input_ids": ids[distributed.data_rank * rows : (distributed.data_rank + 1) * rows]}
+    trainer = Trainer(model, [batch] * 3, distributed=distributed, steps=3, learning_rate=1e-4)
     trainer.train()
-    traffic = world.meter.traffic() if counted else {}
+    traffic = distributed.meter.traffic() if counted else {}
     sent = {"/".join(key): [entry.calls, entry.bytes] for key, entry in traffic.items()}
     found = {
         "rank": job.rank,
@@ -71,7 +71,7 @@ def work(case: int, counted: bool) -> None:
 def planned(case: int, rank: int) -> dict:
     """The plan for the same process."""
     from adapters.lora import LoRAConfig
-    from pet.outline import Outline
+    from pet.meta_model import MetaModel
     from pet.parallel.mesh import Mesh
     from pet.parallel.shares import shares
     from pet.planning.search import Work, memory
@@ -79,12 +79,12 @@ def planned(case: int, rank: int) -> dict:
 
     layout, config = CASES[case]
     data, tensor, pipeline, pieces = (layout.get(k, 1) for k in ("data", "tensor", "pipeline", "micro_batches"))
-    outline, adapter = Outline(config), LoRAConfig(rank=RANK)
-    divided = shares(outline, adapter, tensor, pipeline)
-    job = Work(outline, adapter, ROWS, LENGTH, "float32")
+    meta_model, adapter = MetaModel(config), LoRAConfig(rank=RANK)
+    divided = shares(meta_model, adapter, tensor, pipeline)
+    job = Work(meta_model, adapter, ROWS, LENGTH, "float32")
     steps = Steps(data, tensor, pipeline, pieces, ROWS // data // pieces * LENGTH, 4, "shard_optimizer" in layout)
     stage = Mesh(data, tensor, pipeline, rank).stage
-    sent = step_traffic(outline, divided, steps, stage, adapter)
+    sent = step_traffic(meta_model, divided, steps, stage, adapter)
     sent.pop(("all_gather", "world"), None)  # whether all go on is asked after the step
     return {
         **memory(job, divided, steps, stage, divided.of_stage(stage)),

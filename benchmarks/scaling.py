@@ -53,24 +53,26 @@ def work(layout: dict, steps: int) -> None:
 
     from adapters.apply import apply_lora
     from model_zoo.auto import AutoModel
-    from pet.parallel.mesh_context import ParallelWorld
+    from pet.parallel.context import ParallelContext
     from pet.train.trainer import Trainer
 
-    world = ParallelWorld(**layout, profile=True)
-    model = world.prepare(apply_lora(AutoModel.from_config(CONFIG), rank=8))
+    distributed = ParallelContext(**layout, profile=True)
+    model = distributed.prepare(apply_lora(AutoModel.from_config(CONFIG), rank=8))
     ids = np.random.default_rng(0).integers(5, CONFIG["vocab_size"], (ROWS, LENGTH)).astype(np.int32)
-    batch = {"input_ids": ids[world.data_rank :: world.data_size]}
-    trainer = Trainer(model, [batch] * (steps + WARM_UP), world=world, steps=steps + WARM_UP, learning_rate=1e-4)
+    batch = {"input_ids": ids[distributed.data_rank :: distributed.data_size]}
+    trainer = Trainer(
+        model, [batch] * (steps + WARM_UP), distributed=distributed, steps=steps + WARM_UP, learning_rate=1e-4
+    )
     trainer.train()
     seconds = statistics.median(line["seconds"] for line in trainer.history[WARM_UP:])
     talking = 0.0
-    for (kind, label), entry in sorted(world.meter.traffic().items()):
-        talking += entry.calls * message_seconds(world, kind, label, entry.bytes // entry.calls)
+    for (kind, label), entry in sorted(distributed.meter.traffic().items()):
+        talking += entry.calls * message_seconds(distributed, kind, label, entry.bytes // entry.calls)
     if job.rank == 0:
         print("RESULT", json.dumps({"seconds": seconds, "communication": talking}), flush=True)
 
 
-def message_seconds(world, kind: str, label: str, size: int) -> float:
+def message_seconds(distributed, kind: str, label: str, size: int) -> float:
     """Time of one message of that many bytes; every process that has such messages calls this."""
     import mindspore as ms
     import numpy as np
@@ -78,8 +80,12 @@ def message_seconds(world, kind: str, label: str, size: int) -> float:
 
     from pet.parallel import collectives
 
-    vector, mesh = Tensor(np.zeros(max(1, size // 4), np.float32)), world.mesh
-    group = {"data": world.data_group, "tensor": world.tensor_group, "pipeline": world.pipeline_group}[label]
+    vector, mesh = Tensor(np.zeros(max(1, size // 4), np.float32)), distributed.mesh
+    group = {
+        "data": distributed.data_group,
+        "tensor": distributed.tensor_group,
+        "pipeline": distributed.pipeline_group,
+    }[label]
     if kind == "receive":  # its time is that of the sending
         return 0.0
 
@@ -99,7 +105,7 @@ def message_seconds(world, kind: str, label: str, size: int) -> float:
         "broadcast": lambda: collectives.broadcast(vector, 0, group).asnumpy(),
         "send": there_and_back,
     }[kind]
-    world.barrier()
+    distributed.barrier()
     once()
     begin = time.perf_counter()
     for _ in range(REPEATS):

@@ -164,12 +164,12 @@ def count_adapter(config: Mapping[str, Any], adapter: object) -> tuple[str, int,
     """(method, number of cells, trained parameters) of an adapter on a model of this configuration."""
     from adapters.matching import plan
     from adapters.replacement import wanted
-    from pet.outline import Outline
+    from pet.meta_model import MetaModel
 
-    outline = Outline(config)
-    planned = plan(outline, adapter)
+    meta_model = MetaModel(config)
+    planned = plan(meta_model, adapter)
     chosen = [entry.site for entry in planned.entries]
-    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(outline, adapter, chosen))
+    whole = sum(cell._params[attribute].size for _, cell, attribute in wanted(meta_model, adapter, chosen))
     return adapter.method, len(planned), planned.parameters + whole
 
 
@@ -177,14 +177,14 @@ def activations(
     config: Mapping[str, Any], adapter: object, batch: int, length: int, dtype: str, recompute: bool
 ) -> int:
     """Bytes at the peak of one forward and backward pass on one device (`pet.planning.activations`)."""
-    from pet.outline import Outline
+    from pet.meta_model import MetaModel
     from pet.parallel.shares import shares
     from pet.planning.activations import activation_bytes
     from pet.planning.search import Work
     from pet.planning.traffic import Steps
 
     work = Work(
-        Outline(config),
+        MetaModel(config),
         adapter,
         batch,
         length,
@@ -192,4 +192,4 @@ def activations(
         recompute=recompute,
     )
     steps = Steps(1, 1, 1, 1, batch * length, work.width, recompute=recompute)
-    return activation_bytes(work, shares(work.outline, work.adapter), steps, 0)
+    return activation_bytes(work, shares(work.meta_model, work.adapter), steps, 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from model_zoo.errors import InputError, nearest
 from pet import interrupts
+from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
 from pet.cli.parser import Parser
-from pet.cli.speaker import Speaker, add_speaker, make_speaker, not_text
 
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
@@ -36,22 +36,22 @@ class AnswerEnded(Exception):
 class Conversation:
     """The turns so far, and who answers."""
 
-    def __init__(self, speaker: Speaker):
-        self.speaker = speaker
+    def __init__(self, session: ChatSession):
+        self.session = session
         self.messages: list[dict[str, str]] = []
-        room, wanted = speaker.model.room, speaker.generation.max_new_tokens
+        room, wanted = session.model.room, session.generation.max_new_tokens
         if wanted is not None and wanted >= room:
-            speaker.generation = speaker.generation.model_copy(update={"max_new_tokens": max(1, room // 2)})
+            session.generation = session.generation.model_copy(update={"max_new_tokens": max(1, room // 2)})
             print(
-                f"(answers have at most {speaker.generation.max_new_tokens} tokens, not {wanted}: the model's context "
+                f"(answers have at most {session.generation.max_new_tokens} tokens, not {wanted}: the model's context "
                 f"has {room})"
             )
 
     def context(self) -> int:
         """Tokens that a prompt may have, so that the answer still fits. Without a limit it has a quarter of the context
         at least."""
-        room = self.speaker.model.room
-        return room - (self.speaker.generation.max_new_tokens or max(1, room // 4))
+        room = self.session.model.room
+        return room - (self.session.generation.max_new_tokens or max(1, room // 4))
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """The ids of a conversation; its oldest turns are left out where it has become too long.
@@ -59,7 +59,7 @@ class Conversation:
         Raises:
             InputError: the last question alone is too long.
         """
-        while len(ids := self.speaker.prompt(messages)) > self.context():
+        while len(ids := self.session.prompt(messages)) > self.context():
             if len(messages) < 3:
                 raise InputError(f"the question has {len(ids)} tokens, and there is room for {self.context()}")
             messages = messages[2:]
@@ -71,7 +71,7 @@ class Conversation:
         from model_zoo.generation.streamers import TextStreamer
         from pet.text_generation import ends_of
 
-        speaker, settings = self.speaker, self.speaker.generation
+        session, settings = self.session, self.session.generation
         pieces: list[str] = []
         signals: list[int] = []
 
@@ -85,7 +85,7 @@ class Conversation:
                 pieces.append(text)
                 super().on_text(text)
 
-        ids, ends = self.prompt(messages), ends_of(speaker.model, speaker.tokenizer)
+        ids, ends = self.prompt(messages), ends_of(session.model, session.tokenizer)
         streamed = settings.num_beams == 1
 
         def receive(number: int) -> None:
@@ -95,7 +95,7 @@ class Conversation:
 
         try:
             with interrupts.handled_by(receive, [signal.SIGINT]):
-                written = speaker.model.generate(
+                written = session.model.generate(
                     [ids],
                     max_new_tokens=settings.max_new_tokens,
                     do_sample=settings.do_sample,
@@ -105,19 +105,19 @@ class Conversation:
                     top_p=settings.top_p,
                     repetition_penalty=settings.repetition_penalty,
                     seed=settings.seed,
-                    streamer=Streamer(speaker.tokenizer) if streamed else None,
+                    streamer=Streamer(session.tokenizer) if streamed else None,
                     num_beams=settings.num_beams,
                     stop_strings=settings.stop if streamed else None,
-                    tokenizer=speaker.tokenizer,
+                    tokenizer=session.tokenizer,
                 )
         except AnswerEnded:
             print(" … (ended)")
             return "".join(pieces).strip()
         text = "".join(pieces).strip()
         if not streamed:
-            text = speaker.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
+            text = session.tokenizer.decode(written[0][len(ids) :].tolist(), skip_special_tokens=True).strip()
             print(text)
-        if written.shape[1] == speaker.model.room and written[0, -1] not in ends:
+        if written.shape[1] == session.model.room and written[0, -1] not in ends:
             print("(the answer ends here: the model's context is full)")
         return text
 
@@ -131,11 +131,11 @@ class Conversation:
         """The last question, answered without the adapter; the conversation stays as it was."""
         if not self.messages:
             raise InputError("there is no question yet")
-        if self.speaker.adapter is None:
+        if self.session.adapter is None:
             raise InputError("there is no adapter: the base itself is speaking")
         from adapters.apply import disable_adapters
 
-        with disable_adapters(self.speaker.model):
+        with disable_adapters(self.session.model):
             self.write(self.messages[:-1])
 
     def adapter(self, name: str) -> None:
@@ -143,9 +143,9 @@ class Conversation:
         from adapters.apply import list_adapters, set_adapter
         from adapters.saving import load_adapter
 
-        known = list_adapters(self.speaker.model)
+        known = list_adapters(self.session.model)
         if not name:
-            print(", ".join(f"{one} (speaking)" if one == self.speaker.adapter else one for one in known) or "none")
+            print(", ".join(f"{one} (speaking)" if one == self.session.adapter else one for one in known) or "none")
             return
         if name not in known:
             directory = Path(name).expanduser()
@@ -154,9 +154,9 @@ class Conversation:
             name = directory.resolve().name.replace(".", "_")
             if name in known:
                 name = next(f"{name}_{number}" for number in range(2, 1000) if f"{name}_{number}" not in known)
-            load_adapter(self.speaker.model, directory, name=name)
-        set_adapter(self.speaker.model, name)
-        self.speaker.adapter = name
+            load_adapter(self.session.model, directory, name=name)
+        set_adapter(self.session.model, name)
+        self.session.adapter = name
         print(f"({name} is speaking)")
 
     def command(self, line: str) -> bool:
@@ -171,7 +171,7 @@ class Conversation:
         elif word == "/system":
             import dataclasses
 
-            self.speaker.settings = dataclasses.replace(self.speaker.settings, system=rest.strip() or None)
+            self.session.settings = dataclasses.replace(self.session.settings, system=rest.strip() or None)
             self.messages = []
         elif word == "/base":
             self.base()
@@ -185,9 +185,9 @@ class Conversation:
 def main(arguments: Sequence[str]) -> int:
     """Talk until the input ends."""
     parser = Parser("pet chat", f"Talk with a model on the terminal.\n\nwhile talking:\n{HELP}", EXAMPLES)
-    add_speaker(parser)
+    add_chat_session(parser)
     options = parser.read(arguments)
-    talk = Conversation(make_speaker(options))
+    talk = Conversation(make_chat_session(options))
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):

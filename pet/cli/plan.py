@@ -76,8 +76,8 @@ def look(options, cluster):
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
     from pet.cli.info import settings_of
+    from pet.meta_model import MetaModel
     from pet.names import model_config
-    from pet.outline import Outline
     from pet.planning.search import OPTIMIZER_STATES, Work, plan
 
     settings = settings_of(options.settings)
@@ -98,7 +98,7 @@ def look(options, cluster):
     if length > context:
         raise InputError(f"--length is {length}, but the context of {options.model} holds {context} tokens")
     work = Work(
-        Outline(config),
+        MetaModel(config),
         adapter,
         4 * options.devices if options.batch is None else options.batch,
         length,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
 from pet.cli.parser import Parser
-from pet.cli.speaker import Speaker, add_speaker, make_speaker, not_text
 
 EXAMPLES = [
     ('pet predict --model merged --input "类型#裤*版型#宽松"', "one answer, from a plain checkpoint"),
@@ -24,12 +24,12 @@ EXAMPLES = [
 ]
 
 
-def _questions(options: Any, speaker: Speaker) -> list[Any]:
+def _questions(options: Any, session: ChatSession) -> list[Any]:
     """What is asked, in order: the texts of --input, then the rows of --file."""
     from pet.data.load import Question, load_questions
 
     def question(text: str, where: str) -> Question:
-        return Question(speaker.prompt([{"role": "user", "content": text}]), text, "", where)
+        return Question(session.prompt([{"role": "user", "content": text}]), text, "", where)
 
     found = [question(text, "--input") for text in options.input or []]
     for name in options.file or []:
@@ -46,7 +46,7 @@ def _questions(options: Any, speaker: Speaker) -> list[Any]:
                 raise InputError(f"--file {name}: not UTF-8 text") from None
             found += [question(line, f"{name}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
         else:
-            found += load_questions(name, speaker.tokenizer, settings=speaker.settings)
+            found += load_questions(name, session.tokenizer, settings=session.settings)
     if not found:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
     return found
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", metavar="FILE", help="write JSONL there instead of printing")
     parser.add_argument("--json", action="store_true", help="print JSONL: question, answer, reference, place")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="batch size (default 16)")
-    add_speaker(parser)
+    add_chat_session(parser)
     options = parser.read(arguments)
     if not options.input and not options.file:
         raise InputError("nothing is asked: give --input TEXT, or --file with questions in it")
@@ -70,13 +70,13 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--batch-size {options.batch_size}: expected 1 or more")
     if options.output and Path(options.output).is_dir():
         raise InputError(f"--output {options.output}: is a directory, expected a file")
-    speaker = make_speaker(options)
-    questions = _questions(options, speaker)
+    session = make_chat_session(options)
+    questions = _questions(options, session)
     from pet.train.evaluate import Answers
 
-    seed = speaker.generation.seed or 0
+    seed = session.generation.seed or 0
     answers = Answers(
-        speaker.model, speaker.tokenizer, questions, speaker.generation, batch_size=options.batch_size, seed=seed
+        session.model, session.tokenizer, questions, session.generation, batch_size=options.batch_size, seed=seed
     )()
     if not options.output and not options.json:
         print("\n".join(answer.answer for answer in answers))

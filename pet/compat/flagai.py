@@ -146,7 +146,7 @@ class Trainer:
         if train_dataset is None:
             raise InputError("Trainer.train: train_dataset is missing")
         t = self._translation()
-        rhythm = t.settings.pop("eval.every_steps", None)
+        schedule = t.settings.pop("eval.every_steps", None)
         t.put("eval.metrics", ["loss", "perplexity", "accuracy"])
         if "output.dir" not in t.settings:
             t.put("output.dir", os.path.join("checkpoints", str(t.get("name", "experiment"))))
@@ -157,7 +157,7 @@ class Trainer:
             return self.forward_step(data, model, None)
 
         objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
-        summary = run(recipe, objects, eval_rhythm={"every_steps": rhythm} if rhythm and valid_dataset else None)
+        summary = run(recipe, objects, eval_schedule={"every_steps": schedule} if schedule and valid_dataset else None)
         self.directory = Path(recipe.output.dir)
         return summary
 

@@ -230,7 +230,7 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
         from pet.auto import AutoModel
 
         model = AutoModel.from_pretrained(model)
-    rhythm = {"every_steps": args.save_eval_steps} if args.save_eval_steps and args.do_eval else None
+    schedule = {"every_steps": args.save_eval_steps} if args.save_eval_steps and args.do_eval else None
     loss, held_out = task.get_loss(args), task.eval_data(args) if args.do_eval else None
     objects = Objects(model, args.tokenizer, None, held_out, task.get_feature_fn(args), loss)
     result = None
@@ -238,7 +238,7 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
         put_weights(model, *find_weights(args.load_checkpoint_path))
     if args.do_train:
         objects.train = task.train_data(args)
-        result = run(recipe, objects, callbacks=[Main(task.get_eval_fn(args))], eval_rhythm=rhythm)
+        result = run(recipe, objects, callbacks=[Main(task.get_eval_fn(args))], eval_schedule=schedule)
     elif args.do_eval:
         objects.model = task.get_eval_head(args) or model
         result = measure(recipe, objects)

@@ -56,7 +56,7 @@ def recipe_beside_objects(translation, name: str, resumed: str | Path | None = N
     return recipe
 
 
-def make_feed(data, recipe, model, tokenizer, world, objects: Objects, train: bool = True):
+def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, train: bool = True):
     """A feed of whatever form the data has.
 
     Raises:
@@ -79,8 +79,8 @@ def make_feed(data, recipe, model, tokenizer, world, objects: Objects, train: bo
         "layout": layout_of(model),
         "pad_token_id": getattr(tokenizer, "pad_token_id", None) or 0,
         "accumulation": accumulation,
-        "rank": world.data_rank,
-        "world": world.data_size,
+        "rank": distributed.data_rank,
+        "world_size": distributed.data_size,
     }
     if is_mindspore_dataset(data):
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
@@ -88,19 +88,21 @@ def make_feed(data, recipe, model, tokenizer, world, objects: Objects, train: bo
         longest = max(len(dataset[index][0]) for index in range(len(dataset)))
         settings = dataclasses.replace(settings, max_length=max(2, longest))
         if "batch_size" not in recipe.train.model_fields_set and train:
-            rows = max(data.get_batch_size(), 1) * world.data_size
+            rows = max(data.get_batch_size(), 1) * distributed.data_size
     elif isinstance(data, (str, Path)) or (isinstance(data, (list, tuple)) and isinstance(data[0], (str, Path))):
         if tokenizer is None:
             raise InputError("Trainer: files are tokenised; give tokenizer=")
         dataset = load_dataset(data, tokenizer, settings=settings)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return CollateLoader(data, max(1, rows // world.data_size), settings, collate_fn=objects.collate_fn, **share)
+        return CollateLoader(
+            data, max(1, rows // distributed.data_size), settings, collate_fn=objects.collate_fn, **share
+        )
     else:
         raise InputError(
             f"Trainer: data is a {type(data).__name__}; files, a MindSpore Dataset, a list of batches or an indexable "
             "dataset was expected"
         )
-    return Loader(dataset, max(1, rows // world.data_size), settings, **share)
+    return Loader(dataset, max(1, rows // distributed.data_size), settings, **share)
 
 
 def _is_batch(entry: Any) -> bool:
@@ -138,7 +140,7 @@ def put_weights(model, weights: str | None, adapter: str | Path | None) -> None:
         load_adapter(model, adapter, name or "default")
 
 
-def assemble(recipe, objects: Objects, world, adapter: Path | None = None) -> tuple[Any, Any]:
+def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None) -> tuple[Any, Any]:
     """The model with the recipe's adapter, or a trained one, and its tokenizer, which may be None."""
     from adapters.apply import list_adapters
     from adapters.saving import load_adapter
@@ -158,10 +160,10 @@ def assemble(recipe, objects: Objects, world, adapter: Path | None = None) -> tu
         # an adapter, or a choice of parameters, that the script has made itself is left as it is
         if recipe.adapter.method != "none" and not list_adapters(model):
             attach_adapter(model, recipe, tokenizer)
-    return world.prepare(model), tokenizer
+    return distributed.prepare(model), tokenizer
 
 
-def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | None = None) -> dict[str, Any]:
+def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict | None = None) -> dict[str, Any]:
     """Trains, writes the run directory as `pet.train.run.start` does (but for recipe.yaml: objects cannot be read
     again from a file), and returns its summary.
 
@@ -169,23 +171,23 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_rhythm: dict | 
         recipe: its ``model``, ``adapter`` and ``data`` count as far as `objects` leaves them open.
         objects: what the script gives.
         callbacks: more of them.
-        eval_rhythm: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
+        eval_schedule: ``every_steps`` or ``every_epochs`` for evaluation data that is no file.
     """
     from pet.train.objectives import make_objective
-    from pet.train.prepare import Prepared, make_world
+    from pet.train.prepare import Prepared, make_distributed_context
     from pet.train.run import execute, locked
 
-    world = make_world(recipe)
-    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=eval_rhythm or {})})
-    with locked(recipe, world):
-        prepared = Prepared(*assemble(recipe, objects, world), recipe.model.path)
+    distributed = make_distributed_context(recipe)
+    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=eval_schedule or {})})
+    with locked(recipe, distributed):
+        prepared = Prepared(*assemble(recipe, objects, distributed), recipe.model.path)
         model, tokenizer = prepared.model, prepared.tokenizer
         data = objects.train if objects.train is not None else recipe.data.train
         held_out = objects.evaluation if objects.evaluation is not None else recipe.data.eval
-        prepared.train_feed = make_feed(data, recipe, model, tokenizer, world, objects)
-        prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, world, objects, train=False)
+        prepared.train_feed = make_feed(data, recipe, model, tokenizer, distributed, objects)
+        prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, distributed, objects, train=False)
         objective = make_objective(recipe.train, objects.forward_step)
-        return execute(recipe, prepared, world, callbacks=callbacks, objective=objective, save=save)
+        return execute(recipe, prepared, distributed, callbacks=callbacks, objective=objective, save=save)
 
 
 def save(recipe, prepared, directory: Path, model) -> str | None:
@@ -224,16 +226,16 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
     """
     from pet.train import run
     from pet.train.objectives import make_objective
-    from pet.train.prepare import Prepared, make_world
+    from pet.train.prepare import Prepared, make_distributed_context
 
-    world = make_world(recipe)
+    distributed = make_distributed_context(recipe)
     if objects.model is None:
-        model, tokenizer = assemble(recipe, objects, world, adapter)
+        model, tokenizer = assemble(recipe, objects, distributed, adapter)
     else:
         model, tokenizer = objects.model, objects.tokenizer
     data = objects.evaluation if objects.evaluation is not None else recipe.data.eval
     if data is None:
         raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
-    feed = make_feed(data, recipe, model, tokenizer, world, objects, train=False)
+    feed = make_feed(data, recipe, model, tokenizer, distributed, objects, train=False)
     prepared = Prepared(model, tokenizer, recipe.model.path, eval_feed=feed)
-    return run.measure(recipe, prepared, world, make_objective(recipe.train, objects.forward_step))
+    return run.measure(recipe, prepared, distributed, make_objective(recipe.train, objects.forward_step))

@@ -65,7 +65,7 @@ def make_loader(
     pad_token_id: int | None = 0,
     accumulation: int = 1,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
 ) -> Loader | CollateLoader:
     """The loader that goes with ``data``.
 
@@ -75,7 +75,7 @@ def make_loader(
         batch_size: rows in a batch of one rank.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping.
         collate_fn: for indexable data: from a list of samples to a batch.
-        layout, pad_token_id, accumulation, rank, world: see :class:`Loader`.
+        layout, pad_token_id, accumulation, rank, world_size: see :class:`Loader`.
 
     Raises:
         InputError: ``data`` is none of these, is empty, or ``collate_fn`` has nothing to do.
@@ -86,7 +86,7 @@ def make_loader(
         "pad_token_id": pad_token_id,
         "accumulation": accumulation,
         "rank": rank,
-        "world": world,
+        "world_size": world_size,
     }
     if is_mindspore_dataset(data):
         data = from_mindspore(data, settings.max_length)

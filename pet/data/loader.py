@@ -43,9 +43,9 @@ class Loader:
     """Turns samples into batches.
 
     An epoch is ``steps`` optimizer steps, each of ``accumulation`` batches, each of ``batch_size`` rows on every one of
-    ``world`` ranks. Ranks take neighbouring rows of the same global batch. Every sample comes exactly once in an epoch;
-    the last step is filled up with rows of padding, whose labels are all -100, so no shape changes and no sample is
-    left out or counted twice.
+    ``world_size`` ranks. Ranks take neighbouring rows of the same global batch. Every sample comes exactly once in an
+    epoch; the last step is filled up with rows of padding, whose labels are all -100, so no shape changes and no sample
+    is left out or counted twice.
 
     The order is a function of ``seed``, ``epoch`` and the rows in a step. ``batches(epoch, start=k)`` begins at batch k
     without making the k before it.
@@ -57,7 +57,7 @@ class Loader:
         layout: positions and visibility of one document; the model family's, where it is not causal.
         pad_token_id: what stands in padded places.
         accumulation: batches in an optimizer step.
-        rank, world: which rows of the global batch to take. Ranks that hold parts of one model share a rank here.
+        rank, world_size: which rows of the global batch to take. Ranks that hold parts of one model share a rank here.
 
     Raises:
         InputError: the dataset is empty, or has a sample longer than ``max_length``.
@@ -73,16 +73,16 @@ class Loader:
         pad_token_id: int | None = 0,
         accumulation: int = 1,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
-        if min(batch_size, accumulation, world) < 1 or not 0 <= rank < world:
+        if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
             raise InputError(
-                f"batch size {batch_size}, accumulation {accumulation} and world {world} must be at least 1, "
-                f"and rank {rank} below world"
+                f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "
+                f"and rank {rank} below world_size"
             )
         self.dataset = dataset
         self.batch_size, self.accumulation = batch_size, accumulation
-        self.rank, self.world = rank, world
+        self.rank, self.world_size = rank, world_size
         self.settings = settings or DataSettings()
         self.layout = layout or causal_layout
         self.pad_token_id = pad_token_id or 0
@@ -117,7 +117,7 @@ class Loader:
             lengths,
             packing=self.settings.packing,
             max_length=self.settings.max_length,
-            rows_per_step=self.batch_size * self.accumulation * self.world,
+            rows_per_step=self.batch_size * self.accumulation * self.world_size,
             shuffle=self.settings.shuffle,
             seed=self.settings.seed or 0,
             epoch=epoch,
@@ -144,7 +144,7 @@ class Loader:
 
     def label_tokens(self, epoch: int = 0) -> np.ndarray:
         """(batches,) int64: labels of each global batch, over all ranks; known without communication."""
-        return _label_tokens(self.dataset, self.plan(epoch)).reshape(-1, self.batch_size * self.world).sum(axis=1)
+        return _label_tokens(self.dataset, self.plan(epoch)).reshape(-1, self.batch_size * self.world_size).sum(axis=1)
 
     def padding(self, epoch: int = 0) -> float:
         """Share of an epoch's tokens that are padding, rows that only fill up the last step included."""
@@ -162,7 +162,7 @@ class Loader:
 
     def _batches(self, dataset: TokenDataset, plan: Plan, start: int, shift: int) -> Iterator[Batch]:
         """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
-        per_batch = self.batch_size * self.world
+        per_batch = self.batch_size * self.world_size
         labels = _label_tokens(dataset, plan)
         for index in range(start, plan.steps * self.accumulation):
             step = index // self.accumulation

@@ -150,7 +150,7 @@ class StreamLoader(Loader):
     ) -> None:
         super().__init__(dataset, batch_size, settings or dataset.settings, layout=layout, **options)
         chosen = self.settings
-        rows_per_step = self.batch_size * self.accumulation * self.world
+        rows_per_step = self.batch_size * self.accumulation * self.world_size
         self._key = f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}"
 
     def _check(self) -> None:

@@ -82,7 +82,7 @@ class CollateLoader:
         collate_fn: from a list of samples to a dict of arrays, lists or tensors with ``input_ids`` (B, S). By default
             samples of one length are stacked, key by key.
         settings: ``shuffle`` and ``seed`` are used here.
-        layout, pad_token_id, accumulation, rank, world: as for the Loader.
+        layout, pad_token_id, accumulation, rank, world_size: as for the Loader.
     """
 
     def __init__(
@@ -96,20 +96,20 @@ class CollateLoader:
         pad_token_id: int | None = 0,
         accumulation: int = 1,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
     ) -> None:
-        if min(batch_size, accumulation, world) < 1 or not 0 <= rank < world:
-            raise InputError("batch size, accumulation and world must be at least 1, and rank below world")
+        if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
+            raise InputError("batch size, accumulation and world_size must be at least 1, and rank below world_size")
         if len(dataset) == 0:
             raise InputError("dataset: no rows")
         self.dataset, self.batch_size, self.settings = dataset, batch_size, settings or DataSettings()
         self.collate_fn = collate_fn or stack
         self.layout, self.pad_token_id = layout or causal_layout, pad_token_id or 0
-        self.accumulation, self.rank, self.world = accumulation, rank, world
+        self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Optimizer steps in an epoch."""
-        return -(-len(self.dataset) // (self.batch_size * self.accumulation * self.world))
+        return -(-len(self.dataset) // (self.batch_size * self.accumulation * self.world_size))
 
     def batches_per_epoch(self, epoch: int = 0) -> int:
         """Batches in an epoch: steps x accumulation."""
@@ -125,8 +125,8 @@ class CollateLoader:
         if self.settings.shuffle:
             order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(count)
         total = self.batches_per_epoch(epoch)
-        order = np.concatenate([order, np.full(total * self.batch_size * self.world - count, -1)])
-        shares = order.reshape(total, self.world, self.batch_size)
+        order = np.concatenate([order, np.full(total * self.batch_size * self.world_size - count, -1)])
+        shares = order.reshape(total, self.world_size, self.batch_size)
         waiting: dict[int, Batch] = {}
         for index in range(start, total):
             if index not in waiting:
@@ -134,7 +134,7 @@ class CollateLoader:
                 step = index // self.accumulation
                 first = step * self.accumulation
                 made = {
-                    number: [self._make(shares[number, rank]) for rank in range(self.world)]
+                    number: [self._make(shares[number, rank]) for rank in range(self.world_size)]
                     for number in range(first, first + self.accumulation)
                 }
                 labels = sum(batch.label_tokens for batches in made.values() for batch in batches)

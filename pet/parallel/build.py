@@ -13,7 +13,7 @@ from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
 
 
-def divided_model(recipe, world, load: Callable, attach: Callable, fresh: bool = False):
+def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: bool = False):
     """This process's part of the recipe's model, with its adapter.
 
     The whole model is built without its weights, which takes no memory, and cut; then the part is read from the files.
@@ -22,7 +22,7 @@ def divided_model(recipe, world, load: Callable, attach: Callable, fresh: bool =
 
     Args:
         recipe: says the model.
-        world: whose part it is.
+        distributed: whose part it is.
         load: gives the whole model of a recipe.
         attach: puts the adapter on a model.
         fresh: whether that adapter is the recipe's own, untrained.
@@ -41,10 +41,10 @@ def divided_model(recipe, world, load: Callable, attach: Callable, fresh: bool =
             model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)
         if not starts_from_base(model):
-            return world.prepare(model, directory)
+            return distributed.prepare(model, directory)
     model = load(recipe)
     attach(model)
-    return world.prepare(model)
+    return distributed.prepare(model)
 
 
 def starts_from_base(model) -> bool:

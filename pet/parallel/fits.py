@@ -16,12 +16,12 @@ def check_fits(recipe) -> None:
         return
     check_optimizer(recipe.train.optimizer, layout.tensor)
     # they import MindSpore, which a launcher does without
+    from pet.meta_model import MetaModel
     from pet.names import model_config
-    from pet.outline import Outline
     from pet.parallel.shares import shares
     from pet.recipe.adapter import recipe_method
 
-    outline = Outline({**model_config(recipe.model.path), **recipe.model.config})
+    meta_model = MetaModel({**model_config(recipe.model.path), **recipe.model.config})
     loaded = getattr(recipe.adapter, "load", None)
     adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
-    shares(outline, adapter, layout.tensor, layout.pipeline)
+    shares(meta_model, adapter, layout.tensor, layout.pipeline)

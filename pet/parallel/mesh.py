@@ -84,7 +84,7 @@ class Mesh:
             return [self.rank_at(shard=shard) for shard in range(self.tensor)]
         return [self.rank_at(stage=stage) for stage in range(self.pipeline)]
 
-    def check_world(self, workers: int) -> None:
+    def check_size(self, workers: int) -> None:
         """Raises InputError unless the job has just as many workers as the layout."""
         if workers != self.size:
             raise InputError(

@@ -143,7 +143,7 @@ class Pipeline:
         """As `TrainStep.accumulate`."""
         pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches, self.arrays)]
         # of the whole batch, and the place of the piece's rows in it: what is drawn is what one process would draw
-        first = self.step.world.data_rank * self.micro_batches
+        first = self.step.distributed.data_rank * self.micro_batches
         keys = [
             (mix(self.step.seed, step, index // self.micro_batches, 0), first + index % self.micro_batches)
             for index in range(len(pieces))

@@ -15,7 +15,7 @@ from adapters.matching import chosen_sites, plan
 from adapters.method import MethodConfig
 from adapters.patterns import named
 from adapters.replacement import wanted
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel import specs
 from pet.parallel.specs import TIED, ShardSpecs, check_whole, stage_layers
 from pet.parallel.split import WHOLE, Division
@@ -78,53 +78,55 @@ class Layout:
         return [share for share in self.shares if stage in share.stages]
 
 
-def shares(outline: Outline, adapter: MethodConfig | None = None, tensor: int = 1, pipeline: int = 1) -> Layout:
+def shares(meta_model: MetaModel, adapter: MethodConfig | None = None, tensor: int = 1, pipeline: int = 1) -> Layout:
     """How a model and its adapter are divided.
 
     Args:
-        outline: the model.
+        meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         tensor, pipeline: shards and stages.
 
     Raises:
         InputError: heads, widths, layers or an adapter that cannot be divided so.
     """
-    rules = ShardSpecs(outline.config, tensor)
+    rules = ShardSpecs(meta_model.config, tensor)
     found = [
         Share(f"{path}.{attribute}", shape, *rules.of_base(path, attribute), trained=adapter is None)
         for path, cell in rules.cells.items()
         for attribute, shape in cell.shapes.items()
     ]
     if adapter is not None:
-        found += adapter_shares(outline, adapter, rules, {share.name: share for share in found})
-    return cut(outline, adapter, found, pipeline)
+        found += adapter_shares(meta_model, adapter, rules, {share.name: share for share in found})
+    return cut(meta_model, adapter, found, pipeline)
 
 
-def side_of(outline: Outline, path: str) -> str | None:
+def side_of(meta_model: MetaModel, path: str) -> str | None:
     """``column`` or ``row`` for a linear cell that is divided, else None."""
-    return specs.side_of(outline.family, path)
+    return specs.side_of(meta_model.family, path)
 
 
-def cell_of(outline: Outline, name: str) -> str:
+def cell_of(meta_model: MetaModel, name: str) -> str:
     """The path of the cell that a parameter belongs to, an adapter's to the one it sits on; empty where it is none."""
-    while name and name not in outline.cells:
+    while name and name not in meta_model.cells:
         name = name.rpartition(".")[0]
     return name
 
 
-def in_feed_forward(outline: Outline, path: str) -> bool:
+def in_feed_forward(meta_model: MetaModel, path: str) -> bool:
     """Whether a cell is one of the feed-forward's."""
-    return any(named(path, name) for name in outline.family.mlp)
+    return any(named(path, name) for name in meta_model.family.mlp)
 
 
-def adapter_shares(outline: Outline, adapter: MethodConfig, rules: ShardSpecs, base: dict[str, Share]) -> list[Share]:
+def adapter_shares(
+    meta_model: MetaModel, adapter: MethodConfig, rules: ShardSpecs, base: dict[str, Share]
+) -> list[Share]:
     """What an adapter adds: its modules' parameters, and its copies of the base's."""
-    adapter = adapter.resolved(outline)
+    adapter = adapter.resolved(meta_model)
     if "model" in adapter.kinds:  # its one module stands in front of the whole model
-        return [Share("prompt", (plan(outline, adapter).parameters,), adapter=True, trained=True)]
-    chosen = chosen_sites(outline, adapter)
+        return [Share("prompt", (plan(meta_model, adapter).parameters,), adapter=True, trained=True)]
+    chosen = chosen_sites(meta_model, adapter)
     found: dict[str, Share] = {}
-    for path, module in modules_at(outline, adapter, chosen).items():
+    for path, module in modules_at(meta_model, adapter, chosen).items():
         for name, parameter in module.parameters_and_names():
             full = f"{path}.{name}" if path else name
             # what layers share is one parameter under several names
@@ -137,7 +139,7 @@ def adapter_shares(outline: Outline, adapter: MethodConfig, rules: ShardSpecs, b
         found.update(first_factors(found))
     if getattr(adapter, "use_dora", False):
         found.update(magnitudes(rules, chosen))
-    for path, cell, attribute in wanted(outline, adapter, chosen):
+    for path, cell, attribute in wanted(meta_model, adapter, chosen):
         original = base.get(f"{path}.{attribute}")
         shape = tuple(cell._params[attribute].shape)
         role, division = (original.role, original.division) if original is not None else (WHOLE, None)
@@ -146,7 +148,7 @@ def adapter_shares(outline: Outline, adapter: MethodConfig, rules: ShardSpecs, b
     return list(found.values())
 
 
-def modules_at(outline: Outline, adapter: MethodConfig, chosen: list) -> dict:
+def modules_at(meta_model: MetaModel, adapter: MethodConfig, chosen: list) -> dict:
     """A module for each cell. Cells alike in all but their layer get the same one: only its shapes are looked at."""
     plain = dataclasses.replace(adapter, use_dora=False) if getattr(adapter, "use_dora", False) else adapter
     if getattr(plain, "init", "default") != "default":
@@ -160,7 +162,7 @@ def modules_at(outline: Outline, adapter: MethodConfig, chosen: list) -> dict:
         suffix = site.path if site.layer is None else site.path.split(f".{site.layer}.", 1)[1]
         kinds[site.path] = key = (suffix, rank_at(site.path))
         models.setdefault(key, site)
-    built = plain.build_all(outline, list(models.values()))
+    built = plain.build_all(meta_model, list(models.values()))
     return {path: built[models[key].path] for path, key in kinds.items() if models[key].path in built}
 
 
@@ -184,29 +186,29 @@ def magnitudes(rules: ShardSpecs, chosen: list) -> dict[str, Share]:
 # Stages --------------------------------------------------------------------------------------------------------------
 
 
-def cut(outline: Outline, adapter: MethodConfig | None, found: list[Share], pipeline: int) -> Layout:
+def cut(meta_model: MetaModel, adapter: MethodConfig | None, found: list[Share], pipeline: int) -> Layout:
     """Puts the shares on their stages.
 
     Raises:
         InputError: more stages than layers, or an adapter that acts on the whole model.
     """
-    count = outline.config.dims.layers
+    count = meta_model.config.dims.layers
     if pipeline == 1:
         return Layout(tuple(found), (range(count),))
     check_whole(adapter)
-    tied = outline.config.tied_head()
+    tied = meta_model.config.tied_head()
     sizes = [
         (share.name, share.size)
         for share in found
-        if share.copied or not share.adapter or isinstance(place_of(outline, share.name), int)
+        if share.copied or not share.adapter or isinstance(place_of(meta_model, share.name), int)
     ]
     if tied is not None:
-        sizes.append((tied[0], prod(outline.shapes[tied[1]])))
-    layers = stage_layers(outline.config, sizes, pipeline)
+        sizes.append((tied[0], prod(meta_model.shapes[tied[1]])))
+    layers = stage_layers(meta_model.config, sizes, pipeline)
     stage_of = {index: stage for stage, part in enumerate(layers) for index in part}
     placed = []
     for share in found:
-        place = place_of(outline, share.name)
+        place = place_of(meta_model, share.name)
         stages = (stage_of[place],) if isinstance(place, int) else (0,) if place == "first" else (pipeline - 1,)
         if tied is not None and share.name == tied[1]:
             share, stages = dataclasses.replace(share, role=TIED), (0, pipeline - 1)
@@ -214,6 +216,6 @@ def cut(outline: Outline, adapter: MethodConfig | None, found: list[Share], pipe
     return Layout(tuple(placed), tuple(layers))
 
 
-def place_of(outline: Outline, name: str) -> int | str:
+def place_of(meta_model: MetaModel, name: str) -> int | str:
     """The layer of a parameter, or ``first`` for embeddings and ``last`` for the final norm and the head."""
-    return specs.place_of(outline.family, name)
+    return specs.place_of(meta_model.family, name)

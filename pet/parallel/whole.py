@@ -50,7 +50,7 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
 
     Args:
         model: this process's part.
-        weights: the whole tensors of `saved_parameters` by name, of all processes (`ParallelWorld.gather`).
+        weights: the whole tensors of `saved_parameters` by name, of all processes (`ParallelContext.gather`).
 
     Returns:
         A model with the same adapters and settings. The base beneath adapters is zero and takes no memory.

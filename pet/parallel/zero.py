@@ -90,7 +90,7 @@ class ShardedOptimizer:
         return self.inner.compile_seconds + sum(unpack.seconds for _, _, unpack in self.shares)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """The own share of the state; `ParallelWorld.gather` unites them."""
+        """The own share of the state; `ParallelContext.gather` unites them."""
         return self.inner.state_arrays()
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:

@@ -31,7 +31,7 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     sizes = Sizes(work, divided, steps, stage)
     layers = len(divided.layers[stage])
     fused = work.width == 4 and steps.tensor == 1
-    found = layer_memory(work.outline, work.adapter, work.recompute) if fused else None
+    found = layer_memory(work.meta_model, work.adapter, work.recompute) if fused else None
     if found is not None:
         return sizes.whole(found, layers)
     kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
@@ -50,20 +50,22 @@ class Sizes:
 
     def __init__(self, work, divided: Layout, steps, stage: int):
         self.work, self.steps, self.divided, self.stage = work, steps, divided, stage
-        dims = work.outline.config.dims
+        dims = work.meta_model.config.dims
         self.hidden, self.vocabulary = dims.hidden, dims.vocab
         self.heads = dims.heads // steps.tensor
         self.query = self.heads * dims.head_dim
         self.key = dims.kv_heads // steps.tensor * dims.head_dim
         self.ffn = dims.ffn // steps.tensor
-        self.inner = 2 if work.outline.family.gated else 1
-        first = f"{work.outline.family.layers}.0."
+        self.inner = 2 if work.meta_model.family.gated else 1
+        first = f"{work.meta_model.family.layers}.0."
         norms = [
-            cell for path, cell in work.outline.cells.items() if path.startswith(first) and len(cell.weight.shape) == 1
+            cell
+            for path, cell in work.meta_model.cells.items()
+            if path.startswith(first) and len(cell.weight.shape) == 1
         ]
         self.norms, self.centred = len(norms), any(cell.bias is not None for cell in norms)
         self.dropout = getattr(work.adapter, "dropout", 0.0) > 0
-        self.rotated = 0 if work.outline.family.positions else dims.head_dim
+        self.rotated = 0 if work.meta_model.family.positions else dims.head_dim
 
     def inputs(self) -> dict[str, float]:
         """What something trained needs for its gradient, the rest of a layer's being frozen: by name, how wide.
@@ -76,14 +78,14 @@ class Sizes:
             return widths
         layers: dict[int, dict[str, float]] = {}
         for share in self.divided.of_stage(self.stage):
-            place = place_of(self.work.outline, share.name)
+            place = place_of(self.work.meta_model, share.name)
             if not (share.trained and isinstance(place, int)):
                 continue
-            cell = cell_of(self.work.outline, share.name)
-            end = side_of(self.work.outline, cell)
+            cell = cell_of(self.work.meta_model, share.name)
+            end = side_of(self.work.meta_model, cell)
             if end is None:
                 continue
-            side = "mlp" if in_feed_forward(self.work.outline, cell) else "attention"
+            side = "mlp" if in_feed_forward(self.work.meta_model, cell) else "attention"
             side += " out" if end == "row" else " in"
             found = layers.setdefault(place, {})
             # a dropout's result is another tensor for every cell
@@ -137,7 +139,7 @@ class Sizes:
     def trained_at(self, place: str) -> bool:
         """Whether something trained is in front of the layers (``first``) or behind them (``last``)."""
         return any(
-            share.trained and place_of(self.work.outline, share.name) == place
+            share.trained and place_of(self.work.meta_model, share.name) == place
             for share in self.divided.of_stage(self.stage)
         )
 
@@ -169,11 +171,11 @@ class Sizes:
 
     def head_state(self) -> tuple[bool, bool]:
         """Whether an adapter sits on the head, and whether its weight is trained."""
-        outline = self.work.outline
-        tied = outline.config.tied_head()
-        weights = {f"{outline.family.head}.weight"} | ({tied[1]} if tied is not None else set())
+        meta_model = self.work.meta_model
+        tied = meta_model.config.tied_head()
+        weights = {f"{meta_model.family.head}.weight"} | ({tied[1]} if tied is not None else set())
         adapted, trained = False, self.work.adapter is None
         for share in self.divided.of_stage(self.stage):
-            adapted = adapted or (share.adapter and cell_of(outline, share.name) == outline.family.head)
+            adapted = adapted or (share.adapter and cell_of(meta_model, share.name) == meta_model.family.head)
             trained = trained or (share.trained and share.name in weights)
         return adapted, trained

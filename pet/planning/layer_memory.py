@@ -20,27 +20,27 @@ LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
 _known: dict[tuple[str, str, bool], MemoryProfile | None] = {}
 
 
-def layer_memory(outline, adapter, recompute: bool) -> MemoryProfile | None:
+def layer_memory(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
     """What the layers of a model take, or None where they run operator by operator.
 
     Args:
-        outline: the model.
+        meta_model: the model.
         adapter: a method's configuration, or None where every weight is trained.
         recompute: whether layers are computed again in the backward pass.
     """
-    key = (repr(sorted(outline.values.items(), key=str)), repr(adapter), recompute)
+    key = (repr(sorted(meta_model.values.items(), key=str)), repr(adapter), recompute)
     if key not in _known:
-        _known[key] = _profile(outline, adapter, recompute) if available() else None
+        _known[key] = _profile(meta_model, adapter, recompute) if available() else None
     return _known[key]
 
 
-def _profile(outline, adapter, recompute: bool) -> MemoryProfile | None:
+def _profile(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
     if getattr(adapter, "init", "default") not in ("default", "gaussian"):
         return None  # it would look at weights, which are not there
     dora = getattr(adapter, "use_dora", False)
     if dora:  # so would its norms
         adapter = dataclasses.replace(adapter, use_dora=False)
-    values = {**outline.values, **{key: 2 for key in LAYER_COUNTS if key in outline.values}}
+    values = {**meta_model.values, **{key: 2 for key in LAYER_COUNTS if key in meta_model.values}}
     try:
         config = classes_for(values)[0].from_dict(values)
         model = MODEL_OF[type(config)](config)

@@ -33,7 +33,7 @@ def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float
         length: tokens of a row.
         dtype: of the weights.
     """
-    from pet.outline import Outline
+    from pet.meta_model import MetaModel
     from pet.parallel.shares import shares
     from pet.planning.cluster import Cluster
     from pet.planning.search import Work, candidate
@@ -41,8 +41,8 @@ def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float
     train, layout = recipe.train, recipe.parallel
     rows = train.batch_size * (2 if train.r_drop_alpha else 1)
     micro = max(1, rows // layout.data // (layout.micro_batches or 1))
-    work = Work(Outline(config), adapter, rows, length, dtype, train.optimizer, train.recompute, micro)
-    divided = shares(work.outline, adapter, layout.tensor, layout.pipeline)
+    work = Work(MetaModel(config), adapter, rows, length, dtype, train.optimizer, train.recompute, micro)
+    divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline)
     cluster = Cluster(layout.processes, math.inf)
     places = (layout.data, layout.tensor, layout.pipeline, layout.shard_optimizer, micro)
     return candidate(work, cluster, divided, *places).total
@@ -75,7 +75,7 @@ def check_room(recipe, prepared) -> None:
     except (
         InputError,
         AttributeError,
-    ):  # cannot be counted: an outline has no weights that an adapter could start from
+    ):  # cannot be counted: an meta_model has no weights that an adapter could start from
         return
     there = machine_memory()
     if needed > there:

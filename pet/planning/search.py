@@ -11,7 +11,7 @@ from typing import Any
 from adapters.method import MethodConfig
 from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel.pipeline import bubble
 from pet.parallel.shares import Layout, shares
 from pet.planning.activations import activation_bytes
@@ -29,7 +29,7 @@ class Work:
     """What is to be trained, and how.
 
     Attributes:
-        outline: the model.
+        meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         batch: rows of one optimizer step, over all devices.
         length: tokens of a row.
@@ -39,7 +39,7 @@ class Work:
         micro_batch: rows of one forward pass on one replica; None tries all.
     """
 
-    outline: Outline
+    meta_model: MetaModel
     adapter: MethodConfig | None
     batch: int
     length: int
@@ -151,7 +151,7 @@ def plan(work: Work, cluster: Cluster) -> Plan:
         data = cluster.devices // (tensor * pipeline)
         choices = (False, True) if data > 1 and OPTIMIZER_STATES[work.optimizer] else (False,)
         try:
-            divided = shares(work.outline, work.adapter, tensor, pipeline)
+            divided = shares(work.meta_model, work.adapter, tensor, pipeline)
             rows = micro_batches(work, data, pipeline)
         except InputError as error:
             refused[reason(str(error))] += len(choices)
@@ -242,7 +242,7 @@ class Stage:
     def __init__(self, work: Work, cluster: Cluster, divided: Layout, steps: Steps, number: int):
         self.held = divided.of_stage(number)
         self.memory = memory(work, divided, steps, number, self.held)
-        self.traffic = step_traffic(work.outline, divided, steps, number, work.adapter)
+        self.traffic = step_traffic(work.meta_model, divided, steps, number, work.adapter)
         self.sent = sum(nbytes for _, nbytes in self.traffic.values())
         self.compute = flops(work, divided, steps, number, self.held) / (cluster.flops * cluster.utilisation)
         span = {"tensor": steps.tensor, "data": steps.tensor * steps.data}
@@ -274,7 +274,7 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
     """
     trained = trained_size(held)
     owned = max(owner_loads(held, steps.data)) if steps.zero else trained
-    block = steps.tokens * work.outline.config.dims.hidden
+    block = steps.tokens * work.meta_model.config.dims.hidden
     ahead = min(steps.pipeline - 1 - stage, steps.pieces)
     buffers = 0
     if steps.data > 1:
@@ -324,9 +324,9 @@ def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> 
     A matrix product of ``(N, in)`` and ``(in, out)`` takes 2·N·in·out; its backward as much for the input, and as much
     again for a weight that is trained. Attention is counted over the whole square.
     """
-    dims = work.outline.config.dims
+    dims = work.meta_model.config.dims
     matrices = [share for share in held if len(share.shape) == 2]
-    products = sum(share.size for share in matrices if not is_embedding(work.outline, share, stage, steps))
+    products = sum(share.size for share in matrices if not is_embedding(work.meta_model, share, stage, steps))
     trained = sum(share.size for share in matrices if share.trained)
     attention = 4 * steps.tokens * work.length * dims.heads * dims.head_dim // steps.tensor * len(divided.layers[stage])
     forward = 2 * steps.tokens * products + attention
@@ -334,10 +334,10 @@ def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> 
     return forward * (2 + again) + attention + 2 * steps.tokens * trained
 
 
-def is_embedding(outline: Outline, share, stage: int, steps: Steps) -> bool:
+def is_embedding(meta_model: MetaModel, share, stage: int, steps: Steps) -> bool:
     """Whether a matrix is only looked up here; a tied one is the head's as well, on the last stage."""
     name = share.name.rpartition(".")[0]
-    if name != outline.family.embedding:
-        return name in outline.family.embeddings
-    tied = f"{outline.family.head}.weight" not in outline.shapes
+    if name != meta_model.family.embedding:
+        return name in meta_model.family.embeddings
+    tied = f"{meta_model.family.head}.weight" not in meta_model.shapes
     return not (tied and stage == steps.pipeline - 1)

@@ -18,7 +18,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     """Everything, for a program to read."""
     work = plan.work
     return {
-        "model_type": work.outline.values.get("model_type"),
+        "model_type": work.meta_model.values.get("model_type"),
         "method": "none" if work.adapter is None else work.adapter.method,
         **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute")},
         "cluster": dataclasses.asdict(plan.cluster),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel.shares import Layout, Share, cell_of, in_feed_forward, place_of, side_of
 from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL
@@ -36,7 +36,7 @@ class Steps:
     recompute: bool = False
 
 
-def gradient_sums(outline: Outline, layout: Layout, stage: int, recompute: bool = False) -> int:
+def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, recompute: bool = False) -> int:
     """Sublayers of a stage whose input needs a gradient: each has one sum over the tensor-parallel group backward.
 
     On the first stage those up to the first trained parameter need none; later stages always owe the stage before one.
@@ -45,20 +45,20 @@ def gradient_sums(outline: Outline, layout: Layout, stage: int, recompute: bool 
     layers = layout.layers[stage]
     if stage > 0:
         return 2 * len(layers)
-    prefix = outline.family.layers + "."
-    attention = outline.family.attention_core.rpartition(".")[0]
+    prefix = meta_model.family.layers + "."
+    attention = meta_model.family.attention_core.rpartition(".")[0]
     first = 2 * layers.stop  # numbers of sublayers: 2·layer for attention, 2·layer + 1 for the feed-forward
     for share in layout.shares:
         if not share.trained or stage not in share.stages:
             continue
-        place = place_of(outline, share.name)
+        place = place_of(meta_model, share.name)
         if place == "first":
             return 2 * len(layers)
         if isinstance(place, int):
             rest = share.name[len(prefix) :].partition(".")[2]
             if rest.startswith(attention + "."):
                 number = 2 * place
-            elif in_feed_forward(outline, cell_of(outline, share.name)):
+            elif in_feed_forward(meta_model, cell_of(meta_model, share.name)):
                 number = 2 * place + 1
             else:
                 number = 2 * place - 1  # a norm: what it feeds needs a gradient
@@ -66,30 +66,30 @@ def gradient_sums(outline: Outline, layout: Layout, stage: int, recompute: bool 
     return 2 * layers.stop - 1 - first if first < 2 * layers.stop else 0
 
 
-def graph_sums(outline: Outline, layout: Layout, steps: Steps, stage: int, adapter=None) -> tuple[int, int]:
+def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, adapter=None) -> tuple[int, int]:
     """(calls, bytes) of the sums within the graphs of one step."""
     if steps.tensor == 1:
         return 0, 0
-    block = steps.tokens * outline.config.dims.hidden * steps.width
+    block = steps.tokens * meta_model.config.dims.hidden * steps.width
     forward = 2 * len(layout.layers[stage])
-    small_calls, small_bytes = dora_sums(outline, layout, stage, adapter)
+    small_calls, small_bytes = dora_sums(meta_model, layout, stage, adapter)
     runs = 1  # of the forward, beside the backward
     if steps.pipeline > 1 and stage < steps.pipeline - 1:
         runs += 1  # once to send on, once more with the backward
     again = forward if steps.recompute else 0
-    calls = runs * forward + again + gradient_sums(outline, layout, stage, steps.recompute)
+    calls = runs * forward + again + gradient_sums(meta_model, layout, stage, steps.recompute)
     small = runs + (1 if steps.recompute else 0)
     return steps.pieces * (calls + small * small_calls), steps.pieces * (calls * block + small * small_bytes)
 
 
-def dora_sums(outline: Outline, layout: Layout, stage: int, adapter) -> tuple[int, int]:
+def dora_sums(meta_model: MetaModel, layout: Layout, stage: int, adapter) -> tuple[int, int]:
     """DoRA's two small sums at every row-parallel cell: W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``."""
     if not getattr(adapter, "use_dora", False):
         return 0, 0
     calls = nbytes = 0
     for share in layout.of_stage(stage):
         path, found, _ = share.name.partition(".lora_magnitude_vector")
-        if found and side_of(outline, path) == "row":
+        if found and side_of(meta_model, path) == "row":
             rank = adapter.rank_at(path)
             calls, nbytes = calls + 2, nbytes + 4 * rank * (share.shape[0] + rank)
     return calls, nbytes
@@ -100,7 +100,7 @@ def trained_size(shares: list[Share], role: str | None = None) -> int:
     return sum(share.size for share in shares if share.trained and (role is None or share.role == role))
 
 
-def step_traffic(outline: Outline, layout: Layout, steps: Steps, stage: int, adapter=None) -> Traffic:
+def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, adapter=None) -> Traffic:
     """Everything that a process of a stage sends in one training step."""
     found: Traffic = {}
 
@@ -110,7 +110,7 @@ def step_traffic(outline: Outline, layout: Layout, steps: Steps, stage: int, ada
             entry[0], entry[1] = entry[0] + calls, entry[1] + nbytes
 
     held = layout.of_stage(stage)
-    add("all_reduce", "tensor", *graph_sums(outline, layout, steps, stage, adapter))
+    add("all_reduce", "tensor", *graph_sums(meta_model, layout, steps, stage, adapter))
     partial = trained_size(held, PARTIAL)
     if steps.tensor > 1 and partial:
         add("all_reduce", "tensor", 1, 4 * partial)
@@ -123,7 +123,7 @@ def step_traffic(outline: Outline, layout: Layout, steps: Steps, stage: int, ada
             loads = [load for load in owner_loads(held, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))
     if steps.pipeline > 1:
-        block = steps.tokens * outline.config.dims.hidden * steps.width
+        block = steps.tokens * meta_model.config.dims.hidden * steps.width
         first, last = stage == 0, stage == steps.pipeline - 1
         neighbours = (not first) + (not last)
         add("send", "pipeline", steps.pieces * neighbours, steps.pieces * neighbours * block)

@@ -149,31 +149,31 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
 
 
 def evaluation(recipe: Recipe) -> Iterator[Finding]:
-    """Evaluation settings that need data, metrics or a rhythm."""
+    """Evaluation settings that need data, metrics or a schedule."""
     evaluation, data = recipe.eval, recipe.data
     if data.eval and data.eval_fraction:
         yield _find("data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them")
     if data.eval_fraction and not data.train:
         yield _find("data.eval_fraction", "data.train", "takes rows out of data.train, which is missing")
-    rhythm = evaluation.every_steps or evaluation.every_epochs
+    schedule = evaluation.every_steps or evaluation.every_epochs
     if evaluation.every_steps and evaluation.every_epochs:
         yield _find("eval.every_steps", "eval.every_epochs", "give every_steps or every_epochs, not both")
-    if rhythm and not (data.eval or data.eval_fraction):
+    if schedule and not (data.eval or data.eval_fraction):
         name = "eval.every_steps" if evaluation.every_steps else "eval.every_epochs"
         yield _find(name, "data.eval data.eval_fraction", "there is nothing to evaluate on; set data.eval")
-    if evaluation.patience and not rhythm:
+    if evaluation.patience and not schedule:
         yield _find(
             "eval.patience",
             "eval.every_steps eval.every_epochs",
             "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
         )
-    if evaluation.load_best_model_at_end and not rhythm:
+    if evaluation.load_best_model_at_end and not schedule:
         yield _find(
             "eval.load_best_model_at_end",
             "eval.every_steps eval.every_epochs",
             "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
         )
-    if evaluation.generate == "ends" and not rhythm:
+    if evaluation.generate == "ends" and not schedule:
         yield _find(
             "eval.generate",
             "eval.every_steps eval.every_epochs",

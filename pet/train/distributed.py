@@ -1,4 +1,4 @@
-"""What the loop needs to know of the other processes. One process has none: everything is the identity.
+"""The distributed context: all that the training loop asks of the other processes. With one process, the identity.
 
 ``pet.parallel`` gives an object with the same names whose sums go over all processes. These are the only places where
 the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (`all_reduce_sum`), their norm
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 
-class World:
+class DistributedContext:
     """A single process.
 
     Attributes:

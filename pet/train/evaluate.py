@@ -14,7 +14,7 @@ from model_zoo.errors import InputError
 from pet.recipe.training import GENERATED, METRICS
 from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 from pet.train.feed import checked
 from pet.train.metrics import score
 from pet.train.objectives.base import Objective
@@ -34,16 +34,18 @@ class LossEvaluation:
         model: measured as it is at each call; dropout is off meanwhile.
         feed: its ``batches(0)`` are measured, all of them.
         objective: what is measured.
-        world: sums over processes.
+        distributed: sums over processes.
         compiled: False runs operator by operator.
 
     Attributes:
         measure: the graph; its ``seconds`` say how long its first forwards took.
     """
 
-    def __init__(self, model, feed, objective: Objective, *, world: World | None = None, compiled: bool = True):
+    def __init__(
+        self, model, feed, objective: Objective, *, distributed: DistributedContext | None = None, compiled: bool = True
+    ):
         self.model, self.feed = model, feed
-        self.world = world or World()
+        self.distributed = distributed or DistributedContext()
         self.objective, self.compiled = objective, compiled
         self.compile_anew()
 
@@ -53,7 +55,7 @@ class LossEvaluation:
         around = functools.partial(in_whole, self.model)
         function = self.objective.measured(self.model, self.compiled)
         measure = Compiled(function, self.compiled, around, self.model.get_parameters())
-        self.measure = self.world.wrap_measure(measure, self.model, self.objective)
+        self.measure = self.distributed.wrap_measure(measure, self.model, self.objective)
 
     def __call__(self) -> dict[str, float]:
         """What the objective's `metrics` makes of the sums over all batches."""
@@ -70,7 +72,7 @@ class LossEvaluation:
                 totals += [*(float(value.asnumpy()) for value in sums), self.objective.count(batch)]
         finally:
             self.model.set_train(training)
-        *sums, count = self.world.sum_numbers(totals.tolist())
+        *sums, count = self.distributed.sum_numbers(totals.tolist())
         return self.objective.metrics(sums, int(count))
 
 

@@ -38,18 +38,18 @@ class Prepared:
     questions: list = dataclasses.field(default_factory=list)
 
 
-def make_world(recipe):
+def make_distributed_context(recipe):
     """The processes that the recipe's layout asks for. To be called before any tensor is made."""
-    from pet.train.distributed import World
+    from pet.train.distributed import DistributedContext
 
     layout = recipe.parallel
     if layout.shard_optimizer and layout.data == 1:
         log.warning("parallel.shard_optimizer divides nothing: parallel.data is 1")
     if layout.processes == 1:
-        return World()
-    from pet.parallel.mesh_context import ParallelWorld
+        return DistributedContext()
+    from pet.parallel.context import ParallelContext
 
-    return ParallelWorld(
+    return ParallelContext(
         layout.data,
         layout.tensor,
         layout.pipeline,
@@ -192,18 +192,18 @@ def check_vocabulary(dataset, vocabulary: int) -> None:
     )
 
 
-def make_feeds(recipe, prepared: Prepared, world) -> None:
+def make_feeds(recipe, prepared: Prepared, distributed) -> None:
     """Loaders over the datasets, for this process's share of every batch."""
     from pet.train.feed import layout_of
 
     for dataset in (prepared.train, prepared.evaluation):
         check_vocabulary(dataset, prepared.model.config.dims.vocab)
     layout, pad = layout_of(prepared.model), prepared.tokenizer.pad_token_id
-    share = {"rank": world.data_rank, "world": world.data_size}
+    share = {"rank": distributed.data_rank, "world_size": distributed.data_size}
     if prepared.train is not None:
         prepared.train_feed = _loader(
             prepared.train,
-            recipe.train.batch_size // world.data_size,
+            recipe.train.batch_size // distributed.data_size,
             data_settings(recipe),
             layout=layout,
             pad_token_id=pad,
@@ -214,7 +214,7 @@ def make_feeds(recipe, prepared: Prepared, world) -> None:
         rows = recipe.eval.batch_size or recipe.train.batch_size
         prepared.eval_feed = _loader(
             prepared.evaluation,
-            max(1, rows // world.data_size),
+            max(1, rows // distributed.data_size),
             held_out_settings(recipe),
             layout=layout,
             pad_token_id=pad,
@@ -276,7 +276,7 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
     return asked
 
 
-def prepare(recipe, world) -> Prepared:
+def prepare(recipe, distributed) -> Prepared:
     """Everything a training run works with. Nothing is written.
 
     Raises:
@@ -293,15 +293,17 @@ def prepare(recipe, world) -> Prepared:
     def attach(model) -> None:
         attach_adapter(model, recipe, tokenizer)
 
-    if world.divides_model:
+    if distributed.divides_model:
         from pet.parallel.build import divided_model
 
-        model = divided_model(recipe, world, load_model, attach, fresh=getattr(recipe.adapter, "load", None) is None)
+        model = divided_model(
+            recipe, distributed, load_model, attach, fresh=getattr(recipe.adapter, "load", None) is None
+        )
     else:
         model = load_model(recipe)
         attach(model)
-        model = world.prepare(model)
+        model = distributed.prepare(model)
     prepared = Prepared(model, tokenizer, recipe.model.path, train, evaluation)
-    make_feeds(recipe, prepared, world)
-    prepared.questions = load_asked(recipe, prepared) if world.can_generate else []
+    make_feeds(recipe, prepared, distributed)
+    prepared.questions = load_asked(recipe, prepared) if distributed.can_generate else []
     return prepared

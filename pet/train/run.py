@@ -51,7 +51,7 @@ def start(
     show: Callable[[str], None] = print,
     callbacks: Iterable = (),
     objective=None,
-    world=None,
+    distributed=None,
 ) -> dict[str, Any]:
     """Looks at everything that can be wrong with a recipe, then trains, measures before and after, and fills the run
     directory.
@@ -63,7 +63,7 @@ def start(
         show: takes the texts for the user.
         callbacks: more of them, besides those of the recipe and the built-in ones.
         objective: what is learnt, in place of the recipe's ``train.objective``.
-        world: sums over processes.
+        distributed: sums over processes.
 
     Returns:
         What summary.json holds.
@@ -75,29 +75,29 @@ def start(
     """
     from pet import run_directory
     from pet.planning.room import check_room
-    from pet.train.prepare import make_world, prepare
+    from pet.train.prepare import make_distributed_context, prepare
 
     if recipe.output.only_save_strategy:
         return save_strategies(recipe, show)
     recipe = recipe.model_copy(deep=True)
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
-    world = world or make_world(recipe)
-    with locked(recipe, world):
-        prepared = prepare(recipe, world)
-        if world.is_main:
+    distributed = distributed or make_distributed_context(recipe)
+    with locked(recipe, distributed):
+        prepared = prepare(recipe, distributed)
+        if distributed.is_main:
             check_room(recipe, prepared)
-        if world.is_main and recipe.train.resume:
+        if distributed.is_main and recipe.train.resume:
             for change in run_directory.changes(recipe, recipe.output.dir):
                 log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", *change)
-        return execute(recipe, prepared, world, show=show, callbacks=callbacks, objective=objective)
+        return execute(recipe, prepared, distributed, show=show, callbacks=callbacks, objective=objective)
 
 
 @contextlib.contextmanager
-def locked(recipe, world):
+def locked(recipe, distributed):
     """The run directory, checked and then locked within the block."""
     from pet import run_directory
 
-    if world.is_main:
+    if distributed.is_main:
         run_directory.check(recipe)
         run_directory.claim(recipe.output.dir)
     try:
@@ -128,7 +128,7 @@ def save_strategies(
 def execute(
     recipe,
     prepared,
-    world,
+    distributed,
     *,
     show: Callable[[str], None] | None = None,
     callbacks: Iterable = (),
@@ -139,7 +139,7 @@ def execute(
 
     Args:
         recipe, prepared: settings, and what they come to.
-        world: sums over processes.
+        distributed: sums over processes.
         show: takes the texts for the user; None where there are none.
         callbacks: more of them.
         objective: see `start`.
@@ -157,11 +157,15 @@ def execute(
     begin, complete, save = time.perf_counter(), save is None, save or save_result
     model, directory = prepared.model, Path(recipe.output.dir)
     objective = objective or make_objective(recipe.train)
-    evaluation = make_evaluation(recipe, prepared, world, objective)
-    counted = count(model, world)
+    evaluation = make_evaluation(recipe, prepared, distributed, objective)
+    counted = count(model, distributed)
     title = recipe.name or directory.name
-    built_in = ["progress", "metrics", "samples", "plot"] if world.is_main else []
-    if world.is_main and recipe.train.profile and all(callback.name != "profiler" for callback in recipe.callbacks):
+    built_in = ["progress", "metrics", "samples", "plot"] if distributed.is_main else []
+    if (
+        distributed.is_main
+        and recipe.train.profile
+        and all(callback.name != "profiler" for callback in recipe.callbacks)
+    ):
         built_in.append("profiler")
 
     def finish(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -169,10 +173,10 @@ def execute(
         after = trainer.evaluate()
         summary = summarise(recipe, trainer, outcome, after, counted, time.perf_counter() - begin)
         weights = whole_weights(trainer)
-        if world.is_main:
-            save(recipe, prepared, directory, world.whole(model, weights))
+        if distributed.is_main:
+            save(recipe, prepared, directory, distributed.whole(model, weights))
             write_json(directory / "summary.json", summary)
-        world.barrier()
+        distributed.barrier()
         return summary
 
     trainer = Trainer(
@@ -184,22 +188,22 @@ def execute(
         callbacks=[*built_in, *recipe.callbacks, *callbacks],
         objective=objective,
         evaluation=evaluation,
-        world=world,
-        save_extra=lambda stage: save(recipe, prepared, stage, world.whole(model, trainer.whole_weights)),
+        distributed=distributed,
+        save_extra=lambda stage: save(recipe, prepared, stage, distributed.whole(model, trainer.whole_weights)),
         finish=finish,
-        origins=origins_of(recipe) if world.is_main and complete else None,
+        origins=origins_of(recipe) if distributed.is_main and complete else None,
         title=f"{title}: {recipe.adapter.method} on {Path(prepared.base).name}" if complete else title,
     )
     if recipe.train.resume:
         trainer.resume()  # which checks the checkpoint: a run that is refused writes nothing
-    show = show if show is not None and world.is_main else None
-    if world.is_main:
+    show = show if show is not None and distributed.is_main else None
+    if distributed.is_main:
         open_for(recipe)
         if not complete:
             (directory / RECIPE).unlink()
     if show:
         show(report.before(report.facts(recipe, prepared, trainer, counted)))
-    world.barrier()
+    distributed.barrier()
     try:
         summary = trainer.train()
     except Interrupted:
@@ -211,18 +215,18 @@ def execute(
     if show:
         show(report.told(trainer, evaluation, summary, directory))
         if recipe.train.profile:
-            show("\n" + world.traffic_report())
-    world.barrier()
+            show("\n" + distributed.traffic_report())
+    distributed.barrier()
     return summary
 
 
-def make_evaluation(recipe, prepared, world, objective):
+def make_evaluation(recipe, prepared, distributed, objective):
     """What measures a run's model, by the recipe's ``eval`` section; None where there is nothing to measure on."""
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 
     if prepared.eval_feed is None:
         return None
-    losses, answers = LossEvaluation(prepared.model, prepared.eval_feed, objective, world=world), None
+    losses, answers = LossEvaluation(prepared.model, prepared.eval_feed, objective, distributed=distributed), None
     if prepared.questions:
         rows = recipe.eval.batch_size or recipe.train.batch_size
         generation = recipe.generation.in_evaluations()
@@ -230,20 +234,22 @@ def make_evaluation(recipe, prepared, world, objective):
     return Evaluation(losses, answers, recipe.eval)
 
 
-def measure(recipe, prepared, world, objective=None) -> dict[str, float]:
+def measure(recipe, prepared, distributed, objective=None) -> dict[str, float]:
     """The metrics of a model that is not trained here."""
     from pet.train.measuring import fast
     from pet.train.objectives import make_objective
 
-    evaluation = make_evaluation(recipe, prepared, world, objective or make_objective(recipe.train))
+    evaluation = make_evaluation(recipe, prepared, distributed, objective or make_objective(recipe.train))
     with fast(prepared.model):
         return evaluation()
 
 
-def count(model, world) -> tuple[int, int]:
+def count(model, distributed) -> tuple[int, int]:
     """Trainable and all parameters, without buffers such as dropout's key."""
     parameters = [parameter for parameter in model.get_parameters() if not getattr(parameter, "buffer", False)]
-    return world.count([parameter for parameter in parameters if parameter.requires_grad]), world.count(parameters)
+    return distributed.count([parameter for parameter in parameters if parameter.requires_grad]), distributed.count(
+        parameters
+    )
 
 
 def save_result(recipe, prepared, directory: Path, model) -> str | None:
@@ -330,7 +336,7 @@ def evaluate(
     model: str | os.PathLike | None = None,
     adapter: str | os.PathLike | None = None,
     show: Callable[[str], None] = print,
-    world=None,
+    distributed=None,
 ) -> dict[str, float]:
     """Measures a model on a recipe's held-out data, by the same code and settings as the run itself.
 
@@ -339,7 +345,7 @@ def evaluate(
         model: a checkpoint to measure in place of the recipe's base.
         adapter: an adapter directory to put on it; None measures the plain model.
         show: takes the table for the user.
-        world: sums over processes.
+        distributed: sums over processes.
 
     Raises:
         InputError: no held-out data, or something cannot be had.
@@ -348,10 +354,17 @@ def evaluate(
     from pet.data.load import load_dataset
     from pet.train import report
     from pet.train.metrics import check_available
-    from pet.train.prepare import Prepared, held_out_settings, load_asked, load_data, make_feeds, make_world
+    from pet.train.prepare import (
+        Prepared,
+        held_out_settings,
+        load_asked,
+        load_data,
+        make_distributed_context,
+        make_feeds,
+    )
 
     check_available(recipe.eval.metrics)
-    world = world or make_world(recipe)
+    distributed = distributed or make_distributed_context(recipe)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
         held_out = load_dataset(recipe.data.test, tokenizer, settings=held_out_settings(recipe))
@@ -359,18 +372,18 @@ def evaluate(
         _, held_out = load_data(recipe, tokenizer)
     if held_out is None:
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
-    loaded = measured_model(recipe, model, adapter, world)
+    loaded = measured_model(recipe, model, adapter, distributed)
     prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
-    make_feeds(recipe, prepared, world)
+    make_feeds(recipe, prepared, distributed)
     prepared.questions = load_asked(recipe, prepared, required=False)
-    found = measure(recipe, prepared, world)
-    if world.is_main:
+    found = measure(recipe, prepared, distributed)
+    if distributed.is_main:
         titles = report.titles_of(found)
         show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))
     return found
 
 
-def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, world):
+def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed):
     """The model to measure: this process's part of it, where the layout divides it."""
     from adapters.saving import load_adapter
     from pet.auto import AutoModel
@@ -380,13 +393,13 @@ def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.Pa
         if adapter is not None:
             load_adapter(loaded, adapter)
 
-    if world.divides_model:
+    if distributed.divides_model:
         from pet.parallel.build import divided_model
 
         chosen = recipe.model_copy(deep=True)
         if model is not None:
             chosen.model.path, chosen.model.config, chosen.model.from_scratch = str(model), {}, False
-        return divided_model(chosen, world, load_model, attach)
+        return divided_model(chosen, distributed, load_model, attach)
     loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
     attach(loaded)
     return loaded

@@ -45,14 +45,14 @@ class Saving:
     def save(self) -> None:
         """Writes a checkpoint of the present step, and deletes those that are not kept."""
         weights, optimizer, numbers = state.snapshot(self)
-        if self.world.is_main:
+        if self.distributed.is_main:
             path = files.save(
                 self.checkpoint_directory, self.position.step, weights, optimizer, numbers, self.save_extra
             )
             kept = {self.best.step} if self.best.step is not None else set()
             files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
             self.notify("save", path)
-        self.world.barrier()
+        self.distributed.barrier()
 
     def resume(self, source: bool | str | Path = True) -> None:
         """Goes on from a checkpoint: every number is what it was, and so is every number that follows.
@@ -76,7 +76,7 @@ class Saving:
         if source is True:
             lines = read_metrics(self.directory / "metrics.jsonl")
             self.history = [line for line in lines if line["step"] <= self.position.step]
-            if self.world.is_main:
+            if self.distributed.is_main:
                 files.discard_after(self.checkpoint_directory, self.position.step)
         log.info("going on from %s", found.path)
 

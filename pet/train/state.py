@@ -60,7 +60,7 @@ def trained(trainer) -> dict[str, Any]:
 
 def gathered(trainer, parameters: dict[str, Any]) -> dict[str, np.ndarray]:
     """Parameters whole, in the main process; all must call it."""
-    return trainer.world.gather({name: value.asnumpy() for name, value in parameters.items()})
+    return trainer.distributed.gather({name: value.asnumpy() for name, value in parameters.items()})
 
 
 def whole_weights(trainer, weights: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ def whole_weights(trainer, weights: dict[str, np.ndarray] | None = None) -> dict
         weights: the trained ones, where they are at hand.
     """
     weights = gathered(trainer, trained(trainer)) if weights is None else weights
-    return {**weights, **gathered(trainer, trainer.world.untrained(trainer.model))}
+    return {**weights, **gathered(trainer, trainer.distributed.untrained(trainer.model))}
 
 
 def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
@@ -81,7 +81,7 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
     """
     weights = gathered(trainer, trained(trainer))
     trainer.whole_weights = whole_weights(trainer, weights)
-    optimizer = trainer.world.gather(trainer.optimizer.state_arrays())
+    optimizer = trainer.distributed.gather(trainer.optimizer.state_arrays())
     numbers = {
         "position": dataclasses.asdict(trainer.position),
         "best": dataclasses.asdict(trainer.best),
@@ -143,7 +143,7 @@ def restore(trainer, found: Checkpoint) -> None:
                 mine,
             )
     restore_weights(trainer, found)
-    trainer.optimizer.load_state(trainer.world.scatter(found.optimizer))
+    trainer.optimizer.load_state(trainer.distributed.scatter(found.optimizer))
     trainer.position, trainer.best = Position(**state["position"]), Best(**state["best"])
     trainer.loss_scale.load(state["loss_scale"])
     trainer.watch.load(state["watch"])
@@ -158,7 +158,7 @@ def restore_weights(trainer, found: Checkpoint) -> None:
         InputError: tensors are missing, of another shape, or not trained here: another model or adapter.
     """
     parameters = trained(trainer)
-    weights, problems = trainer.world.scatter(found.weights), []
+    weights, problems = trainer.distributed.scatter(found.weights), []
     for name, parameter in parameters.items():
         if name not in weights:
             problems.append(f"checkpoint {found.path}: has no {name!r}{nearest(name, weights)}")

@@ -1,7 +1,7 @@
 """The one training step: gradients of every micro-batch, their sum, one check, one update.
 
     micro-batches ──► gradient (compiled per batch shape) ──► sum ──► over processes ──► norm ──► update (compiled once)
-                      loss · scale / count                            world             finite?   clip, optimizer
+                      loss · scale / count                            distributed             finite?   clip, optimizer
 
 The loss of a micro-batch is divided by what the objective counts in the *whole* step (label tokens, for one), which is
 known before the step starts, so that gradients are simply added. Whether they are finite is seen on the host, before
@@ -24,7 +24,7 @@ from mindspore import ParameterTuple, Tensor, ops
 
 from model_zoo.engine import available, fuse_layers, sum_of_squares
 from pet.train.compiled import Compiled
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.optimizers.base import Optimizer, scalar
 from pet.train.segments import flatten
@@ -124,7 +124,7 @@ class TrainStep:
             place of this process's rows in the batch.
         seed: that number depends on this, the step and the micro-batch, and on nothing else, so that a resumed run
             draws what the uninterrupted one would have drawn.
-        world: sums over processes.
+        distributed: sums over processes.
         compiled: False runs everything operator by operator.
     """
 
@@ -137,12 +137,12 @@ class TrainStep:
         clip_norm: float | None = None,
         set_key: Callable[..., None] | None = None,
         seed: int = 0,
-        world: World | None = None,
+        distributed: DistributedContext | None = None,
         compiled: bool = True,
     ):
         self.optimizer, self.objective = optimizer, objective
         self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
-        self.world = world or World()
+        self.distributed = distributed or DistributedContext()
         groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
         spans = tuple(itertools.pairwise(borders))
@@ -199,11 +199,11 @@ class TrainStep:
         useful, tokens = sum(map(count_useful, batches)), sum(np.size(batch["input_ids"]) for batch in batches)
         batches = [self.objective.prepare(batch, training=True) for batch in batches]
         count = sum(map(self.objective.count, batches))
-        count, useful, tokens = (int(number) for number in self.world.sum_numbers([count, useful, tokens]))
+        count, useful, tokens = (int(number) for number in self.distributed.sum_numbers([count, useful, tokens]))
         weight = scalar(scale / max(count, 1))
         total, vectors = self.accumulate(batches, step, weight)
-        vectors = self.world.all_reduce_sum(vectors, self.optimizer.segments)
-        total = self.world.sum_numbers([total])[0]
+        vectors = self.distributed.all_reduce_sum(vectors, self.optimizer.segments)
+        total = self.distributed.sum_numbers([total])[0]
         norm = self.norm(vectors) / scale
         loss = total / max(count, 1)
         finite = math.isfinite(norm) and math.isfinite(loss)
@@ -228,7 +228,7 @@ class TrainStep:
         for micro, batch in enumerate(batches):
             if self.set_key is not None:
                 # the replicas have neighbouring rows of one batch: together they draw what one process would
-                self.set_key(mix(self.seed, step, micro, 0), self.world.data_rank)
+                self.set_key(mix(self.seed, step, micro, 0), self.distributed.data_rank)
             summed, fresh = self.gradient(*tensors(batch, self.objective.arrays), weight)
             total += float(summed.asnumpy())
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
@@ -242,7 +242,7 @@ class TrainStep:
     def norm(self, vectors: Sequence[Tensor]) -> float:
         """The global norm of the summed gradients; infinite or NaN where one of them is."""
         squares = self.squares(*vectors).asnumpy().astype(np.float64).tolist()
-        total = self.world.sum_of_squares(squares, self.optimizer.segments)
+        total = self.distributed.sum_of_squares(squares, self.optimizer.segments)
         return math.sqrt(total) if math.isfinite(total) else math.nan
 
 

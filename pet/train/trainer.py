@@ -15,7 +15,7 @@ from model_zoo.errors import InputError
 from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import out_of_memory, reason
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
 from pet.train.loss_scale import LossScale
@@ -71,7 +71,7 @@ class Trainer(Measuring, Saving):
             them.
         objective: what is learnt, in place of ``train.objective``.
         evaluation: what measures the model, in place of the one made of ``eval_data``.
-        world: sums over processes; default a single one.
+        distributed: sums over processes; default a single one.
         save_extra: called with a checkpoint's directory while it is written, to put more into it
             (`pet.train.checkpoint.save`).
         finish: called with the outcome when the last step is done and everything is to be written; gives the outcome
@@ -104,7 +104,7 @@ class Trainer(Measuring, Saving):
         forward_step: Callable | None = None,
         objective: Objective | str | None = None,
         evaluation: Callable[[], dict[str, float]] | None = None,
-        world: World | None = None,
+        distributed: DistributedContext | None = None,
         save_extra: Callable[[Path], str | None] | None = None,
         finish: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         origins: dict[str, list] | None = None,
@@ -122,7 +122,7 @@ class Trainer(Measuring, Saving):
         self.begin_saving(directory, save_extra)
         if self.eval_settings.load_best_model_at_end and self.directory is None:
             raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
-        self.model, self.world, self.title = model, world or World(), title
+        self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
         self.feed = as_feed(train_data, self.settings.accumulation, model)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = Schedule.from_settings(self.settings, self.total_steps)
@@ -146,7 +146,7 @@ class Trainer(Measuring, Saving):
         set_precision(model, self.settings.precision)
         if self.settings.recompute:
             set_recompute(model)
-        self.optimizer = self.world.make_optimizer(
+        self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
         )
         step = TrainStep(
@@ -156,13 +156,13 @@ class Trainer(Measuring, Saving):
             clip_norm=self.settings.clip_norm,
             set_key=key_setter(model, self.settings.neftune_alpha),
             seed=self.settings.seed,
-            world=self.world,
+            distributed=self.distributed,
             compiled=compiled,
         )
-        self.train_step = self.world.wrap_step(step, model)
+        self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
             eval_feed = as_feed(eval_data, 1, model)
-            losses = LossEvaluation(model, eval_feed, self.objective, world=self.world, compiled=compiled)
+            losses = LossEvaluation(model, eval_feed, self.objective, distributed=self.distributed, compiled=compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
 
     # The loop --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Trainer(Measuring, Saving):
             self.resume(resume)
         begin = time.perf_counter()
         outcome: dict[str, Any] = {}
-        signals = Signals(self.announce, can_leave_evaluations=self.world.size == 1)
+        signals = Signals(self.announce, can_leave_evaluations=self.distributed.size == 1)
         with self.fast(), signals.watch():
             try:
                 self.notify("start")
@@ -194,7 +194,7 @@ class Trainer(Measuring, Saving):
                     outcome = self.run(begin, signals)
                 except EvaluationLeft:  # everything else is saved
                     outcome = self.outcome()
-                interrupted = self.world.any(signals.received is not None)
+                interrupted = self.distributed.any(signals.received is not None)
             except BaseException as error:
                 self.model.set_train(False)
                 if isinstance(error, (MemoryError, RuntimeError)) and out_of_memory(error):
@@ -221,11 +221,11 @@ class Trainer(Measuring, Saving):
         self.phase = MEASURING_BASE
         self.measure_before()
         signals.renew()
-        if not self.world.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
+        if not self.distributed.any(signals.received is not None):  # otherwise there is nothing yet that could be saved
             self.model.set_train(True)
             self.run_steps(begin, signals)
             self.model.set_train(False)
-        interrupted = self.world.any(signals.received is not None)
+        interrupted = self.distributed.any(signals.received is not None)
         self.phase = WRITING
         if not interrupted and self.eval_settings.load_best_model_at_end:
             self.load_best()
@@ -237,7 +237,7 @@ class Trainer(Measuring, Saving):
     def announce(self) -> str:
         """What happens when a signal comes now."""
         saved = ", with everything saved" if self.directory else ""
-        if self.world.size == 1 and self.directory and self.phase in ANNOUNCED:
+        if self.distributed.size == 1 and self.directory and self.phase in ANNOUNCED:
             return ANNOUNCED[self.phase]
         return f"ending after this step{saved}"
 
@@ -284,7 +284,7 @@ class Trainer(Measuring, Saving):
         limit = self.settings.max_seconds
         if limit is not None and time.perf_counter() - begin >= limit:
             self.stop(f"max_seconds: {limit:g}")
-        stopping = self.world.any(self.stop_reason is not None)
+        stopping = self.distributed.any(self.stop_reason is not None)
         if stopping and self.stop_reason is None:
             self.stop_reason = "another process stopped"
         every = self.settings.save_every
@@ -299,9 +299,9 @@ class Trainer(Measuring, Saving):
         rate = self.schedule(position.step)
         scale = self.loss_scale.scale
         begin = time.perf_counter()
-        self.world.step_begins()
+        self.distributed.step_begins()
         result = self.train_step(batches, position.step, rate, scale, updates=position.updates, limit=self.watch.limit)
-        self.world.step_ends()
+        self.distributed.step_ends()
         seconds = time.perf_counter() - begin
         self.check(result, batches)
         if result.applied:
@@ -367,7 +367,7 @@ class Trainer(Measuring, Saving):
 
     def notify(self, moment: str, *arguments) -> None:
         """Tells the callbacks of a moment."""
-        if self.world.is_main:
+        if self.distributed.is_main:
             for callback in self.callbacks:
                 with progress.pausing():
                     getattr(callback, moment)(self, *arguments)
@@ -379,7 +379,7 @@ class Trainer(Measuring, Saving):
             outcome: what they get.
             failed: the run has an error of its own, which is more important than theirs.
         """
-        if not self.world.is_main:
+        if not self.distributed.is_main:
             return
         first: Exception | None = None
         for callback in self.callbacks:

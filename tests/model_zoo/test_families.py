@@ -14,7 +14,7 @@ from model_zoo import families
 from model_zoo.auto import MODEL_OF, AutoConfig, AutoModel, classes_for, model_class
 from model_zoo.errors import InputError
 from model_zoo.families.rotary import RotaryConfig, rotary_family
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 TOLERANCE = 1e-4
@@ -205,7 +205,7 @@ def test_a_family_in_llamas_layout_is_a_configuration(tmp_path, monkeypatch):
     monkeypatch.setitem(MODEL_OF, HeadNormConfig, model_class(HeadNormConfig))
     values = {**LLAMA_TINY, "model_type": "qwen3", "head_dim": 24, "tie_word_embeddings": True}
     check_against_transformers(values, tmp_path)
-    planned = plan(Outline(values), LoRAConfig(rank=2))
+    planned = plan(MetaModel(values), LoRAConfig(rank=2))
     assert planned.parameters == 2 * 2 * (2 * 32 + 24 * 4 + 24 * 2)  # q and v of two layers
 
 

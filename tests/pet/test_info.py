@@ -14,7 +14,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.reading import read_config
 from model_zoo.errors import InputError
 from pet.info import describe
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 
 FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
@@ -33,10 +33,10 @@ def place(site):
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_outline_has_the_sites_of_the_real_model(name, fixtures):
+def test_meta_model_has_the_sites_of_the_real_model(name, fixtures):
     model = AutoModel.from_pretrained(fixtures / name)
-    outline = Outline(read_config(fixtures / name))
-    assert sorted(map(place, sites(outline))) == sorted(map(place, sites(model)))
+    meta_model = MetaModel(read_config(fixtures / name))
+    assert sorted(map(place, sites(meta_model))) == sorted(map(place, sites(model)))
 
 
 CONFIGS = {

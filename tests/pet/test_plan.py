@@ -17,7 +17,7 @@ from model_zoo.auto import AutoConfig
 from model_zoo.errors import InputError
 from model_zoo.presets import preset
 from pet.cli.main import main
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.planning import Cluster, Work, parse_bytes, plan
@@ -85,20 +85,20 @@ def test_activations_are_within_a_tenth_of_the_measured_peak(name, tmp_path, mon
     assert done.returncode == 0, text[-3000:]
     found = re.findall(r"peak used mem:(\d+)M, actual peak", text)
     assert found, text[-3000:]
-    outline, adapter = Outline(case["config"]), LoRAConfig(**case["lora"])
+    meta_model, adapter = MetaModel(case["config"]), LoRAConfig(**case["lora"])
     if case.get("apart"):
         monkeypatch.setattr("pet.planning.activations.layer_memory", lambda *_: None)
     again = case.get("recompute", False)
-    work = Work(outline, adapter, case["rows"], case["length"], "float32", recompute=again)
+    work = Work(meta_model, adapter, case["rows"], case["length"], "float32", recompute=again)
     steps = Steps(1, 1, 1, 1, case["rows"] * case["length"], 4, recompute=again)
-    planned = activation_bytes(work, shares(outline, adapter), steps, 0) / 2**20
+    planned = activation_bytes(work, shares(meta_model, adapter), steps, 0) / 2**20
     assert planned > 80  # MB, of which the pool counts whole ones
     assert planned == pytest.approx(int(found[-1]), rel=0.1)
 
 
 def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):
     adapter = LoRAConfig(rank=8) if adapter is None else adapter
-    return Work(Outline(preset(name)), adapter, batch, length, dtype, **settings)
+    return Work(MetaModel(preset(name)), adapter, batch, length, dtype, **settings)
 
 
 def test_65_billion_on_64_devices_in_seconds():
@@ -150,12 +150,12 @@ def test_what_helps_against_what():
 
 
 def full_work(name):
-    return Work(Outline(preset(name)), None, 64, 512, "float32")
+    return Work(MetaModel(preset(name)), None, 64, 512, "float32")
 
 
 def test_operations_are_six_per_parameter_and_token():
     work = full_work("llama_7b")
-    divided = shares(work.outline, None)
+    divided = shares(work.meta_model, None)
     steps = Steps(1, 1, 1, 1, 1000 * 512, 4)
     matrices = 6_738_415_616 - 32000 * 4096 - 65 * 4096
     attention = 3 * 4 * 1000 * 512 * 512 * 4096 * 32
@@ -163,26 +163,26 @@ def test_operations_are_six_per_parameter_and_token():
         6 * 512e3 * matrices + attention, rel=0.03
     )
     adapted = work_for("llama_7b")
-    divided = shares(adapted.outline, adapted.adapter)
+    divided = shares(adapted.meta_model, adapted.adapter)
     with_adapter = flops(adapted, divided, steps, 0, divided.of_stage(0))
     assert with_adapter == pytest.approx(4 * 512e3 * matrices + 2 * attention / 3, rel=0.03)
 
 
 def test_stages_and_their_messages():
-    outline = Outline(preset("llama_7b"))
-    divided = shares(outline, LoRAConfig(rank=8), tensor=2, pipeline=4)
+    meta_model = MetaModel(preset("llama_7b"))
+    divided = shares(meta_model, LoRAConfig(rank=8), tensor=2, pipeline=4)
     # embedding and head weigh as much as a layer each
     assert [len(part) for part in divided.layers] == [7, 9, 9, 7]
     names = [{share.name for share in divided.of_stage(stage)} for stage in range(4)]
-    assert sum(map(len, names)) == len(set().union(*names)) == len(outline.shapes) + 2 * 2 * 32
+    assert sum(map(len, names)) == len(set().union(*names)) == len(meta_model.shapes) + 2 * 2 * 32
     assert "model.embed_tokens.weight" in names[0] and {"model.norm.weight", "lm_head.weight"} <= names[3]
     steps = Steps(1, 2, 4, 8, 512, 2)
     block = 512 * 4096 * 2
-    sums = [step_traffic(outline, divided, steps, stage)["all_reduce", "tensor"][0] for stage in range(4)]
+    sums = [step_traffic(meta_model, divided, steps, stage)["all_reduce", "tensor"][0] for stage in range(4)]
     # forward, forward again, backward; the very first input needs no gradient; partial gradients once a step
     assert sums == [8 * (3 * 14 - 1) + 1, 8 * 54 + 1, 8 * 54 + 1, 8 * 28 + 1]
     for stage, neighbours in enumerate((1, 2, 2, 1)):
-        assert step_traffic(outline, divided, steps, stage)["send", "pipeline"] == [
+        assert step_traffic(meta_model, divided, steps, stage)["send", "pipeline"] == [
             8 * neighbours,
             8 * neighbours * block,
         ]

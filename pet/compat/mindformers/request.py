@@ -140,7 +140,7 @@ class Request:
             for key in ("eval.every_steps", "eval.every_epochs"):
                 translation.settings.pop(key, None)
         if self.in_memory() and not is_path(self.eval_dataset):
-            # the rules look for files; the rhythm is given to the trainer beside the recipe
+            # the rules look for files; the schedule is given to the trainer beside the recipe
             for key in ("eval.every_steps", "eval.every_epochs"):
                 translation.settings.pop(key, None)
         translate_callbacks(translation, self.named_callbacks, {})
@@ -271,7 +271,7 @@ class Request:
 
     # Objects ----------------------------------------------------------------------------------------------------------
 
-    def rhythm(self) -> dict[str, Any]:
+    def eval_schedule(self) -> dict[str, Any]:
         """When to evaluate on data that is no file."""
         settings = translate_arguments(self.arguments).settings
         return {key: settings[f"eval.{key}"] for key in ("every_steps", "every_epochs") if f"eval.{key}" in settings}

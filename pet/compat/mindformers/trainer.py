@@ -113,7 +113,7 @@ class Trainer(Request):
         if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
             lines = Path(input_data).read_text("utf-8-sig").splitlines()
             input_data = [line for line in lines if line.strip()]
-        model, tokenizer = self._speaker(predict_checkpoint)
+        model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
         return TextGeneration(model, tokenizer)(input_data, **generation)
 
     # Runs -------------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Trainer(Request):
                 )
             from pet.compat.objects import run
 
-            summary = run(recipe, self.objects(), callbacks=self.callbacks, eval_rhythm=self.rhythm())
+            summary = run(recipe, self.objects(), callbacks=self.callbacks, eval_schedule=self.eval_schedule())
         else:
             from pet.train.objectives import make_objective
             from pet.train.run import start
@@ -200,7 +200,7 @@ class Trainer(Request):
         put_weights(self.model, *found)
         return None, None
 
-    def _speaker(self, checkpoint=None) -> tuple:
+    def _model_and_tokenizer(self, checkpoint=None) -> tuple:
         from pet.auto import AutoModel, AutoTokenizer
 
         if not is_path(self.model) and self.model is not None:

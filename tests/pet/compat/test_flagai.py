@@ -64,13 +64,13 @@ def test_every_setting_in_a_job_of_four(monkeypatch, recipes, environment, layou
     more = {"model_parallel_size": 2} if layout[1] == 2 else {}
     data = [{"input_ids": [1, 2]}]
     Trainer(env_type=environment, **SETTINGS, **more).train(object(), train_dataset=data, valid_dataset=data)
-    ((recipe, objects, rhythm),) = recipes
+    ((recipe, objects, schedule),) = recipes
     train, parallel = recipe.train, recipe.parallel
     assert (parallel.data, parallel.tensor, parallel.shard_optimizer) == layout
     assert (train.epochs, train.batch_size, train.learning_rate) == (2.0, 3 * layout[0], 2e-4)
     assert (train.weight_decay, train.warmup, train.accumulation, train.clip_norm) == (0.1, 0.2, 4, 0.5)
     assert (train.seed, train.log_every, train.save_every, train.precision) == (5, 6, 7, "fp16")
-    assert (train.recompute, recipe.name, rhythm) == (True, "mine", {"eval_rhythm": {"every_steps": 8}})
+    assert (train.recompute, recipe.name, schedule) == (True, "mine", {"eval_schedule": {"every_steps": 8}})
     assert recipe.output.dir.endswith("checkpoints/mine")
     assert (objects.train, objects.evaluation, objects.forward_step) == (data, data, None)
 

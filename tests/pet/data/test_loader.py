@@ -68,12 +68,12 @@ def test_resuming_does_not_make_the_batches_before(dataset, monkeypatch):
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_the_rows_of_one_process(dataset, packing, world):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_share_the_rows_of_one_process(dataset, packing, world_size):
     alone = list(loader_for(dataset, packing, batch_size=4).batches(1))
     shared = [
-        list(loader_for(dataset, packing, batch_size=4 // world, rank=rank, world=world).batches(1))
-        for rank in range(world)
+        list(loader_for(dataset, packing, batch_size=4 // world_size, rank=rank, world_size=world_size).batches(1))
+        for rank in range(world_size)
     ]
     for index, batch in enumerate(alone):
         parts = [batches[index] for batches in shared]
@@ -122,8 +122,8 @@ def test_there_are_few_shapes(dataset):
 
 
 def test_counts_of_labels_are_those_of_the_batches(dataset):
-    loader = loader_for(dataset, "pack", batch_size=3, world=2, rank=1, accumulation=2)
-    other = loader_for(dataset, "pack", batch_size=3, world=2, rank=0, accumulation=2)
+    loader = loader_for(dataset, "pack", batch_size=3, world_size=2, rank=1, accumulation=2)
+    other = loader_for(dataset, "pack", batch_size=3, world_size=2, rank=0, accumulation=2)
     counted = loader.label_tokens(0)
     for index, (left, right) in enumerate(zip(loader.batches(0), other.batches(0), strict=True)):
         for batch in (left, right):
@@ -166,7 +166,7 @@ def test_what_cannot_be_loaded_is_refused(dataset):
     with pytest.raises(InputError, match="no sample"):
         Loader(TokenDataset.from_samples([]), 4)
     with pytest.raises(InputError, match="rank"):
-        Loader(dataset, 4, rank=2, world=2)
+        Loader(dataset, 4, rank=2, world_size=2)
 
 
 def test_settings_name_what_is_wrong():

@@ -102,7 +102,7 @@ def test_steps_are_known_after_an_epoch_and_in_the_next_run(stream):
 
 def test_ranks_share_the_rows_of_one_process(stream):
     alone = list(loader(stream(), batch_size=4).batches(0))
-    ranks = [list(loader(stream(), batch_size=2, rank=rank, world=2).batches(0)) for rank in range(2)]
+    ranks = [list(loader(stream(), batch_size=2, rank=rank, world_size=2).batches(0)) for rank in range(2)]
     for batch, left, right in zip(alone, *ranks, strict=True):
         for name in batch.arrays:
             assert np.array_equal(np.concatenate([left[name], right[name]]), batch[name])

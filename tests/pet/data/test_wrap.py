@@ -114,7 +114,7 @@ def test_order_resuming_ranks_and_accumulation():
     for step in range(3):
         pair = whole[2 * step : 2 * step + 2]
         assert {batch.step_label_tokens for batch in pair} == {sum(batch.label_tokens for batch in pair)}
-    ranks = [list(collated(1, accumulation=2, rank=rank, world=2).batches(1)) for rank in range(2)]
+    ranks = [list(collated(1, accumulation=2, rank=rank, world_size=2).batches(1)) for rank in range(2)]
     for batch, left, right in zip(whole, *ranks, strict=True):
         assert left["sample_ids"] + right["sample_ids"] == batch["sample_ids"]
         assert left.global_label_tokens == right.global_label_tokens == batch.label_tokens

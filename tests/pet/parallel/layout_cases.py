@@ -18,9 +18,9 @@ from model_zoo.auto import MODEL_OF, AutoConfig
 from model_zoo.checkpoint.reading import load_into, read_config
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from pet.data import DataSettings, Loader, TokenDataset
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.recipe.training import LossScale
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 from pet.train.trainer import Trainer
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -153,7 +153,7 @@ def shorten(case: Case) -> None:
     directory = base_of(case)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(case.config))
-    layers = Outline(case.config).family.layers
+    layers = MetaModel(case.config).family.layers
     tensors = read_file(FIXTURES / case.base / "model.safetensors")
     kept = [
         name
@@ -163,12 +163,12 @@ def shorten(case: Case) -> None:
     write_file(directory / "model.safetensors", {name: tensors[name] for name in kept})
 
 
-def build(case: Case, world: World):
+def build(case: Case, distributed: DistributedContext):
     """The case's model with its adapter: this process's part of it."""
     directory = base_of(case)
     config = AutoConfig.from_pretrained(directory)
     model = MODEL_OF[type(config)](config)
-    if isinstance(world, World) and type(world) is World:
+    if isinstance(distributed, DistributedContext) and type(distributed) is DistributedContext:
         load_into(model, directory)
         adapt(model, case)
         return model
@@ -176,7 +176,7 @@ def build(case: Case, world: World):
         load_into(model, directory)
         directory = None
     adapt(model, case)
-    return world.prepare(model, directory)
+    return distributed.prepare(model, directory)
 
 
 def adapt(model, case: Case) -> None:
@@ -208,10 +208,10 @@ def batches(model, count: int, seed: int, rank: int = 0, size: int = 1) -> list[
     return found
 
 
-def make_trainer(case: Case, world: World, directory=None) -> Trainer:
+def make_trainer(case: Case, distributed: DistributedContext, directory=None) -> Trainer:
     """Ten steps with accumulation, clipping and evaluation."""
-    model = build(case, world)
-    share = (world.data_rank, world.data_size)
+    model = build(case, distributed)
+    share = (distributed.data_rank, distributed.data_size)
     settings = dict(case.settings)
     if settings.get("precision") == "fp16":  # so large that the first steps overflow, and far from the edge
         settings["loss_scale"] = LossScale(initial=2.0**24, factor=16, window=4)
@@ -219,7 +219,7 @@ def make_trainer(case: Case, world: World, directory=None) -> Trainer:
         model,
         batches(model, STEPS * ACCUMULATION, 0, *share),
         batches(model, 2, 9, *share),
-        world=world,
+        distributed=distributed,
         directory=directory,
         batch_size=ROWS,
         steps=STEPS,
@@ -248,29 +248,29 @@ def numbers(trainer: Trainer) -> dict[str, np.ndarray]:
     }
 
 
-def samples(world: World) -> tuple[Loader, Loader]:
+def samples(distributed: DistributedContext) -> tuple[Loader, Loader]:
     """Packed rows of 37 samples, and 21 more in another loader: both end with rows that only fill up."""
     random = np.random.default_rng(4)
     made = []
     for _ in range(58):
         ids = random.integers(5, 90, int(random.integers(3, LENGTH)))
         made.append((ids, np.arange(len(ids)) >= 2))
-    share = {"rank": world.data_rank, "world": world.data_size}
+    share = {"rank": distributed.data_rank, "world_size": distributed.data_size}
     settings = DataSettings(max_length=LENGTH)
     first, second = TokenDataset.from_samples(made[:37]), TokenDataset.from_samples(made[37:])
-    rows = ROWS // world.data_size
+    rows = ROWS // distributed.data_size
     return Loader(first, rows, settings, accumulation=2, **share), Loader(second, rows, settings, **share)
 
 
-def see_samples(world: World) -> tuple[list[list[int]], np.ndarray]:
+def see_samples(distributed: DistributedContext) -> tuple[list[list[int]], np.ndarray]:
     """An epoch over the loader: the ids that this process saw in each step, and the numbers of the run."""
-    case = Case("llama_gqa", "lora", data=world.data_size)
-    train, held_out = samples(world)
+    case = Case("llama_gqa", "lora", data=distributed.data_size)
+    train, held_out = samples(distributed)
     trainer = Trainer(
-        build(case, world),
+        build(case, distributed),
         train,
         held_out,
-        world=world,
+        distributed=distributed,
         epochs=1,
         accumulation=2,
         batch_size=ROWS,

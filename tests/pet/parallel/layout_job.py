@@ -40,10 +40,10 @@ from mindspore import ParameterTuple  # noqa: E402
 from adapters.saving import save_adapter  # noqa: E402
 from model_zoo.checkpoint.safetensors_io import write_file  # noqa: E402
 from pet.parallel import collectives  # noqa: E402
-from pet.parallel.mesh_context import ParallelWorld  # noqa: E402
+from pet.parallel.context import ParallelContext  # noqa: E402
 from pet.parallel.split import division_of  # noqa: E402
 from pet.train import state  # noqa: E402
-from pet.train.distributed import World  # noqa: E402
+from pet.train.distributed import DistributedContext  # noqa: E402
 from pet.train.objectives.causal import CausalLM  # noqa: E402
 from pet.train.step import tensors  # noqa: E402
 
@@ -53,34 +53,34 @@ KEYS = ("dropout_key", "neftune_key", "key")
 
 def train(case: Case, resume: Path | None = None) -> None:
     """Trains a case; its adapter goes to OUTPUT/NAME/adapter, its numbers to OUTPUT/NAME.npz."""
-    world = ParallelWorld(**case.layout, profile=True)
-    trainer = make_trainer(case, world, output / case.name)
+    distributed = ParallelContext(**case.layout, profile=True)
+    trainer = make_trainer(case, distributed, output / case.name)
     note_memory(case, trainer)
     if resume is not None:
         same_after_a_round_trip(trainer, resume)
     trainer.train()
-    note_traffic(case, world)
+    note_traffic(case, distributed)
     note_saving(case, trainer)
     keep(case, trainer)
-    world.barrier()
+    distributed.barrier()
 
 
 def train_alone(case: Case) -> None:
     """The same, by this process for itself."""
-    trainer = make_trainer(case, World(), output / case.name)
+    trainer = make_trainer(case, DistributedContext(), output / case.name)
     trainer.train()
     keep(case, trainer)
 
 
 def keep(case: Case, trainer) -> None:
     """Writes what a run came to."""
-    world, weights, found = trainer.world, state.whole_weights(trainer), numbers(trainer)
-    if case.whole and world.can_generate:
+    distributed, weights, found = trainer.distributed, state.whole_weights(trainer), numbers(trainer)
+    if case.whole and distributed.can_generate:
         trainer.model.set_train(False)
         found["generated"] = generated(trainer.model)
-    if not world.is_main:
+    if not distributed.is_main:
         return
-    whole = world.whole(trainer.model, weights)
+    whole = distributed.whole(trainer.model, weights)
     if case.adapted:
         save_adapter(whole, output / case.name / "adapter")
     else:
@@ -102,11 +102,11 @@ def note_memory(case: Case, trainer) -> None:
     (output / f"{case.name}.memory_{job.rank}.json").write_text(json.dumps(held))
 
 
-def note_traffic(case: Case, world) -> None:
+def note_traffic(case: Case, distributed) -> None:
     """What this process sent in one step."""
-    counts = {"/".join(key): [entry.calls, entry.bytes] for key, entry in world.meter.traffic().items()}
+    counts = {"/".join(key): [entry.calls, entry.bytes] for key, entry in distributed.meter.traffic().items()}
     (output / f"{case.name}.step_{job.rank}.json").write_text(json.dumps(counts))
-    assert "all_" in world.traffic_report() or "send" in world.traffic_report()
+    assert "all_" in distributed.traffic_report() or "send" in distributed.traffic_report()
 
 
 def note_saving(case: Case, trainer) -> None:
@@ -130,7 +130,7 @@ def same_after_a_round_trip(trainer, checkpoint: Path) -> None:
 
     stored = load(checkpoint)
     for whole, found in ((weights, stored.weights), (optimizer, stored.optimizer)):
-        assert whole.keys() == (found.keys() if trainer.world.is_main else set())  # nobody else writes files
+        assert whole.keys() == (found.keys() if trainer.distributed.is_main else set())  # nobody else writes files
         assert all(np.array_equal(whole[name], found[name]) for name in whole)
     assert any(not np.array_equal(kept[name], value.asnumpy()) for name, value in before.items())
     # back to the beginning, for the run itself
@@ -143,8 +143,8 @@ def same_after_a_round_trip(trainer, checkpoint: Path) -> None:
 def count_within_graphs() -> None:
     """The sums of one forward and backward, operator by operator, where Python sees each call."""
     case = TWO[0]
-    world = ParallelWorld(**case.layout)
-    model = build(case, world)
+    distributed = ParallelContext(**case.layout)
+    model = build(case, distributed)
     objective = CausalLM()
     forward = objective.forward(model)
     arguments = tensors(make_batch(model), objective.arrays)
@@ -153,7 +153,7 @@ def count_within_graphs() -> None:
         forward(*arguments)
     with collectives.counting() as both:
         ms.value_and_grad(forward, None, weights)(*arguments)
-    if world.is_main:
+    if distributed.is_main:
         found = {
             name: [counts["all_reduce", "tensor"].calls, counts["all_reduce", "tensor"].bytes]
             for name, counts in (("forward", ahead), ("both", both))
@@ -177,17 +177,17 @@ def measure_loading() -> None:
 
     directory = output / "large"
     config = AutoConfig.from_pretrained(directory)
-    world = ParallelWorld(tensor=2)
+    distributed = ParallelContext(tensor=2)
     before = psutil.Process().memory_info().rss / 2**20
     model = MODEL_OF[type(config)](config)
-    world.prepare(model, directory)
+    distributed.prepare(model, directory)
     part = sum(parameter.size * parameter.itemsize for parameter in model.get_parameters()) / 2**20
     (output / f"memory_{job.rank}.json").write_text(json.dumps([part, before, peak_memory()]))
 
 
 def carry_over(case: Case, source: Path) -> None:
     """A checkpoint taken over and written again, without a step between."""
-    trainer = make_trainer(case, ParallelWorld(**case.layout), output / case.name)
+    trainer = make_trainer(case, ParallelContext(**case.layout), output / case.name)
     same_after_a_round_trip(trainer, source)
     trainer.resume(source)
     trainer.save()
@@ -207,10 +207,10 @@ if __name__ == "__main__":
             train_alone(each)
         if not full:
             if job.rank == 1:
-                seen, losses = see_samples(World())
+                seen, losses = see_samples(DistributedContext())
                 (output / "samples_alone.json").write_text(json.dumps([seen, losses.tolist()]))
             count_within_graphs()
-            seen, losses = see_samples(ParallelWorld(data=2))
+            seen, losses = see_samples(ParallelContext(data=2))
             (output / f"samples_{job.rank}.json").write_text(json.dumps([seen, losses.tolist()]))
         for each in two:
             train(each)

@@ -22,7 +22,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from pet.launching.control import Alone
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel.checks import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
@@ -31,7 +31,7 @@ from pet.parallel.split import Division
 from pet.planning.search import Work, memory, saving_bytes
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).parent
@@ -159,10 +159,12 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
 @cases("planned")
 def test_plans_are_what_is_measured(jobs, case):
     """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step and for a file."""
-    outline = Outline(case.config)
-    divided = shares(outline, config_for(case.method, outline.family), case.tensor, case.pipeline)
+    meta_model = MetaModel(case.config)
+    divided = shares(meta_model, config_for(case.method, meta_model.family), case.tensor, case.pipeline)
     optimizer = dict(case.settings).get("optimizer", "adamw")
-    work = Work(outline, config_for(case.method, outline.family), ACCUMULATION * ROWS, LENGTH, "float32", optimizer)
+    work = Work(
+        meta_model, config_for(case.method, meta_model.family), ACCUMULATION * ROWS, LENGTH, "float32", optimizer
+    )
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
     recompute = ("recompute", True) in case.settings
@@ -183,7 +185,7 @@ def test_plans_are_what_is_measured(jobs, case):
         }
         assert divisions == {name: held["divisions"][name] for name in divisions}
         sent = json.loads((jobs / f"{case.name}.step_{rank}.json").read_text())
-        expected = step_traffic(outline, divided, steps, stage, work.adapter)
+        expected = step_traffic(meta_model, divided, steps, stage, work.adapter)
         expected.pop(("all_gather", "world"))  # whether all go on is asked after the step
         assert sent == {"/".join(key): counts for key, counts in expected.items()}
         saved.append(json.loads((jobs / f"{case.name}.saving_{rank}.json").read_text()))
@@ -196,7 +198,7 @@ def test_plans_are_what_is_measured(jobs, case):
 def test_checkpoints_go_from_one_over_four_to_one(jobs):
     for case, step in ((FOUR[1], 10), (CARRIED, 5)):
         path = jobs / case.name / "checkpoints" / f"step-{step:06d}"
-        trainer = make_trainer(case.in_one, World())
+        trainer = make_trainer(case.in_one, DistributedContext())
         trainer.resume(path)
         stored = checkpoint.load(path)
         weights, optimizer, _ = state.snapshot(trainer)
@@ -242,7 +244,7 @@ def test_what_cannot_be_divided_is_refused(fixtures):
     with pytest.raises(InputError, match="the product must be the number of workers"):
         Mesh(2, 2, 1, rank=4)
     with pytest.raises(InputError, match="but the job has 3 workers"):
-        Mesh(2, 2, 1).check_world(3)
+        Mesh(2, 2, 1).check_size(3)
     with pytest.raises(InputError, match="5 stages for 4 layers"):
         balance([1] * 4, 0, 0, 5)
 

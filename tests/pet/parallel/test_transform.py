@@ -14,15 +14,15 @@ from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
-from pet.outline import Outline
+from pet.meta_model import MetaModel
 from pet.parallel.shares import shares
 from pet.parallel.strategy import TensorLayout, read_strategy, write_strategies
 from pet.parallel.transform import transform
 
 
 def strategy(fixtures, name, directory, data=1, tensor=1, pipeline=1):
-    outline = Outline(read_config(fixtures / name))
-    divided = shares(outline, LoRAConfig(rank=4, targets="all-linear"), tensor, pipeline)
+    meta_model = MetaModel(read_config(fixtures / name))
+    divided = shares(meta_model, LoRAConfig(rank=4, targets="all-linear"), tensor, pipeline)
     write_strategies(directory, divided, data, tensor, pipeline)
     return divided
 
@@ -32,13 +32,13 @@ def whole_tensors(fixtures, name):
     random = np.random.default_rng(0)
     with Checkpoint(fixtures / name) as checkpoint:
         found = {key: checkpoint.read(key) for key in checkpoint}
-    outline = Outline(read_config(fixtures / name))
-    for share in shares(outline, LoRAConfig(rank=4, targets="all-linear")).shares:
+    meta_model = MetaModel(read_config(fixtures / name))
+    for share in shares(meta_model, LoRAConfig(rank=4, targets="all-linear")).shares:
         if share.adapter:
             found[share.name] = random.normal(size=share.shape).astype(np.float32)
             found[f"exp_avg.{share.name}"] = random.normal(size=share.shape).astype(np.float16)
     found["global_step"] = np.array([7], np.int32)
-    return {key: value for key, value in found.items() if key in outline.shapes or "." not in key or "lora" in key}
+    return {key: value for key, value in found.items() if key in meta_model.shapes or "." not in key or "lora" in key}
 
 
 def write_whole(path, tensors):

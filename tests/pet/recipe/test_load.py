@@ -328,10 +328,10 @@ def test_settings_that_go_with_streaming_and_with_rows_of_ids(write):
 
 
 def test_early_stopping_means_the_best_weights_unless_told_otherwise(write):
-    rhythm = ["data.eval_fraction=0.5", "eval.every_steps=2"]
-    assert load(write(), rhythm).eval.load_best_model_at_end is False
-    assert load(write(), [*rhythm, "eval.patience=3"]).eval.load_best_model_at_end is True
-    last = load(write(), [*rhythm, "eval.patience=3", "eval.load_best_model_at_end=false"])
+    schedule = ["data.eval_fraction=0.5", "eval.every_steps=2"]
+    assert load(write(), schedule).eval.load_best_model_at_end is False
+    assert load(write(), [*schedule, "eval.patience=3"]).eval.load_best_model_at_end is True
+    last = load(write(), [*schedule, "eval.patience=3", "eval.load_best_model_at_end=false"])
     assert last.eval.load_best_model_at_end is False
 
 

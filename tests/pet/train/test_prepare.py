@@ -11,8 +11,8 @@ import pytest
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.recipe.loading import from_dict
-from pet.train.distributed import World
-from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_feeds, make_world
+from pet.train.distributed import DistributedContext
+from pet.train.prepare import Prepared, load_asked, load_data, load_tokenizer, make_distributed_context, make_feeds
 
 
 def prepare(tmp_path, data, **sections):
@@ -29,7 +29,7 @@ def prepare(tmp_path, data, **sections):
     dims = types.SimpleNamespace(vocab=config["vocab_size"], context=config["n_positions"])
     model = types.SimpleNamespace(config=types.SimpleNamespace(dims=dims))
     prepared = Prepared(model, tokenizer, "gpt_tiny", *load_data(recipe, tokenizer))
-    make_feeds(recipe, prepared, World())
+    make_feeds(recipe, prepared, DistributedContext())
     return recipe, prepared
 
 
@@ -84,7 +84,7 @@ def test_an_optimizer_that_has_nobody_to_share_with(caplog):
     }
     values["train"] = {"steps": 2, "warmup": 0}
     with caplog.at_level("WARNING", "pet"):
-        assert type(make_world(from_dict(values))) is World
+        assert type(make_distributed_context(from_dict(values))) is DistributedContext
     assert [record.message for record in caplog.records] == [
         "parallel.shard_optimizer divides nothing: parallel.data is 1"
     ]

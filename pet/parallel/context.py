@@ -1,4 +1,4 @@
-"""What the trainer sees of the other processes: the names of `pet.train.distributed.World`, with sums behind them."""
+"""The distributed context of a job with several processes, as `pet/train/distributed.py` has it for one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pet.parallel.stages import cut_stage
 from pet.parallel.tensor import shard
 from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer
-from pet.train.distributed import World
+from pet.train.distributed import DistributedContext
 from pet.train.objectives.custom import CustomForward
 
 _concat = ops.Concat(0)
 
 
-class ParallelWorld(World):
+class ParallelContext(DistributedContext):
     """All processes of a job, laid out as data × tensor × pipeline.
 
     Args:
@@ -57,7 +57,7 @@ class ParallelWorld(World):
                 f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
             )
         job = join()
-        Mesh(data, tensor, pipeline).check_world(job.size)
+        Mesh(data, tensor, pipeline).check_size(job.size)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
         self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
         self.data_rank, self.data_size = mesh.replica, data

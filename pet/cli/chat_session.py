@@ -21,7 +21,7 @@ GENERATION = {
 }
 
 
-def add_speaker(parser: Parser) -> None:
+def add_chat_session(parser: Parser) -> None:
     """The options that choose a model, an adapter and the way of writing."""
     parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; left out: the adapter's base")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory in PEFT's format")
@@ -41,7 +41,7 @@ def not_text(error: UnicodeDecodeError) -> InputError:
 
 
 @dataclasses.dataclass
-class Speaker:
+class ChatSession:
     """A model ready to write.
 
     Attributes:
@@ -119,7 +119,7 @@ def _generation(options: argparse.Namespace, section: Any) -> Any:
         ) from None
 
 
-def make_speaker(options: argparse.Namespace) -> Speaker:
+def make_chat_session(options: argparse.Namespace) -> ChatSession:
     """Load what the options ask for.
 
     Raises:
@@ -152,4 +152,4 @@ def make_speaker(options: argparse.Namespace) -> Speaker:
     model = AutoModel.from_pretrained(directory)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)
-    return Speaker(model, tokenizer, generation, settings, "default" if adapter is not None else None)
+    return ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)

@@ -1,6 +1,6 @@
 """A model of shapes alone: what a plan for an adapter needs of a model, without a single weight.
 
-`Outline` stands in for a `CausalLM` where adapters are matched and counted: the same matching and the same counts as
+`MetaModel` stands in for a `CausalLM` where adapters are matched and counted: the same matching and the same counts as
 on the real model, for 65 billion parameters in milliseconds.
 """
 
@@ -16,7 +16,7 @@ from model_zoo.configs import CellSpec, linear
 from model_zoo.counting import config_of
 
 
-class Outline:
+class MetaModel:
     """The sites, family and configuration of a model.
 
     Args:
