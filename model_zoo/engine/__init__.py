@@ -11,12 +11,13 @@ handed a `trace.Tracer`.
     gradients.py    the backward pass                   schedule.py     GEMM batching
     lowering.py     buffer allocation, the program      run.py          all layers, forward and backward
     decode.py       all layers over a cache             loss.py         the head and the loss in one
-    updates.py      the optimizer's work                build.py        compiles and keeps csrc/
+    updates.py      the optimizer's work                packing.py      matrices in 8 and 4 bits
+    build.py        compiles and keeps csrc/
 
     csrc/program.c  runs a program                      pool.c          threads
     gemm.c          matrix products                     few_rows.c      products of few rows
     attention.c, one_token.c, prefix.c, heads.c         norms.c, activations.c, small.c, low_rank.c, dora.c
-    loss.c, update.c                                    product.h, vectors.h   what kernels compute with
+    loss.c, update.c, packing.c                         product.h, vectors.h   what kernels compute with
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from model_zoo.engine.cells import available
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy
+from model_zoo.engine.packing import packing_kernels
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.updates import adamw_in_place, sum_of_squares
 
@@ -47,6 +49,7 @@ __all__ = [
     "fuse_layers",
     "logit_bytes",
     "memory_profile",
+    "packing_kernels",
     "ranked_cross_entropy",
     "set_kernels",
     "sum_of_squares",

@@ -14,6 +14,10 @@ import sys
 
 import numpy as np
 
+from model_zoo.quantization import codec
+from model_zoo.quantization import codes as codes_of
+from model_zoo.quantization.storage import Storage
+
 AROUND = 32
 """Numbers before and behind every array: none where it is read, so that one taken from there shows."""
 
@@ -549,6 +553,51 @@ def small(kernels):
             assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
+def packing(kernels):
+    """Codes and factors, and what comes of them, as NumPy has them."""
+
+    def run(name, *given):
+        """Arrays as they are; of a shape and type: an output."""
+        rooms = [kernels.room(one[0], one[0] and 77, one[1]) for one in given if isinstance(one, tuple)]
+        outputs = iter(rooms)
+        passed = []
+        for one in given:
+            value = next(outputs)[0] if isinstance(one, tuple) else one
+            if isinstance(value, np.ndarray):
+                passed.append(ctypes.c_void_p(value.ctypes.data))
+            else:
+                passed.append(ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value))
+        getattr(kernels.library, name)(*passed)
+        for array, whole in rooms:
+            kernels.digest.update(array.tobytes())
+            if kernels.guarded:  # nothing before and behind was written
+                assert (whole[: AROUND + 1] == 77).all() and (whole[AROUND + 1 + array.size :] == 77).all()
+        return [array for array, _ in rooms]
+
+    for shape in [(1, 1), (3, 7), (5, 64), (64, 96), (33, 256), (2, 9000)]:
+        x = numbers(*shape) * np.float32(0.05)
+        x[-1] *= 1e-6
+        x[0, : shape[1] // 2] = 0
+        for kind, block in (("nf4", 64), ("fp4", 32), ("nf4", 8192), ("int4", 32)):
+            storage, size = Storage(kind, block), x.size
+            codes, factors = codec.quantize_blocks(x.reshape(-1), storage, None)
+            bounds, order = codes_of.boundaries(kind)
+            outputs = (codes.shape, np.uint8), (factors.shape, np.float32)
+            given = codes_of.LIMITS[kind], int(kind == "int4"), bounds, order
+            mine = run("quantize_blocks", x, size, block, *given, *outputs)
+            assert np.array_equal(mine[0], codes) and np.array_equal(mine[1], factors)
+            table, out = codes_of.MAPS[kind], ((size,), np.float32)
+            zeros = (np.arange(factors.size) % 16).astype(np.uint8) if kind == "int4" else None
+            values = codec.dequantize_blocks(codes, size, block, table, factors, zeros, None)
+            given = codes, size, block, table, factors, zeros if zeros is not None else 0
+            assert np.array_equal(run("dequantize_blocks", *given, out)[0], values)
+        codes, most = codec.quantize_rows(x, None)
+        mine = run("quantize_rows", x, *shape, (codes.shape, np.int8), (most.shape, np.float32))
+        assert np.array_equal(mine[0], codes) and np.array_equal(mine[1], most)
+        values = run("dequantize_rows", codes, most, *shape, (codes.shape, np.float32))[0]
+        assert np.array_equal(values, codec.dequantize_rows(codes, most, None))
+
+
 CHECKS = (
     products,
     sums,
@@ -564,6 +613,7 @@ CHECKS = (
     one_token,
     added,
     small,
+    packing,
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+/* Matrices in 8 and 4 bits: codes and factors out of float32, and float32 out of them.
+ *
+ * Each number is rounded where bitsandbytes' CPU backend rounds it, so that codes, factors and dequantised numbers are
+ * its own to the bit. `model_zoo/quantization/codec.py` says the same in NumPy. */
+#pragma STDC FP_CONTRACT OFF
+#ifndef __clang__
+#pragma GCC optimize("fp-contract=off")
+#endif
+#include <math.h>
+#include <string.h>
+
+#include "pool.h"
+
+static const float SMALLEST = 1e-38f, INT8_STEP = 7.874015718698502e-3f;
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+static float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The largest absolute value; NaN where there is one, since its bits are above those of all numbers. */
+static float largest(const float *x, int64_t count) {
+    uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t one = bits_of(x[i]) & 0x7fffffffu;
+        most = one > most ? one : most;
+    }
+    return of_bits(most);
+}
+
+/* Rounded to what float16 holds, to nearest even; infinite beyond its range. */
+static float to_half(float value) {
+    uint32_t bits = bits_of(value), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
+    float small = of_bits(bits_of((of_bits(size) + 0.5f) - 0.5f) | sign); /* half's subnormals: multiples of 2^-24 */
+    uint32_t rounded = (size + 0xfffu + ((size >> 13) & 1u)) & ~0x1fffu;
+    rounded = rounded >= 0x47800000u && size <= 0x7f800000u ? 0x7f800000u : rounded; /* from 65536 on */
+    rounded = size > 0x7f800000u ? size : rounded;
+    return size < 0x38800000u ? small : of_bits(rounded | sign);
+}
+
+struct blocks {
+    const float *x, *bounds;
+    const uint8_t *order;
+    int64_t size, block;
+    float limit;
+    int half;
+    uint8_t *codes;
+    float *factors;
+};
+
+static void quantize_some(void *arguments, int64_t first, int64_t last) {
+    const struct blocks *of = arguments;
+    for (int64_t index = first; index < last; index++) {
+        int64_t start = index * of->block, count = of->size - start < of->block ? of->size - start : of->block;
+        const float *x = of->x + start;
+        float most = largest(x, count);
+        int whole = count == of->block;
+        if (!whole && most < SMALLEST) most = SMALLEST;
+        float factor = of->half ? to_half(most / of->limit) : most / of->limit;
+        of->factors[index] = factor;
+        float divisor = factor < SMALLEST ? SMALLEST : factor, inverse = 1.0f / divisor;
+        uint8_t codes[4096 + 1];
+        for (int64_t begin = 0; begin < count; begin += 4096) {
+            int64_t some = count - begin < 4096 ? count - begin : 4096;
+            int32_t places[4096];
+#pragma omp simd
+            for (int64_t i = 0; i < some; i++) {
+                float value = whole ? x[begin + i] * inverse : x[begin + i] / divisor;
+                int32_t place = 0;
+                for (int k = 0; k < 15; k++) place += value > of->bounds[k];
+                places[i] = place;
+            }
+            for (int64_t i = 0; i < some; i++) codes[i] = of->order[places[i]];
+            if (some & 1) { /* the last of all; what fills up its byte counts as a zero */
+                int32_t place = 0;
+                for (int k = 0; k < 15; k++) place += 0.0f > of->bounds[k];
+                codes[some] = of->order[place];
+            }
+            uint8_t *packed = of->codes + (start + begin) / 2;
+            for (int64_t i = 0; i < (some + 1) / 2; i++) packed[i] = (uint8_t)(codes[2 * i] << 4 | codes[2 * i + 1]);
+        }
+    }
+}
+
+/* x (size) → two codes to a byte, the first in the high half, and a factor per block. A number's code is that of the
+ * interval between `bounds` (15) where number / factor lies, one on a bound in the lower; `half`: factors are rounded to
+ * float16. */
+void quantize_blocks(const float *x, int64_t size, int64_t block, float limit, int64_t half, const float *bounds,
+                     const uint8_t *order, uint8_t *codes, float *factors) {
+    struct blocks of = {x, bounds, order, size, block, limit, (int)half, codes, factors};
+    pet_parallel(quantize_some, &of, (size + block - 1) / block, 16384 / block + 1);
+}
+
+struct packed {
+    const uint8_t *codes, *zeros;
+    const float *map, *factors;
+    int64_t size, block;
+    float *out;
+};
+
+static void dequantize_some(void *arguments, int64_t first, int64_t last) {
+    const struct packed *of = arguments;
+    float map[16];
+    memcpy(map, of->map, sizeof map);
+    for (int64_t index = first; index < last; index++) {
+        int64_t start = index * of->block, count = of->size - start < of->block ? of->size - start : of->block;
+        const uint8_t *codes = of->codes + start / 2;
+        float factor = of->factors[index], *out = of->out + start;
+        float shift = of->zeros ? 8.0f - (float)of->zeros[index] : 0.0f;
+        if (of->zeros)
+            for (int k = 0; k < 16; k++) map[k] = of->map[k] + shift;
+        for (int64_t i = 0; i < count / 2; i++) {
+            out[2 * i] = map[codes[i] >> 4] * factor;
+            out[2 * i + 1] = map[codes[i] & 15] * factor;
+        }
+        if (count & 1) out[count - 1] = map[codes[count / 2] >> 4] * factor;
+    }
+}
+
+/* The reverse. zeros: what stands for zero in each block in place of 8, or NULL. */
+void dequantize_blocks(const uint8_t *codes, int64_t size, int64_t block, const float *map, const float *factors,
+                       const uint8_t *zeros, float *out) {
+    struct packed of = {codes, zeros, map, factors, size, block, out};
+    pet_parallel(dequantize_some, &of, (size + block - 1) / block, 16384 / block + 1);
+}
+
+struct rows {
+    const float *x;
+    int64_t width;
+    int8_t *codes;
+    float *most, *out;
+};
+
+static void quantize_rows_some(void *arguments, int64_t first, int64_t last) {
+    const struct rows *of = arguments;
+    for (int64_t row = first; row < last; row++) {
+        const float *x = of->x + row * of->width;
+        int8_t *codes = of->codes + row * of->width;
+        float most = to_half(largest(x, of->width)), factor = 1.0f / most * 127.0f;
+        of->most[row] = most;
+        if (!(most > 0.0f && most < INFINITY)) {
+            memset(codes, 0, (size_t)of->width);
+            continue;
+        }
+#pragma omp simd
+        for (int64_t i = 0; i < of->width; i++) codes[i] = (int8_t)(int32_t)rintf(to_half(x[i]) * factor);
+    }
+}
+
+/* x (rows, width), rounded to float16 first → int8 codes and the largest absolute value of each row */
+void quantize_rows(const float *x, int64_t count, int64_t width, int8_t *codes, float *most) {
+    struct rows of = {.x = x, .width = width, .codes = codes, .most = most};
+    pet_parallel(quantize_rows_some, &of, count, 16384 / (width + 1) + 1);
+}
+
+static void dequantize_rows_some(void *arguments, int64_t first, int64_t last) {
+    const struct rows *of = arguments;
+    for (int64_t row = first; row < last; row++) {
+        const int8_t *codes = of->codes + row * of->width;
+        float *out = of->out + row * of->width, most = of->most[row];
+#pragma omp simd
+        for (int64_t i = 0; i < of->width; i++) out[i] = (float)codes[i] * most * INT8_STEP;
+    }
+}
+
+/* The reverse. */
+void dequantize_rows(const int8_t *codes, const float *most, int64_t count, int64_t width, float *out) {
+    struct rows of = {.width = width, .codes = (int8_t *)codes, .most = (float *)most, .out = out};
+    pet_parallel(dequantize_rows_some, &of, count, 16384 / (width + 1) + 1);
+}

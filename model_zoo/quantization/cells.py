@@ -1,0 +1,171 @@
+"""A frozen projection whose weight is stored in 8 or 4 bits.
+
+The plain path, which is the reference and what runs on a device: the matrix is unpacked by MindSpore's operators for
+each product and not kept; the backward pass, which has a gradient of the input alone, unpacks it again. Kernels that
+read the packed weight itself are the CPU engine's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import initializer
+
+from model_zoo.errors import InputError
+from model_zoo.layers import Conv1D, Linear
+from model_zoo.quantization import codec
+from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
+
+late = ops.Depend()
+"""`late(x, dout)` is x, but not before dout is there: otherwise the compiler would keep the unpacked matrix of the
+forward pass for the backward one."""
+
+
+class Unpack(nn.Cell):
+    """The parts of a matrix → ``(out, in)`` in float32, by table look-up.
+
+    Args:
+        storage: its form.
+        shape: ``(out, in)``.
+    """
+
+    def __init__(self, storage: Storage, shape: tuple[int, int]):
+        super().__init__()
+        self.kind, self.double, self.zeros = storage.kind, storage.double, storage.zeros
+        self.shape, self.count, self.block = tuple(shape), math.prod(shape), storage.block
+        self.blocks = storage.blocks(shape)
+        bytes_ = np.arange(256)
+        self.high, self.low = Tensor(bytes_ >> 4, ms.int32), Tensor(bytes_ & 15, ms.int32)
+        self.gather, self.cast, self.join = ops.Gather(), ops.Cast(), ops.Concat(0)
+
+    def construct(self, parts):
+        if self.kind == "int8":
+            return self.cast(parts[0], ms.float32) * parts[1].reshape(-1, 1) * float(codec.INT8_STEP)
+        pairs = ops.stack((self.gather(parts[2], self.high, 0), self.gather(parts[2], self.low, 0)), -1)  # (256, 2)
+        values = self.gather(pairs, self.cast(parts[0].reshape(-1), ms.int32), 0).reshape(-1)
+        factors = parts[1]
+        if self.double:
+            factors = self.gather(parts[4], self.cast(factors, ms.int32), 0)
+            nested = parts[3].reshape(-1, 1)
+            nested = ops.broadcast_to(nested, (nested.shape[0], NESTED_BLOCK)).reshape(-1)[: self.blocks]
+            factors = factors * nested + parts[5]
+        missing = self.blocks * self.block - values.shape[0]  # of the last block
+        if missing > 0:
+            values = self.join((values, ops.zeros((missing,), ms.float32)))
+        elif missing < 0:  # half a byte
+            values = values[: self.blocks * self.block]
+        values = values.reshape(self.blocks, self.block)
+        if self.zeros:
+            values = values + (8.0 - self.cast(parts[3], ms.float32)).reshape(-1, 1)
+        values = (values * factors.reshape(-1, 1)).reshape(-1)
+        return values[: self.count].reshape(self.shape)
+
+
+class PackedProduct(nn.Cell):
+    """``x·Wᵀ`` for x ``(N, in)`` and the parts of W, which is unpacked here and, for the gradient of x, again.
+
+    There is no gradient of W.
+    """
+
+    def __init__(self, storage: Storage, shape: tuple[int, int]):
+        super().__init__()
+        self.unpack = Unpack(storage, shape)
+        self.product, self.product_back = ops.MatMul(transpose_b=True), ops.MatMul()
+
+    def construct(self, x, parts):
+        return self.product(x, self.unpack(parts).astype(x.dtype))
+
+    def bprop(self, x, parts, out, dout):
+        again = (late(parts[0], dout), *parts[1:])
+        return self.product_back(dout, self.unpack(again).astype(dout.dtype)), parts
+
+
+class QuantizedLinear(Linear):
+    """A `Linear` with its weight in the form that ``storage`` says: ``y = x·Wᵀ + b``.
+
+    The parameters of W are named as in bitsandbytes' files (`model_zoo.quantization.storage.part_name`). Cells become
+    ones of this class by `quantize_cell`.
+
+    Attributes:
+        storage: the form of W.
+        in_features, out_features: its shape.
+    """
+
+    def construct(self, x):
+        y = self.packed_product(x, self.parts())
+        if self.bias is not None:
+            y = self.add_bias(y, self.bias)
+        return y
+
+    def parts(self):
+        """The parameters of W, in the order of `Storage.parts`."""
+        if self.storage.kind == "int8":
+            return self.weight, self.SCB
+        found = (self.weight, self.absmax, self.quant_map)
+        if self.storage.double:
+            found = (*found, self.nested_absmax, self.nested_quant_map, self.nested_offset)
+        if self.storage.zeros:
+            found = (*found, self.zeros)
+        return found
+
+    def matrix(self):
+        """W ``(out, in)`` in float32, by operators."""
+        return self.packed_product.unpack(self.parts())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of W."""
+        return self.out_features, self.in_features
+
+    def part_parameters(self) -> dict[str, Parameter]:
+        """{part: its parameter}."""
+        return dict(zip(self.storage.parts(self.shape), self.parts(), strict=True))
+
+    def arrays(self) -> codec.Arrays:
+        """{part: its array}: on a CPU the parameters' own memory."""
+        return {part: parameter.asnumpy() for part, parameter in self.part_parameters().items()}
+
+    def dequantized(self, rows: slice = slice(None)) -> np.ndarray:
+        """Rows of W in float32."""
+        return codec.dequantize(self.storage, self.arrays(), self.shape, rows)
+
+
+def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:
+    """Turns a `Linear` or GPT-2's `Conv1D` into a `QuantizedLinear` in place, with parts that hold nothing yet.
+
+    Args:
+        cell: which no adapter is on. A `Conv1D`'s matrix lies as ``(out, in)`` from then on.
+        path: its name in the model.
+        storage: the form.
+
+    Raises:
+        InputError: the matrix has no such blocks.
+    """
+    shape = (cell.out_features, cell.in_features)
+    reason = storage.why_not(shape)
+    if reason is not None:
+        raise InputError(f"{path} cannot be stored as {storage}: {reason}")
+    if isinstance(cell, Conv1D):
+        cell.add_bias = ops.BiasAdd()
+    del cell._params["weight"]
+    for part, (dtype, extent) in storage.parts(shape).items():
+        value = Parameter(initializer("zeros", extent, getattr(ms, dtype)), name=part_name(path, part))
+        value.requires_grad = False
+        cell.insert_param_to_cell(part, value)
+        value.name = part_name(path, part)
+    object.__setattr__(cell, "__class__", QuantizedLinear)
+    cell.storage = storage
+    cell.packed_product = PackedProduct(storage, shape)
+
+
+def quantized_cells(model: nn.Cell) -> dict[str, QuantizedLinear]:
+    """{name of the weight: cell} of all cells of a model whose weight is packed."""
+    return {f"{path}.weight": cell for path, cell in model.cells_and_names() if is_quantized(cell)}
+
+
+def is_quantized(cell: nn.Cell) -> bool:
+    """Whether a cell's weight is packed."""
+    return getattr(cell, "storage", None) is not None
