@@ -23,7 +23,7 @@ QUICK = (
     "model_zoo/test_tokenizers_prompts",
     "pet/cli/test_bad_recipes",
     "pet/cli/test_commands",
-    *(f"pet/compat/test_{name}" for name in ("ckpt", "mindpet", "modelarts", "names", "other_yaml")),
+    *(f"pet/compat/test_{name}" for name in ("ckpt", "mindpet", "modelarts", "names", "job_files")),
     "pet/data",
     *(f"pet/parallel/test_{name}" for name in ("control", "fits", "transform")),
     "pet/recipe",

@@ -33,9 +33,9 @@ def _translator(kind: str) -> Callable[[dict[str, Any], Path], Translation]:
         from pet.compat.mindformers.yaml_file import translate
 
         return translate
-    from pet.compat import other_yaml
+    from pet.compat import axolotl, llama_factory
 
-    return other_yaml.llama_factory if kind == "llama_factory" else other_yaml.axolotl
+    return {"axolotl": axolotl, "llama_factory": llama_factory}[kind].translate
 
 
 def translate_file(path: str | os.PathLike, layout: Mapping[str, Any] | None = None) -> tuple[str, Translation | None]:
@@ -96,9 +96,9 @@ def load_any(
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
-    brings = bring and check_files and not _overridden(overrides)
-    resumed = bring_model(translation, kind, path) if brings else None
-    translation.finish()
+    given = _given(overrides)
+    resumed = bring_model(translation, kind, path) if bring and check_files and "model.path" not in given else None
+    translation.finish(given)
     recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
     if resumed is not None and recipe.train.resume:
         bring_checkpoint(resumed, recipe.output.dir)
@@ -120,11 +120,9 @@ def held_out_of(path: str | os.PathLike) -> Any:
     return loader.get("dataset_dir") or loader.get("dataset_files")
 
 
-def _overridden(overrides: Iterable[str] | Mapping[str, Any] | None) -> bool:
-    """Whether the command line names another model."""
-    if isinstance(overrides, Mapping):
-        return "model.path" in overrides
-    return any(str(one).startswith("model.path=") for one in overrides or ())
+def _given(overrides: Iterable[str] | Mapping[str, Any] | None) -> set[str]:
+    """The keys that the command line has values for."""
+    return {str(one).partition("=")[0] for one in overrides or ()}
 
 
 def bring_model(translation: Translation, kind: str, path: str | os.PathLike) -> Path | None:

@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Translation:
         settings: ``{"train.learning_rate": 1e-3, …}``.
         ignored: ``{name: why}`` of what has no meaning here.
         problems: what is wrong, all of it.
+        missing: (key, problem) of what only a value for that key on the command line can replace.
     """
 
     def __init__(self, system: str):
@@ -62,6 +64,7 @@ class Translation:
         self.settings: dict[str, Any] = {}
         self.ignored: dict[str, str] = {}
         self.problems: list[str] = []
+        self.missing: list[tuple[str, str]] = []
 
     @classmethod
     def of_file(cls, file: Path) -> Translation:
@@ -91,13 +94,18 @@ class Translation:
         """Notes a setting that cannot be served."""
         self.problems.append(f"{self.system}: {name}: {why}")
 
+    def lack(self, key: str, name: str, why: str) -> None:
+        """Notes what only a value for a key of the recipe can replace: a problem unless the command line has one."""
+        self.missing.append((key, f"{self.system}: {name}: {why}; give {key}=PATH"))
+
     def apply(self, given: Mapping[str, Any], table: Mapping[str, Rule], prefix: str = "") -> None:
-        """Translates settings by a table. Those that are None (also as a word, or an empty string) count as not given.
-        Unknown ones are problems, but for those whose values say that they are not used.
+        """Translates settings by a table, whose names may end in ``*``. Those that are None (also as a word, or an empty
+        string) count as not given. Unknown ones are problems, but for those whose values say that they are not used.
         """
         for name, value in given.items():
             shown = prefix + str(name)
-            if name not in table:
+            rule = table.get(name) or next((table[each] for each in table if fnmatch(str(name), each)), None)
+            if rule is None:
                 if is_off(value):
                     self.ignore(shown, UNUSED)
                 else:
@@ -105,7 +113,6 @@ class Translation:
                 continue
             if value in (None, "None", ""):
                 continue
-            rule = table[name]
             if isinstance(rule, str):
                 self.put(rule, value)
             elif isinstance(rule, Ignored):
@@ -117,14 +124,18 @@ class Translation:
             else:
                 rule(self, shown, value)
 
-    def finish(self) -> None:
+    def finish(self, given: Collection[str] = ()) -> None:
         """Says once what is ignored, and what falls back: a job file may have been written for another device.
+
+        Args:
+            given: keys that the command line has values for.
 
         Raises:
             InputError: all problems together.
         """
-        if self.problems:
-            raise InputError.collect(self.problems)
+        problems = [*self.problems, *(problem for key, problem in self.missing if key not in given)]
+        if problems:
+            raise InputError.collect(problems)
         if self.get("train.precision") == "bf16" and not has_bf16():
             log.warning("%s: this device has no bf16 products; train.precision is fp32", self.system)
             self.put("train.precision", "fp32")

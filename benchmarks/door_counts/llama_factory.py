@@ -1,0 +1,27 @@
+"""LLaMA-Factory's examples that train LoRA: `llamafactory-cli train FILE` -> `pet finetune FILE`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from . import Case, job_files
+
+TEXT_MODELS = re.compile(r"Llama-3(?!.*Vision)|Llama-2|Qwen3-4B", re.IGNORECASE)
+"""Models of families that are here; llama_tiny stands for all of them, whose matrices have the same names."""
+QUANTISED = re.compile(r"GPTQ|AWQ|AQLM")
+
+
+def about(values: dict[str, Any]) -> tuple[str, str] | None:
+    """The base in place of the file's own, and what is not here."""
+    model = str(values.get("model_name_or_path"))
+    if not (values.get("do_train") and values.get("finetuning_type") == "lora" and TEXT_MODELS.search(model)):
+        return None
+    packed = QUANTISED.search(model)
+    return "llama_tiny", f"checkpoints quantised by {packed[0]} are not read" if packed else ""
+
+
+def count(clone: Path, work: Path) -> list[Case]:
+    """What becomes of each file."""
+    return job_files.count(clone, work, about)

@@ -1,0 +1,269 @@
+"""axolotl's job files, as settings of a recipe. Names of all releases from 0.1 on stand in one table: where a release
+renamed a key, both names are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pet.compat.job_files import (
+    CACHE,
+    DOWNLOADS,
+    GENERATION,
+    LAYOUT,
+    LOGS,
+    MEDIA,
+    MODEL,
+    OWN_TOKENS,
+    SPEED,
+    either,
+    entry_problems,
+    local_model,
+    put_data,
+    quantise,
+    share,
+    steps,
+    targets,
+    template,
+    without_evaluation,
+)
+from pet.compat.translation import OPTIMIZERS, SCHEDULES, both_betas, choice, first_of, flag, number
+from pet.recipe.translation import Ignored, Refused, Translation
+
+FORMATS = {
+    "alpaca": "alpaca",
+    "completion": "text",
+    "sharegpt": "sharegpt",
+    "chat_template": "chat",
+    "None": "tokens",
+}
+"""A data set's ``type`` up to its first dot or colon -> ``data.format``."""
+ENTRY = {
+    "field": "text",
+    "field_messages": "messages",
+    "field_instruction": "prompt",
+    "field_input": "input",
+    "field_output": "answer",
+    "field_system": "system",
+    # read beside this table, or found by the reader itself
+    **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
+    **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
+    **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
+}
+"""Keys of a data set's entry -> the role of the column that they name."""
+PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin")
+"""Plugins that change speed or logs."""
+
+
+def _datasets(t: Translation, name: str, value: Any) -> None:
+    found = []
+    for entry in value:
+        kind = entry.get("type")
+        key = "data.train" if name == "datasets" else "data.eval"
+        if isinstance(kind, Mapping):  # a prompt of the file's own
+            entry, kind = {**entry, **{k: v for k, v in kind.items() if k.startswith("field_")}}, "alpaca"
+            _prompt(t, f"{name}.type", entry["type"])
+        kind = str(kind).partition(".")[0].partition(":")[0]
+        if kind not in FORMATS:
+            t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(FORMATS)}")
+        columns = entry_problems(t, name, entry, ENTRY)
+        files = entry.get("data_files") or entry.get("path")
+        found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]
+    put_data(t, "data.train" if name == "datasets" else "data.eval", name, found)
+
+
+def _prompt(t: Translation, name: str, given: Mapping[str, Any]) -> None:
+    """A template of the file's own, where one is enough for rows with and without input."""
+    text, bare = given.get("format"), given.get("no_input_format")
+    if text and bare and text != bare:
+        t.refuse(name, "format and no_input_format differ; data.template is one text for all rows")
+    elif text or bare:
+        t.put("data.template", (text or bare).replace("{instruction}", "{prompt}"))
+    t.put("data.system", given.get("system_prompt") or None)
+
+
+def _special_tokens(t: Translation, name: str, value: Any) -> None:
+    changed = {role: word for role, word in value.items() if role != "pad_token" and word not in (None, *OWN_TOKENS)}
+    if changed:
+        t.refuse(name, f"{', '.join(sorted(changed))}: the tokenizer keeps its own")
+    else:
+        t.ignore(name, "the tokenizer keeps its own; padding is masked, whatever token it is")
+
+
+def _plugins(t: Translation, name: str, value: Any) -> None:
+    others = [one for one in value if one.rpartition(".")[2] not in PLUGINS]
+    if others:
+        t.refuse(name, f"{', '.join(others)}: see callbacks and train.objective")
+    else:
+        t.ignore(name, SPEED.why)
+
+
+def _packed_length(t: Translation, name: str, value: Any) -> None:
+    """Of the first releases: rows of this length hold samples of at most ``sequence_len``."""
+    t.put("data.packing", "pack")
+    t.ignore(name, "samples are packed into rows of sequence_len")
+
+
+def _every(key: str) -> Any:
+    return lambda t, n, v: t.put(key, 1.0 / v if v else None)
+
+
+TABLE = {
+    "base_model": local_model,
+    "base_model_config": MODEL,
+    "base_model_ignore_patterns": MODEL,
+    "model_type": MODEL,
+    "tokenizer_type": MODEL,
+    "tokenizer_config": "model.tokenizer",
+    "tokenizer_use_*": MODEL,
+    "tokenizer_legacy": MODEL,
+    "trust_remote_code": MODEL,
+    "is_*_derived_model": MODEL,
+    "torch_dtype": MODEL,
+    "float16": MODEL,
+    "bfloat16": MODEL,
+    "special_tokens": _special_tokens,
+    "tokens": Refused("the tokenizer and the embedding stay as they are"),
+    "resize_token_embeddings_to_32x": Refused("the tokenizer and the embedding stay as they are"),
+    "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
+    "lora_model_dir": "adapter.load",
+    "lora_r": "adapter.rank",
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
+    "lora_target_modules": targets,
+    "lora_target_linear": flag("adapter.targets", ["all-linear"]),
+    "lora_modules_to_save": "adapter.modules_to_save",
+    "lora_fan_in_fan_out": MODEL,
+    "lora_*_kernel": SPEED,
+    "fused_attn_kernel": SPEED,
+    "peft_use_dora": flag("adapter.method", "dora"),
+    "peft_use_rslora": "adapter.use_rslora",
+    "peft_layers_to_transform": "adapter.layers",
+    "peft": Refused("LoftQ's beginning is not computed here; see adapter.init"),
+    "relora*": Refused("an adapter is not merged and begun anew in training"),
+    "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
+    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
+    "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
+    "load_in_8bit": lambda t, n, v: quantise(t, n, "int8") if v else None,
+    "load_in_4bit": lambda t, n, v: quantise(t, n, "nf4") if v else None,
+    "bnb_config_kwargs": SPEED,
+    "gptq": Refused("checkpoints quantised by GPTQ are not read"),
+    "gptq_*": Ignored("gptq is off"),
+    "rl": Refused("only supervised tuning"),
+    "trl": Refused("only supervised tuning"),
+    "datasets": _datasets,
+    "test_datasets": _datasets,
+    "dataset_prepared_path": CACHE,
+    "dataset_processes": "data.workers",
+    "dataset_exact_deduplication": Refused("rows are used as they are: deduplicate the file"),
+    "push_dataset_to_hub": Refused("nothing is uploaded"),
+    "hub_*": Refused("nothing is uploaded"),
+    "hf_use_auth_token": DOWNLOADS,
+    "val_set_size": share("data.eval_fraction"),
+    "sequence_len": "data.max_length",
+    "max_packed_sequence_len": _packed_length,
+    "sample_packing": either("data.packing", "pack", "longest"),
+    "sample_packing_*": SPEED,
+    "eval_sample_packing": SPEED,
+    "pad_to_sequence_len": SPEED,
+    "curriculum_sampling": flag("data.shuffle", False),
+    "shuffle_merged_datasets": either("data.shuffle", True, False),
+    "group_by_length": flag("data.packing", "buckets"),
+    "train_on_inputs": flag("data.train_on", "all"),
+    "chat_template": template,
+    "default_system_message": "data.system",
+    "remove_unused_columns": Ignored("columns without a role are not read"),
+    "skip_prepare_dataset": MEDIA,
+    "processor_type": MEDIA,
+    "image_*": MEDIA,
+    "micro_batch_size": "train.batch_size",
+    "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
+    "eval_batch_size": "eval.batch_size",
+    "gradient_accumulation_steps": "train.accumulation",
+    "num_epochs": number("train.epochs"),
+    "max_steps": "train.steps",
+    "optimizer": choice("train.optimizer", OPTIMIZERS),
+    "adam_beta1": both_betas(0),
+    "adam_beta2": both_betas(1),
+    "adam_eps*": number("train.eps"),
+    "lr_scheduler": choice("train.schedule", SCHEDULES),
+    "cosine_min_lr_ratio": number("train.final_ratio"),
+    "lr_quadratic_warmup": Refused("the warm-up is linear"),
+    "learning_rate": number("train.learning_rate"),
+    "warmup_steps": "train.warmup",
+    "warmup_ratio": number("train.warmup"),
+    "weight_decay": number("train.weight_decay"),
+    "max_grad_norm": number("train.clip_norm"),
+    "neftune_noise_alpha": number("train.neftune_alpha"),
+    "seed": "train.seed",
+    "bf16": flag("train.precision", "bf16"),
+    "fp16": flag("train.precision", "fp16"),
+    "tf32": SPEED,
+    "gradient_checkpointing": flag("train.recompute"),
+    "gradient_checkpointing_kwargs": SPEED,
+    "output_dir": "output.dir",
+    "logging_steps": "train.log_every",
+    "eval_steps": steps("eval.every_steps"),
+    "evals_per_epoch": _every("eval.every_epochs"),
+    "eval_strategy": Ignored("eval_steps or evals_per_epoch says it"),
+    "eval_table_*": LOGS,
+    "eval_max_new_tokens": GENERATION,
+    "save_steps": steps("train.save_every"),
+    "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
+    "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
+    "save_total_limit": "train.keep_last",
+    "save_only_model": Ignored("checkpoints can be resumed from in any case"),
+    "early_stopping_patience": "eval.patience",
+    "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
+    "attn_implementation": SPEED,
+    "*_attention": SPEED,
+    "s2_attention": Refused("every token sees all tokens before it"),
+    "scaling_softmax": Refused("attention has the checkpoint's own scale"),
+    "flash_*": SPEED,
+    "torch_compile*": SPEED,
+    "torchdistx_path": SPEED,
+    "device_map": SPEED,
+    "plugins": _plugins,
+    "liger_*": SPEED,
+    "cut_cross_entropy": SPEED,
+    "local_rank": LAYOUT,
+    "ddp*": LAYOUT,
+    "deepspeed": LAYOUT,
+    "fsdp*": LAYOUT,
+    "ray_*": LAYOUT,
+    "use_ray": LAYOUT,
+    "resources_per_worker": LAYOUT,
+    "dataloader_*": SPEED,
+    "strict": Ignored("checkpoints are always read strictly"),
+    "save_safetensors": Ignored("adapters are always safetensors"),
+    "resume_from_checkpoint": flag("train.resume"),
+    "auto_resume_from_checkpoints": flag("train.resume"),
+    "debug": LOGS,
+    **{f"{prefix}*": LOGS for prefix in ("wandb_", "use_wandb", "mlflow_", "comet_", "swanlab_", "otel_", "gc_")},
+    **dict.fromkeys(("use_tensorboard", "use_mlflow", "use_comet", "use_swanlab", "use_otel_metrics"), LOGS),
+}
+DEFAULTS = {
+    "train.batch_size": 1,
+    "train.epochs": 1.0,
+    "train.schedule": "cosine",
+    "train.warmup": 0.03,
+    "data.max_length": 512,
+    "data.packing": "longest",
+}
+
+
+def translate(values: dict[str, Any], file: Path) -> Translation:
+    """An axolotl file's settings."""
+    t = Translation.of_file(file)
+    t.put("adapter.method", "lora" if values.get("adapter") else "none")
+    t.settings.update(DEFAULTS)
+    given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"))
+    if not values.get("adapter"):
+        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    if values.get("max_steps"):
+        t.settings.pop("train.epochs")
+    order = sorted(given, key=lambda name: name == "batch_size")  # it counts in micro_batch_size
+    t.apply({name: given[name] for name in order}, TABLE)
+    without_evaluation(t)
+    return t

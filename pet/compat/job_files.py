@@ -1,0 +1,126 @@
+"""What the tables of LLaMA-Factory's and axolotl's job files have in common: rules, reasons, data sets.
+
+A key that a file leaves out has that system's default, not ours: what it says is what is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pet.recipe.schema import Model
+from pet.recipe.translation import Ignored, Refused, Translation
+
+Rules = Callable[[Translation, str, Any], None]
+
+SPEED = Ignored("it changes speed or memory, not the result")
+LOGS = Ignored("metrics.jsonl and loss.png are written in any case")
+MODEL = Ignored("the checkpoint's own files say it")
+CACHE = Ignored("tokenised data is kept in data.cache_dir")
+LAYOUT = Ignored("how the work is divided is said by the section parallel")
+GENERATION = Ignored("the section generation says how answers are written")
+DOWNLOADS = Ignored("nothing is downloaded")
+MEDIA = Refused("models here read text only")
+TEMPLATES = (
+    *("default", "empty", "tokenizer_default", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
+    *("qwen3_nothink", "chatglm2", "chatglm3", "glm4"),
+)
+"""Prompts of the families here, by both systems' names."""
+OWN_TOKENS = ("<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|endoftext|>")
+OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>")
+"""Tokens that begin, end or stand for unknown text in the families here."""
+
+
+def targets(t: Translation, name: str, value: Any) -> None:
+    """Names of modules in a list or with commas between them, or a regular expression."""
+    if isinstance(value, str) and set(value) & set("\\[("):
+        t.put("adapter.targets", [f"re:{value}"])
+        return
+    every = [word.strip() for word in (value.split(",") if isinstance(value, str) else value)]
+    t.put("adapter.targets", ["all-linear" if word == "all" else word for word in every])
+
+
+def template(t: Translation, name: str, value: Any) -> None:
+    """A prompt's name."""
+    if value not in TEMPLATES:
+        t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
+    else:
+        t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+
+
+def words(key: str) -> Rules:
+    """A list, or a string with commas."""
+    return lambda t, n, v: t.put(key, [one.strip() for one in v.split(",")] if isinstance(v, str) else v)
+
+
+def either(key: str, on: Any, off: Any) -> Rules:
+    """A switch both of whose states say something."""
+    return lambda t, n, v: t.put(key, on if v else off)
+
+
+def share(key: str) -> Rules:
+    """A share of the training rows."""
+    return lambda t, n, v: t.put(key, float(v)) if v < 1 else t.refuse(n, f"{v}: a share below 1 is supported")
+
+
+def steps(key: str) -> Rules:
+    """A number of steps; these systems also take a share of all steps."""
+    return lambda t, n, v: t.put(key, int(v)) if v >= 1 else t.refuse(n, f"{v}: a number of steps is supported")
+
+
+def quantise(t: Translation, name: str, kind: str) -> None:
+    """The frozen base in few bits."""
+    if "quantization" in Model.model_fields:
+        t.put("model.quantization.type", kind)
+    else:
+        t.refuse(name, f"weights are not quantised to {kind} here; without it LoRA runs on the weights as they are")
+
+
+def local_model(t: Translation, name: str, value: Any) -> None:
+    """The base: a directory, or a name on a hub, which has to be downloaded before."""
+    from pet.names import bundled_models, preset_names
+
+    t.put("model.path", value)
+    if not Path(value).expanduser().exists() and value not in (*bundled_models(), *preset_names()):
+        t.lack("model.path", name, f"{value!r}: no such directory; nothing is downloaded")
+
+
+def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, dict[str, str]]]) -> None:
+    """Data sets as files of one format, or of formats that each file shows.
+
+    Args:
+        key: ``data.train`` or ``data.eval``.
+        name: the other system's key.
+        found: path, format and columns of each.
+    """
+    t.put(key, [str(path) for path, _, _ in found])
+    gone = [str(path) for path, _, _ in found if not Path(path).expanduser().exists()]
+    if gone:
+        t.lack(key, name, f"{', '.join(gone)}: no such file; nothing is downloaded")
+    if key != "data.train" or not found:
+        return
+    _, kind, columns = found[0]
+    if all(other == (kind, columns) for _, *rest in found for other in [tuple(rest)]):
+        t.put("data.format", kind)
+        t.put("data.columns", columns or None)
+    elif any(columns for _, _, columns in found):
+        t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
+
+
+def without_evaluation(t: Translation, given: Collection[str] = ("eval.every_steps", "eval.every_epochs")) -> None:
+    """Leaves out when to evaluate where nothing is held out to evaluate on."""
+    if not (t.get("data.eval") or t.get("data.eval_fraction")):
+        for key in given:
+            t.settings.pop(key, None)
+
+
+def entry_problems(t: Translation, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
+    """Columns out of a data set's entry: what ``known`` maps to a role, is noted if it maps to None, else refused."""
+    columns = {}
+    for field, value in entry.items():
+        if field not in known and value:
+            t.refuse(f"{name}.{field}", f"{value!r} is not supported")
+        elif known.get(field) and value:
+            columns[known[field]] = value
+    return columns

@@ -1,0 +1,234 @@
+"""LLaMA-Factory's job files, as settings of a recipe. Names of all releases from 0.7.1 on stand in one table: where a
+release renamed a key, both names are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.atomic import read_json
+from model_zoo.errors import InputError
+from pet.compat.job_files import (
+    CACHE,
+    DOWNLOADS,
+    GENERATION,
+    LAYOUT,
+    LOGS,
+    MEDIA,
+    MODEL,
+    SPEED,
+    either,
+    local_model,
+    put_data,
+    quantise,
+    share,
+    steps,
+    targets,
+    template,
+    without_evaluation,
+    words,
+)
+from pet.compat.mindformers.training_arguments import STEPS_WIN
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.translation import elsewhere, first_of, flag, number
+from pet.recipe.translation import Ignored, Refused, Translation
+
+OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
+LOSS = Refused("a loss that is not here; see train.objective")
+
+
+def _quantised(t: Translation, name: str, value: Any) -> None:
+    kinds = {4: "nf4", 8: "int8"}
+    if value in kinds:
+        quantise(t, name, kinds[value])
+    elif value:
+        t.refuse(name, f"{value!r}: 4 and 8 are supported")
+
+
+TABLE = {
+    **ARGUMENTS,
+    "model_name_or_path": local_model,
+    "adapter_name_or_path": "adapter.load",
+    "stage": Refused("only supervised tuning and pre-training (sft, pt)", harmless=("sft", "pt")),
+    "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
+    "lora_target": targets,
+    "lora_rank": "adapter.rank",
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
+    "additional_target": words("adapter.modules_to_save"),
+    "use_rslora": "adapter.use_rslora",
+    "use_dora": flag("adapter.method", "dora"),
+    "pissa_init": flag("adapter.init", "pissa"),
+    "pissa_iter": Ignored("PiSSA's decomposition is exact here"),
+    "pissa_convert": Ignored("a PiSSA adapter is saved as LoRA over the untouched base in any case"),
+    "create_new_adapter": Refused("merge the first adapter with pet merge"),
+    "module_dropout": Ignored("OFT is off"),
+    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
+    "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
+    "dataset": elsewhere,
+    "eval_dataset": elsewhere,
+    "dataset_dir": elsewhere,
+    "template": template,
+    "default_system": "data.system",
+    "tool_format": Refused("conversations here have no tools", harmless=("default",)),
+    "cutoff_len": "data.max_length",
+    "max_samples": "data.max_samples",
+    "val_size": share("data.eval_fraction"),
+    "eval_steps": steps("eval.every_steps"),
+    "save_steps": steps("train.save_every"),
+    "packing": either("data.packing", "pack", "longest"),
+    "neat_packing": flag("data.packing", "pack"),
+    "train_on_prompt": flag("data.train_on", "all"),
+    "mask_history": flag("data.train_on", "last"),
+    "streaming": "data.streaming",
+    "buffer_size": "data.stream_window",
+    "mix_strategy": Refused("data sets are put one after the other", harmless=("concat",)),
+    "interleave_probs": Refused("data sets are put one after the other"),
+    "disable_shuffling": flag("data.shuffle", False),
+    "preprocessing_num_workers": "data.workers",
+    "preprocessing_batch_size": SPEED,
+    "dataloader_num_workers": SPEED,
+    "overwrite_cache": CACHE,
+    "tokenized_path": CACHE,
+    "data_shared_file_system": CACHE,
+    "cache_dir": CACHE,
+    "plot_loss": LOGS,
+    "include_*": LOGS,
+    "report_to": LOGS,
+    "*swanlab*": LOGS,
+    "wandb_*": LOGS,
+    "compute_accuracy": Ignored("eval.metrics says what is measured"),
+    "predict_with_generate": flag("eval.metrics", ["loss", "perplexity", "rouge_l", "bleu"]),
+    "flash_attn": SPEED,
+    "use_unsloth*": SPEED,
+    "enable_liger_kernel": SPEED,
+    "use_v1_kernels": SPEED,
+    "use_reentrant_gc": SPEED,
+    "low_cpu_mem_usage": SPEED,
+    "disable_gradient_checkpointing": SPEED,
+    "upcast_*": SPEED,
+    "quantization_device_map": SPEED,
+    "device_map": SPEED,
+    "offload_folder": SPEED,
+    "shift_attn": Refused("every token sees all tokens before it"),
+    "pure_bf16": flag("train.precision", "bf16"),
+    "quantization_bit": _quantised,
+    "quantization_method": Refused("bitsandbytes' formats are supported", harmless=("bitsandbytes", "bnb")),
+    "quantization_type": Refused("4 bits are NF4", harmless=("nf4",)),
+    "double_quantization": SPEED,
+    "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
+    "trust_remote_code": MODEL,
+    "use_fast_tokenizer": MODEL,
+    "model_revision": MODEL,
+    "resize_vocab": Refused("the tokenizer and the embedding stay as they are"),
+    "add_tokens": Refused("the tokenizer and the embedding stay as they are"),
+    "add_special_tokens": Refused("the tokenizer and the embedding stay as they are"),
+    "train_from_scratch": flag("model.from_scratch"),
+    "save_only_model": Ignored("checkpoints can be resumed from in any case"),
+    "early_stopping_steps": "eval.patience",
+    **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "max_new_tokens"), GENERATION),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "enable_thinking", "eval_num_beams"), GENERATION),
+    "deepspeed": LAYOUT,
+    "fsdp": LAYOUT,
+    "fsdp_*": LAYOUT,
+    "ray_*": LAYOUT,
+    "resources_per_worker": LAYOUT,
+    "placement_strategy": LAYOUT,
+    "master_*": LAYOUT,
+    "*_model_parallel_size": LAYOUT,
+    "sequence_parallel": LAYOUT,
+    "context_parallel_size": LAYOUT,
+    "use_distributed_optimizer": LAYOUT,
+    "overlap_*": LAYOUT,
+    "use_megatron_bridge": LAYOUT,
+    "use_mca": LAYOUT,
+    "mixed_precision": Ignored("train.precision says it"),
+    "use_packed_sequences": flag("data.packing", "pack"),
+    "export_*": Ignored("pet export writes the result"),
+    "infer_*": GENERATION,
+    "vllm_*": GENERATION,
+    "sglang_*": GENERATION,
+    "*_hub_token": DOWNLOADS,
+    "image_*": Ignored("models here read text only"),
+    "video_*": Ignored("models here read text only"),
+    "visual_inputs": MEDIA,
+    "media_dir": MEDIA,
+    "freeze_*": Ignored("it is about finetuning_type: freeze, and models that see"),
+    "use_kt": Refused("experts are not computed apart"),
+    "kt_*": Ignored("KTransformers is off"),
+    "use_galore": OPTIMIZER,
+    "use_apollo": OPTIMIZER,
+    "use_badam": OPTIMIZER,
+    "use_adam_mini": OPTIMIZER,
+    "use_muon": OPTIMIZER,
+    "use_dft_loss": LOSS,
+    "use_asft_loss": LOSS,
+    "use_eaft_loss": LOSS,
+    "use_llama_pro": Refused("no layers are added"),
+    "mixture_of_depths": Refused("every token goes through every layer"),
+    "fp8*": Refused("products have fp32, bf16 or fp16; see train.precision"),
+}
+DEFAULTS = {
+    "train.learning_rate": 5e-5,
+    "train.batch_size": 8,
+    "train.epochs": 3.0,
+    "train.schedule": "linear",
+    "train.warmup": 0,
+    "data.max_length": 2048,
+    "data.packing": "longest",
+    "eval.batch_size": 8,
+}
+PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
+COLUMNS = {
+    "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
+    "sharegpt": {"messages": "messages", "system": "system"},
+}
+"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting."""
+
+
+def translate(values: dict[str, Any], file: Path) -> Translation:
+    """A LLaMA-Factory file's settings."""
+    t = Translation.of_file(file)
+    full = values.get("finetuning_type") == "full"
+    t.put("adapter.method", "none" if full else "lora")
+    t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
+    if not full:
+        t.put("adapter.targets", ["all-linear"])
+        t.put("adapter.alpha", 2.0 * values.get("lora_rank", 8))
+    given = first_of(values, *STEPS_WIN)
+    if (values.get("max_steps") or -1) > 0:
+        t.settings.pop("train.epochs")
+    if full:
+        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    t.apply(given, TABLE)
+    home = Path(values.get("dataset_dir") or "data")
+    for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+        if names := values.get(name):
+            every = names.split(",") if isinstance(names, str) else names
+            put_data(t, key, name, [_dataset(t, home, str(one).strip()) for one in every])
+    without_evaluation(t)
+    return t
+
+
+def _dataset(t: Translation, home: Path, name: str) -> tuple[str, str, dict[str, str]]:
+    """A data set's file, format and columns, by LLaMA-Factory's list of them or as a path."""
+    index = home / "dataset_info.json"
+    try:
+        entry = read_json(index).get(name) if index.is_file() else None
+    except InputError as error:
+        t.refuse("dataset_dir", str(error))
+        return name, "auto", {}
+    if not isinstance(entry, Mapping):
+        return (name if Path(name).exists() else str(home / name)), "auto", {}
+    kind = entry.get("formatting", "alpaca")
+    kind = {"openai": "sharegpt"}.get(kind, kind)
+    if kind not in COLUMNS:
+        t.lack("data.train", "dataset", f"{name}: its formatting {kind!r} is not supported")
+        return name, "auto", {}
+    columns = {role: column for role, column in (entry.get("columns") or {}).items() if column}
+    beyond = [role for role in columns if role not in COLUMNS[kind]]
+    if beyond or entry.get("ranking"):
+        t.lack("data.train", "dataset", f"{name}: {', '.join(beyond or ['ranking'])}: such data cannot be read")
+    known = {COLUMNS[kind][role]: column for role, column in columns.items() if role in COLUMNS[kind]}
+    return str(home / entry["file_name"]) if "file_name" in entry else name, kind, known

@@ -1,0 +1,205 @@
+"""LLaMA-Factory's and axolotl's job files become recipes that say the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from model_zoo.errors import InputError
+from pet.compat.yaml_files import load_any, translate_file
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_llama_factory(base, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(
+        json.dumps({"mine": {"file_name": "rows.json", "columns": {"prompt": "question", "response": "reply"}}})
+    )
+    (tmp_path / "data/rows.json").write_text(json.dumps([{"question": "Who?", "reply": "Me."}] * 3))
+    file = {
+        "model_name_or_path": str(base),
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_target": "all",
+        "lora_rank": 4,
+        "dataset": "mine",
+        "dataset_dir": str(tmp_path / "data"),
+        "template": "default",
+        "cutoff_len": 64,
+        "output_dir": str(tmp_path / "saves"),
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "learning_rate": 1e-4,
+        "num_train_epochs": 2.0,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.1,
+        "plot_loss": True,
+        "val_size": 0.4,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    }
+    recipe = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(file)))
+    assert (recipe.adapter.rank, recipe.adapter.alpha, recipe.adapter.targets) == (4, 8.0, ["all-linear"])
+    assert recipe.data.train == [str(tmp_path / "data/rows.json")]
+    assert (recipe.data.format, recipe.data.columns) == ("alpaca", {"prompt": "question", "answer": "reply"})
+    assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
+    assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
+    for more, message in (
+        ({"quantization_bit": 4}, "quantization_bit: weights are not quantised to nf4"),
+        ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
+        ({"template": "alpaca"}, "template: 'alpaca': the prompt is that of the model's own tokenizer"),
+        ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, **more})))
+
+
+def test_axolotl(base, tmp_path):
+    file = {
+        "base_model": str(base),
+        "load_in_8bit": False,
+        "datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}],
+        "val_set_size": 0.25,
+        "adapter": "lora",
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "lora_target_modules": ["c_attn"],
+        "sequence_len": 64,
+        "sample_packing": True,
+        "micro_batch_size": 2,
+        "num_epochs": 2,
+        "max_steps": 6,
+        "optimizer": "adamw_bnb_8bit",
+        "lr_scheduler": "cosine",
+        "learning_rate": 2e-4,
+        "bf16": "auto",
+        "evals_per_epoch": 2,
+        "wandb_project": None,
+        "special_tokens": None,
+        "output_dir": str(tmp_path / "out"),
+    }
+    recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["adapter.rank=6"])
+    assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
+    assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
+    assert recipe.eval.every_epochs == 0.5
+    for more, message in (
+        ({"load_in_4bit": True, "adapter": "qlora"}, "load_in_4bit: weights are not quantised to nf4"),
+        ({"adapter": "oft"}, "adapter: 'oft': lora and qlora are supported"),
+        ({"special_tokens": {"eos_token": "<end>"}}, "special_tokens: eos_token: the tokenizer keeps its own"),
+        ({"plugins": ["my.Plugin"]}, "plugins: my.Plugin: see callbacks"),
+        ({"datasets": [{"path": "x", "type": "alpaca", "field_chosen": "c"}]}, "datasets.field_chosen: 'c'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_any(write(tmp_path / "ax.yaml", yaml.safe_dump({**file, **more})))
+
+
+@pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
+def test_bf16_of_a_job_file_falls_back_with_one_line(base, tmp_path, caplog, system):
+    file = {
+        "llama_factory": {"model_name_or_path": str(base), "stage": "sft", "do_train": True, "finetuning_type": "lora"}
+        | {"dataset": str(base / "data.jsonl"), "output_dir": str(tmp_path / "out"), "bf16": True},
+        "axolotl": {"base_model": str(base), "adapter": "lora", "output_dir": str(tmp_path / "out"), "bf16": True}
+        | {"datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}]},
+    }[system]
+    short = ["data.max_length=64"]
+    path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+    assert load_any(path, short).train.precision == "fp32"
+    assert sum("this device has no bf16 products; train.precision is fp32" in r.message for r in caplog.records) == 1
+    assert (
+        load_any(path, [*short, "train.precision=bf16"]).train.precision == "bf16"
+    )  # asked for here: an error when it runs
+    assert (
+        load_any(write(tmp_path / "job.yaml", yaml.safe_dump({**file, "bf16": False})), short).train.precision == "fp32"
+    )
+
+
+JOBS = {
+    "llama_factory": {
+        "model_name_or_path": "org/base",
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "dataset": "identity",
+    },
+    "axolotl": {"base_model": "org/base", "adapter": "lora", "lora_target_linear": True}
+    | {"datasets": [{"path": "org/rows", "type": "alpaca"}]},
+}
+
+
+@pytest.fixture(params=JOBS)
+def job(request, tmp_path):
+    """Writes a job file of a system, with keys beyond the few that it needs."""
+    return lambda **more: write(
+        tmp_path / "job.yaml", yaml.safe_dump({**JOBS[request.param], "output_dir": str(tmp_path / "out"), **more})
+    )
+
+
+def test_a_base_and_data_on_a_hub_are_an_error_unless_the_command_line_has_files(job, base):
+    with pytest.raises(InputError) as error:
+        load_any(job())
+    assert "'org/base': no such directory; nothing is downloaded; give model.path=PATH" in str(error.value)
+    assert "nothing is downloaded; give data.train=PATH" in str(error.value)
+    given = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
+    assert load_any(job(), given).data.train == [str(base / "data.jsonl")]
+
+
+def test_keys_that_are_off_or_without_influence_are_noted_by_reason(job, base, caplog):
+    more = {"some_new_key": None, "another_new_key": False, "deepspeed": "zero3.json", "tf32": True, "fsdp": ["full"]}
+    given = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
+    with pytest.raises(InputError, match="some_new_key: is not known"):
+        load_any(job(some_new_key=3), given)
+    load_any(job(**{**more, "tf32": None}), given)
+    note = next(r.getMessage() for r in caplog.records if "without meaning here" in r.getMessage())
+    assert "another_new_key, some_new_key: not known here, but empty or off" in note
+    assert "deepspeed, fsdp: how the work is divided is said by the section parallel" in note
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings"),
+    [
+        ({"type": "completion", "field": "body"}, {"data.format": "text", "data.columns": {"text": "body"}}),
+        (
+            {"type": "chat_template", "field_messages": "talk"},
+            {"data.format": "chat", "data.columns": {"messages": "talk"}},
+        ),
+        ({"type": "alpaca:chat", "ds_type": "json"}, {"data.format": "alpaca"}),
+        (
+            {"type": {"field_instruction": "ask", "field_output": "reply", "format": "Q: {instruction}\nA: "}},
+            {"data.columns": {"prompt": "ask", "answer": "reply"}, "data.template": "Q: {prompt}\nA: "},
+        ),
+    ],
+)
+def test_axolotls_kinds_of_data(tmp_path, entry, settings):
+    file = {**JOBS["axolotl"], "datasets": [{"path": "rows.jsonl", **entry}]}
+    _, translation = translate_file(write(tmp_path / "job.yaml", yaml.safe_dump(file)))
+    assert not translation.problems
+    assert {key: translation.get(key) for key in settings} == settings
+
+
+def test_data_sets_of_different_columns_are_refused(tmp_path):
+    entries = [{"path": name, "type": "completion", "field": name} for name in ("a", "b")]
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**JOBS["axolotl"], "datasets": entries}))
+    with pytest.raises(InputError, match="columns of different names"):
+        load_any(path, ["model.path=llama_tiny"])
+
+
+def test_llama_factorys_list_of_data_sets(tmp_path):
+    index = {
+        "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns"}},
+        "seen": {"file_name": "seen.json", "formatting": "sharegpt", "columns": {"messages": "m", "images": "i"}},
+    }
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    (tmp_path / "talk.json").write_text("[]")
+    file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "talk"}
+    _, translation = translate_file(write(tmp_path / "job.yaml", yaml.safe_dump(file)))
+    assert translation.get("data.train") == [str(tmp_path / "talk.json")]
+    assert (translation.get("data.format"), translation.get("data.columns")) == ("sharegpt", {"messages": "turns"})
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
+    with pytest.raises(InputError, match="seen: images: such data cannot be read"):
+        load_any(path, ["model.path=llama_tiny"])
