@@ -99,8 +99,9 @@ class Translation:
         self.missing.append((key, f"{self.system}: {name}: {why}; give {key}=PATH"))
 
     def apply(self, given: Mapping[str, Any], table: Mapping[str, Rule], prefix: str = "") -> None:
-        """Translates settings by a table, whose names may end in ``*``. Those that are None (also as a word, or an empty
-        string) count as not given. Unknown ones are problems, but for those whose values say that they are not used.
+        """Translates settings by a table, whose names may end in ``*``. Those that are None (also as a word, or an
+        empty string) count as not given. Unknown ones are problems, but for those whose values say that they are not
+        used.
         """
         for name, value in given.items():
             shown = prefix + str(name)
