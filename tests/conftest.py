@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,6 +29,10 @@ if WORKER and CORES:  # before MindSpore counts the cores for its threads
 import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is imported)
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
+
+# an example may take as long as a busy machine needs: no result depends on the clock
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may be switched off

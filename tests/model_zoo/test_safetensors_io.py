@@ -96,7 +96,7 @@ def test_bfloat16_every_value_widens_and_narrows_to_itself():
     np.testing.assert_array_equal(to_bfloat16(wide[number].astype(np.float64)), bits[number])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(arrays.arrays(np.float64, st.integers(1, 20), elements=st.floats(-1e38, 1e38, allow_subnormal=True)))
 def test_bfloat16_rounds_once_to_nearest_even(values):
     bits = to_bfloat16(values)
@@ -195,7 +195,7 @@ def test_header_that_is_no_json_object(head, tmp_path):
         SafetensorsFile(path)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 400), st.integers(0, 255))
 def test_any_changed_byte_gives_a_tensor_or_a_clear_error(tmp_path_factory, position, value):
     path, content = whole_file(tmp_path_factory.mktemp("flip"))

@@ -221,7 +221,7 @@ def test_ranks_merge_as_tiktoken_does(fixtures):
     ranks, tokenizer = parse_ranks(path.read_bytes(), path), GLM4Tokenizer(path)
     words = Split(Regex(WORDS), "isolated")
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(TEXTS)
     def check(text):
         assert tokenizer.encode(text, add_special_tokens=False) == tiktoken_ids(ranks, words, text)
@@ -243,7 +243,7 @@ def test_any_ids_decode_as_sentencepiece_does(fixtures, name):
             text = text.replace(f"<|blank_{count}|>", " " * count)
         return text
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(st.lists(st.sampled_from(ordinary), max_size=12))
     def check(ids):
         assert tokenizer.decode(ids) == blanks(processor.decode(ids))

@@ -170,7 +170,7 @@ def test_an_example_continues_its_prompt(tokenizers, name):
     tokenizer = tokenizers[name]
     words = st.text(max_size=8) | st.sampled_from(["\n", " a", "b ", "<|user|>", "</s>", "[/INST]", "答："])
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(words, min_size=1, max_size=2), st.lists(st.tuples(words, words), min_size=1, max_size=3))
     def check(system, turns):
         messages = talk(*[text for turn in turns for text in turn], system=system[0] if len(system) > 1 else None)

@@ -108,7 +108,7 @@ NAMES = ["gpt2", "glm4", "llama3", "llama", "llama_legacy", "chatglm2", "chatglm
 def test_byte_level_gives_every_text_back(tokenizers, name):
     tokenizer = tokenizers[name]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(TEXTS)
     def check(text):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
@@ -121,7 +121,7 @@ def test_byte_level_gives_every_text_back(tokenizers, name):
 def test_sentencepiece_changes_nothing_but_its_space_sign(tokenizers, name):
     tokenizer = tokenizers[name]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(TEXTS)
     @example("\u2581a \u2581")
     def check(text):
@@ -133,7 +133,7 @@ def test_sentencepiece_changes_nothing_but_its_space_sign(tokenizers, name):
 def test_legacy_llama_loses_one_leading_space(tokenizers):
     tokenizer = tokenizers["llama_legacy"]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(TEXTS)
     def check(text):
         written = text.replace("\u2581", " ")
@@ -146,7 +146,7 @@ def test_chatglm_gives_back_the_normalised_text(tokenizers):
     """Between its own replacements the model's normaliser is applied; sentencepiece itself says what that gives."""
     tokenizer = tokenizers["chatglm"]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(TEXTS)
     def check(text):
         normal = tokenizer.decode(tokenizer.encode(text))
@@ -169,7 +169,7 @@ def test_chatglm_keeps_what_nfkc_keeps(tokenizers):
     )
     texts = st.text(characters | st.sampled_from(" \n\t"), max_size=40)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(texts.filter(lambda text: unicodedata.normalize("NFKC", text) == text and "<n>" not in text))
     def check(text):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -183,7 +183,7 @@ def test_no_text_becomes_a_control_token(tokenizers, name):
     controls = set(tokenizer.special_tokens.values())
     literal = sorted(tokenizer.special_tokens) + CONTROL_TEXTS
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.lists(st.sampled_from(literal) | st.text(max_size=4), max_size=5).map("".join))
     @example("".join(literal))
     def check(text):
@@ -200,7 +200,7 @@ def test_streaming_equals_decoding(tokenizers, name):
     tokenizer = tokenizers[name]
     ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20) | TEXTS.map(tokenizer.encode)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(ids, st.booleans())
     def check(ids, skip):
         decoder = tokenizer.stream_decoder(skip)
@@ -214,7 +214,7 @@ def test_streaming_equals_decoding(tokenizers, name):
 def test_streaming_never_shows_half_a_character(tokenizers, name):
     tokenizer = tokenizers[name]
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(TEXTS.filter(lambda text: "\ufffd" not in text))
     @example("👍🏽 हिन्दी 你好")
     def check(text):
@@ -256,7 +256,7 @@ def test_llama3_ids_equal_transformers(tokenizers):
     tokenizer = tokenizers["llama3"]
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=tokenizer.source)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(st.text(max_size=30) | st.text("hello w\n", max_size=20))
     def check(text):
         assert tokenizer.encode(text) == reference(text)["input_ids"]

@@ -83,7 +83,7 @@ def test_packing_takes_documents_of_one_length_together():
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_bucket_edges_are_the_best_there_are(lengths, count):
     from itertools import combinations
 
@@ -131,7 +131,6 @@ documents = st.lists(
 
 
 @given(documents, st.booleans())
-@settings(deadline=None)
 def test_documents_see_themselves_alone(rows, two_way):
     rows = [
         [(np.array([token for token, _ in document]), np.array([mark for _, mark in document])) for document in row]

@@ -63,7 +63,7 @@ def test_a_checkpoint_of_the_first_format_is_still_read(tmp_path):
     assert files.load(path).weights.keys() == WEIGHTS.keys()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_changed_or_missing_byte_is_noticed(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("damage")
