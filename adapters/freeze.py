@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import yaml
 from mindspore import Parameter, nn
 from mindspore.train.callback import Callback
@@ -30,6 +31,7 @@ log = logging.getLogger("pet")
 # The methods by their names here and elsewhere.
 MODES = {name: cls.method for cls in SETTINGS for name in (cls.method, *cls.aliases)}
 SHIFTS = ("*bias", "*beta")
+FLOATS = (ms.float32, ms.float16, ms.bfloat16)
 
 
 def freeze_modules(
@@ -67,7 +69,8 @@ def freeze_delta(
     """Freezes everything but one method's parameters; `include` and `exclude` then act as in `freeze_modules`.
 
     Args:
-        model: with an adapter of this method; for ``bitfit`` also a plain one, whose biases are then trained in place.
+        model: with an adapter of this method, or with cells put in by hand whose names have ``mindpet_delta_<method>``;
+            for ``bitfit`` also a plain one, whose biases are then trained in place.
         mode: the method: ``lora``, ``prefix`` (``prefixtuning``), ``ptuning2``, ``prompt``, ``p_tuning``, ``adapter``,
             ``low_rank_adapter``, ``ia3``, ``bitfit``; upper or lower case.
         include, exclude: globs over parameter names.
@@ -85,6 +88,8 @@ def freeze_delta(
     parameters = list(model.get_parameters())
     own = [adapter for adapter in state.adapters.values() if adapter.config.method == MODES[key]]
     kept = [parameter for adapter in own for parameter in adapter.parameters()]
+    marks = [f"mindpet_delta_{name}" for name, method in MODES.items() if method == MODES[key]]
+    kept += [p for p in parameters if any(mark in p.name for mark in marks) and p.dtype in FLOATS]
     if key == "bitfit" and not own:
         kept = [p for p in parameters if any(fnmatch.fnmatchcase(p.name, pattern) for pattern in SHIFTS)]
     if not kept:
@@ -115,11 +120,12 @@ def freeze_from_config(model: nn.Cell, config: str | os.PathLike | dict[str, Any
     Raises:
         InputError: no such file, no ``freeze`` section, or keys that it does not have.
     """
-    section = _freeze_section(config)
+    section = freeze_section(config)
     freeze_modules(model, section.get("include"), section.get("exclude"))
 
 
-def _freeze_section(config) -> dict[str, Any]:
+def freeze_section(config: str | os.PathLike | dict[str, Any]) -> dict[str, Any]:
+    """The section ``freeze`` of a YAML file or of what one holds; the errors are those of `freeze_from_config`."""
     where = "freeze_from_config"
     if not isinstance(config, dict):
         where = str(config)
@@ -158,7 +164,39 @@ def _matching(parameters: list[Parameter], patterns: list[str], name: str) -> se
     return found
 
 
-class TrainableParamsCheckPoint(Callback):
+class TrainerHooks:
+    """What this library's trainer calls of a callback that has `write` and ``every``, beside MindSpore's methods."""
+
+    every: int | None
+
+    def write(self, model: nn.Cell, mark: str) -> None:
+        """Writes the trained parameters."""
+        raise NotImplementedError
+
+    def start(self, trainer) -> None:
+        """Before the first step."""
+
+    def step(self, trainer, record: dict[str, Any]) -> None:
+        """After a step."""
+        if self.every and record["step"] % self.every == 0:
+            self.write(trainer.model, f"step-{record['step']:06d}")
+
+    def evaluation(self, trainer, record: dict[str, Any]) -> None:
+        """After an evaluation."""
+
+    def save(self, trainer, path: Path) -> None:
+        """After a checkpoint."""
+        self.write(trainer.model, f"step-{trainer.position.step:06d}")
+
+    def end(self, context, summary=None) -> None:
+        """After training: MindSpore gives its run context, this library's trainer itself and its summary."""
+        if summary is not None:
+            self.write(context.model, f"step-{context.position.step:06d}")
+        else:
+            super().end(context)
+
+
+class TrainableParamsCheckPoint(TrainerHooks, Callback):
     """Writes the trained parameters, and no others, at the end of every epoch or so.
 
     A callback for MindSpore's ``Model.train`` and for this library's trainer alike; there it writes whenever the
@@ -202,35 +240,13 @@ class TrainableParamsCheckPoint(Callback):
         """After a step of ``Model.train``."""
         values = run_context.original_args()
         if self.every and values.cur_step_num % self.every == 0:
-            self.write(_network(values), f"{values.cur_epoch_num}_{values.cur_step_num}")
+            self.write(network_of(values), f"{values.cur_epoch_num}_{values.cur_step_num}")
 
     def epoch_end(self, run_context) -> None:
         """After an epoch of ``Model.train``."""
         values = run_context.original_args()
         if not self.every:
-            self.write(_network(values), str(values.cur_epoch_num))
-
-    def end(self, context, summary=None) -> None:
-        """After training: MindSpore gives its run context, this library's trainer itself and its summary."""
-        if summary is not None:
-            self.write(context.model, f"step-{context.position.step:06d}")
-
-    # this library's trainer
-
-    def start(self, trainer) -> None:
-        """Before the first step."""
-
-    def step(self, trainer, record: dict[str, Any]) -> None:
-        """After a step."""
-        if self.every and record["step"] % self.every == 0:
-            self.write(trainer.model, f"step-{record['step']:06d}")
-
-    def evaluation(self, trainer, record: dict[str, Any]) -> None:
-        """After an evaluation."""
-
-    def save(self, trainer, path: Path) -> None:
-        """After a checkpoint."""
-        self.write(trainer.model, f"step-{trainer.position.step:06d}")
+            self.write(network_of(values), str(values.cur_epoch_num))
 
 
 def _setting(config, name: str) -> int | None:
@@ -243,7 +259,7 @@ def _setting(config, name: str) -> int | None:
     return value
 
 
-def _network(values) -> nn.Cell:
+def network_of(values) -> nn.Cell:
     """The network within what ``Model.train`` runs: behind the training step and the loss."""
     network = values.train_network
     names = ("network", "_backbone", "backbone_network")

@@ -4,14 +4,16 @@ python mindpet_layers.py --output trained
 """
 
 import argparse
+import os
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.dataset import GeneratorDataset
+from pet.compat.mindpet.delta import AdapterLayer, LoRADense
+from pet.compat.mindpet.graph import TrainableParamsCheckPoint, freeze_delta
 
 from pet.compat.command_line import script
-from pet.compat.mindpet import AdapterLayer, LoRADense, TrainableParamsCheckPoint, freeze_delta
 
 WIDTH, CLASSES = 16, 4
 
@@ -57,7 +59,8 @@ def main() -> None:
     data = GeneratorDataset(list(samples()), column_names=["x", "y"], shuffle=False).batch(16)
     optimizer = nn.Adam(network.trainable_params(), learning_rate=5e-3)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    saved = TrainableParamsCheckPoint(options.output, prefix="lora", config={"keep_checkpoint_max": 1})
+    config = ms.train.CheckpointConfig(save_checkpoint_steps=data.get_dataset_size(), keep_checkpoint_max=1)
+    saved = TrainableParamsCheckPoint(os.path.abspath(options.output), prefix="lora", config=config)
     model = ms.Model(network, loss, optimizer)
     model.train(options.epochs, data, callbacks=[Losses(), saved], dataset_sink_mode=False)
 

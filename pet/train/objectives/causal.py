@@ -137,7 +137,7 @@ class RDrop(CausalLM):
         names = (*MODEL_ARRAYS, *self.arrays)
         return {**batch, **{name: np.repeat(np.asarray(batch[name]), 2, axis=0) for name in names}}
 
-    def loss(self, logits, labels):
+    def loss(self, logits, labels, alpha=None):
         batch, length = labels.shape
         log_probabilities = self.log_probabilities(logits)
         learnt = (shift_labels(labels) != IGNORED).reshape(batch // 2, 2, length)[:, 0].astype(log_probabilities.dtype)
@@ -145,8 +145,9 @@ class RDrop(CausalLM):
         first, second = pairs[:, 0], pairs[:, 1]  # (B/2, S, V)
         # p·(log p − log q) + q·(log q − log p)
         divergence = ((ops.exp(first) - ops.exp(second)) * (first - second)).sum(-1)  # (B/2, S)
+        weight = self.alpha if alpha is None else alpha
         # every label token stands in both rows, so that each pair's divergence counts twice in the sum
-        return self.cross_entropy(log_probabilities, labels) + self.alpha / 2.0 * (divergence * learnt).sum()
+        return self.cross_entropy(log_probabilities, labels) + weight / 2.0 * (divergence * learnt).sum()
 
 
 def plain_head(model):

@@ -41,8 +41,9 @@ class RDropLoss(nn.Cell):
             raise InputError(f"RDropLoss: alpha is {alpha!r}; a number of at least 0 was expected")
         self.objective = RDrop(float(alpha))
 
-    def construct(self, logits, labels):
-        """Logits ``(B, S, V)`` and unshifted labels ``(B, S)``, or a classifier's ``(B, V)``, ``(B,)`` → a scalar."""
+    def construct(self, logits, labels, alpha=None):
+        """Logits ``(B, S, V)`` and unshifted labels ``(B, S)``, or a classifier's ``(B, V)``, ``(B,)`` → a scalar;
+        `alpha` instead of that of the loss."""
         if len(labels.shape) == 1:  # one label per row: put where the row's first token predicts it
             ignored = ops.full_like(labels, IGNORED)
             labels = ops.stack((ignored, labels), 1)
@@ -50,4 +51,4 @@ class RDropLoss(nn.Cell):
         if labels.shape[0] % 2:
             raise ValueError("RDropLoss: the batch has an odd number of rows; repeat each with rdrop_repeat")
         count = (shift_labels(labels) != IGNORED).astype(logits.dtype).sum()
-        return self.objective.loss(logits, labels) / count
+        return self.objective.loss(logits, labels, alpha) / count

@@ -1,0 +1,49 @@
+"""Modules without files, so that names stand under another project's module paths."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING
+
+from pet.lazy import names_of
+
+if TYPE_CHECKING:
+    from pet.lazy import Table
+
+
+class _Modules(MetaPathFinder, Loader):
+    """Finds the modules that a package states in a table, ``__modules__``."""
+
+    def find_spec(self, fullname: str, path=None, target=None) -> ModuleSpec | None:
+        outer, _, inner = fullname.partition(".")
+        while inner:
+            table = vars(sys.modules[outer]).get("__modules__", {}) if outer in sys.modules else {}
+            if inner in table:
+                spec = ModuleSpec(fullname, self, is_package=any(name.startswith(f"{inner}.") for name in table))
+                spec.loader_state = table[inner]
+                return spec
+            step, _, inner = inner.partition(".")
+            outer = f"{outer}.{step}"
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python's own kind of module."""
+
+    def exec_module(self, module) -> None:
+        module.__getattr__, module.__dir__ = names_of(module.__name__, module.__spec__.loader_state)
+
+
+def modules_of(table: dict[str, Table]) -> dict[str, Table]:
+    """``__modules__`` of a package. They are found under any name that the package itself has in `sys.modules`, so that
+    ``sys.modules["theirs"] = ours`` serves a script as it is.
+
+    Args:
+        table: path below the package, such as ``delta.lora`` → a table as for `names_of`. Packages that have no names
+            need not be in it.
+    """
+    if not any(isinstance(finder, _Modules) for finder in sys.meta_path):
+        sys.meta_path.append(_Modules())
+    outer = {path[:end] for path in table for end, letter in enumerate(path) if letter == "."}
+    return {**{path: {} for path in outer}, **table}
