@@ -15,7 +15,8 @@ handed a `trace.Tracer`.
     build.py        compiles and keeps csrc/
 
     csrc/program.c  runs a program                      pool.c          threads
-    gemm.c          matrix products                     few_rows.c      products of few rows
+    gemm.c, rounded.c   matrix products                 few_rows.c      products of few rows
+    bf16.c          their inner loops in bfloat16
     attention.c, one_token.c, prefix.c, heads.c         norms.c, activations.c, small.c, low_rank.c, dora.c
     loss.c, update.c, packing.c                         product.h, vectors.h   what kernels compute with
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import sys
 
 import numpy as np
@@ -17,6 +18,9 @@ import numpy as np
 from model_zoo.quantization import codec
 from model_zoo.quantization import codes as codes_of
 from model_zoo.quantization.storage import Storage
+
+FEW_ROWS = 12
+"""Up to so many rows, `few_rows.c` multiplies."""
 
 AROUND = 32
 """Numbers before and behind every array: none where it is read, so that one taken from there shows."""
@@ -46,8 +50,8 @@ class Kernels:
         whole = np.full(size + 2 * AROUND + 1, around, kind)
         return whole[AROUND + 1 : AROUND + 1 + size].reshape(shape), whole
 
-    def __call__(self, name: str, inputs, *shapes, holding=None):
-        """Runs a kernel; what it gives, one array or several. ``holding``: what its first output holds before."""
+    def run(self, name: str, inputs, *shapes, holding=None):
+        """Runs a kernel: what it returns, its inputs, and its outputs with all that was allocated for them."""
         arrays = []
         for value in inputs:
             whole = value.dtype.kind == "i"
@@ -63,7 +67,12 @@ class Kernels:
         axes = (ctypes.c_int * count)(*[array.ndim for array in every])
         sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in every]
         lists = (ctypes.c_void_p * count)(*[ctypes.addressof(size) for size in sizes])
-        assert getattr(self.library, name)(count, pointers, axes, lists, None, None, None) == 0, name
+        return getattr(self.library, name)(count, pointers, axes, lists, None, None, None), arrays, outputs
+
+    def __call__(self, name: str, inputs, *shapes, holding=None):
+        """Runs a kernel; what it gives, one array or several. ``holding``: what its first output holds before."""
+        failed, arrays, outputs = self.run(name, inputs, *shapes, holding=holding)
+        assert not failed, name
         for array, value in zip(arrays, inputs, strict=True):
             np.testing.assert_array_equal(array, value.astype(array.dtype), err_msg=f"{name} wrote an input")
         for array, whole in outputs:
@@ -114,6 +123,42 @@ def products(kernels):
             assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
 
 
+def bf16(values):
+    """Rounded to bfloat16, to the nearest and ties to even, as float32."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def rounded(kernels):
+    """The same of factors rounded to bfloat16, with float32 sums: to as many digits of the rounded factors' product.
+    Few rows are computed in float32."""
+    if not kernels.library.pet_bf16():
+        nothing = np.zeros((20, 3), np.float32), np.zeros((4, 3), np.float32)
+        assert kernels.run("product_of_rows_bf16", nothing, (20, 4))[0] == 1
+        return
+    for rows, columns, depth in PRODUCTS:
+        a, b = numbers(rows, depth), numbers(columns, depth, seed=1)
+        if rows > FEW_ROWS:
+            a, b = bf16(a), bf16(b)
+        wide = a.astype(np.float64) @ b.T.astype(np.float64)
+        bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(b.T)) + 1e-7
+        a, b = numbers(rows, depth), numbers(columns, depth, seed=1)
+        before = numbers(rows, columns, seed=2)
+        cases = {"product_of_rows": (a, b), "plain_product": (a, b.T)}
+        for name, inputs in cases.items():
+            mine = kernels(f"{name}_bf16", inputs, (rows, columns))
+            assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
+        if rows > FEW_ROWS:
+            mine = kernels("product_of_columns_bf16", (a.T, b.T), (rows, columns))
+            assert (np.abs(mine - wide) <= bound).all(), (rows, columns, depth)
+            wide, bound = wide + before, bound + 1e-6 * np.abs(before)
+            for name, inputs in cases.items():
+                mine = kernels(f"{name}_added_bf16", inputs, (rows, columns), holding=before)
+                assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
+            mine = kernels("product_of_rows_onto_bf16", (a, b, before), (rows, columns))
+            assert (np.abs(mine - wide) <= bound).all(), (rows, columns, depth)
+
+
 class Term(ctypes.Structure):
     _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
 
@@ -123,25 +168,29 @@ class Product(ctypes.Structure):
         ("c", ctypes.c_void_p),
         ("columns", ctypes.c_int64),
         ("add", ctypes.c_int),
+        ("bf16", ctypes.c_int),
         ("count", ctypes.c_int),
         ("terms", Term * 8),
     )
 
 
 def sums(kernels):
-    """Products that run at once, each a sum of some, as `gemm.h` has them."""
-    for rows in (1, 5, 130):
+    """Products that run at once, each a sum of some, as `gemm.h` has them: in float32, and in bfloat16."""
+    kinds = (0, 1) if kernels.library.pet_bf16() else (0,)
+    for rows, low in itertools.product((1, 5, 130), kinds):
         held, expected, every = [], [], (Product * 4)()
         cases = [(70, 0, [40, 8]), (33, 1, [2000, 0, 700, 5]), (200, 0, [3]), (9, 0, [0, 0])]
         for number, (columns, add, depths) in enumerate(cases):
             c, whole = kernels.room((rows, columns), UNTOUCHED)
             c[...] = numbers(rows, columns, seed=number)
             expected.append(c.astype(np.float64) * add)
-            every[number] = Product(c.ctypes.data, columns, add, len(depths))
+            every[number] = Product(c.ctypes.data, columns, add, low, len(depths))
             held.append((c, whole))
             for index, depth in enumerate(depths):
                 a, b = numbers(rows, depth, seed=index), numbers(columns, depth, seed=9 + index)
-                expected[-1] += a.astype(np.float64) @ b.astype(np.float64).T
+                low_factors = low and (rows > FEW_ROWS or add or len(depths) != 1)
+                wide = [(bf16(array) if low_factors else array).astype(np.float64) for array in (a, b)]
+                expected[-1] += wide[0] @ wide[1].T
                 given = [np.ascontiguousarray(array) for array in (a, b if index % 2 else b.T)]
                 held.append(given)
                 every[number].terms[index] = Term(*(array.ctypes.data for array in given), depth, index % 2)
@@ -600,6 +649,7 @@ def packing(kernels):
 
 CHECKS = (
     products,
+    rounded,
     sums,
     low_rank,
     dora,

@@ -57,6 +57,26 @@ def test_results_do_not_depend_on_the_number_of_threads(path):
     assert len(digests) == 1
 
 
+PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool")
+
+
+@pytest.mark.parametrize(("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512bf16",), 0)])
+def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
+    """Of vectors where there are no tiles; refused where there are no such instructions."""
+    command = [*build.compiler(), *build.COMMON, "-march=native", *without, "-lpthread", "-lm"]
+    sources = [str(build.SOURCES / f"{name}.c") for name in PRODUCTS_ALONE]
+    library = tmp_path / "other.so"
+    done = subprocess.run([*command, *sources, "-o", library], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this compiler does not know the flags: {done.stderr[:200]}")
+    other = Kernels(library)
+    found = other.library.pet_bf16()
+    assert found in (0, kind) if kind is not None else found == Kernels(path).library.pet_bf16()
+    native_checks.products(other)
+    native_checks.rounded(other)
+    native_checks.sums(other)
+
+
 QUIET = np.array([0x7FC00000, 0x7FC00001, 0xFFC001FF], np.uint32).view(np.float32)
 """Not-a-numbers, among them those whose last bits would make an exponent."""
 
@@ -79,6 +99,9 @@ def test_what_is_not_a_number_stays_so(path, bad):
     assert np.isnan(kernels("product_of_rows", (x, other), (5, 5))[2]).all()
     assert np.isnan(kernels("product_of_rows", (other, x), (5, 5))[:, 2]).all()
     assert np.isnan(kernels("product_of_columns", (x, other), (37, 37))[18]).all()
+    if kernels.library.pet_bf16():
+        assert np.isnan(kernels("product_of_rows_bf16", (tall, other), (20, 5))[10]).all()
+        assert np.isnan(kernels("product_of_rows_bf16", (numbers(20, 37, seed=2), x), (20, 5))[:, 2]).all()
     weight, eps = numbers(37), np.array([1e-6], np.float32)
     out, scale = kernels("rms_norm", (x, weight, eps), x.shape, (5, 1))
     assert np.isnan(out[2]).all() and np.isnan(scale[2]) and not np.isnan(out[[0, 1, 3, 4]]).any()

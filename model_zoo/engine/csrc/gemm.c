@@ -5,7 +5,7 @@
  * which they lie in memory, and a result is written once, whatever it is a sum of. (Blocks that all threads share, and
  * rows that stay, are a quarter slower: what one core has just written is far away for the others.) Threads that find no
  * block left help with the rows of others, by their panels. Every number is a sum in the order of its terms and of k,
- * whatever the number of threads. All float32. */
+ * whatever the number of threads. All float32, or both factors rounded to bfloat16 where they are copied. */
 #include "gemm.h"
 
 #include <sched.h>
@@ -14,63 +14,41 @@
 #include "few_rows.h"
 #include "pool.h"
 #include "product.h"
-#include "vectors.h"
+#include "rounded.h"
+#include "sums.h"
 
 enum {
-    PANEL = WIDE * LANES,
     BLOCK = 64,          /* columns of a block */
     MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
+    BF16_BLOCK = 128, BF16_CHUNK = 64, /* the same two in bfloat16, of which more fits and which is computed faster */
     TURNED = 1 << 20,    /* numbers of the left factor that are turned together */
-};
-
-/* Some of a term's depth. */
-struct part {
-    const float *a, *b;
-    int64_t a_row, b_row, depth; /* how far rows are apart, and how many of b there are */
-    int b_turned;                /* whether b is (columns, depth) */
-};
-
-/* What is added up in one go for a result, no deeper than MOST_DEPTH. */
-struct sum {
-    float *c;
-    int64_t columns, panel, depth;
-    int add, count;
-    struct part parts[MOST_TERMS];
 };
 
 struct block {
     const struct sum *of;
     int64_t column;
-    _Atomic int64_t next_row;      /* the first that nobody has taken */
-    _Atomic(const float *) copied; /* its panels, once they are there */
+    _Atomic int64_t next_row;     /* the first that nobody has taken */
+    _Atomic(const char *) copied; /* its panels, once they are there */
 };
 
 struct gemm {
-    int64_t rows, blocks, deepest;
+    int64_t rows, blocks, room;
+    int64_t wide, chunk; /* of a block, and how many rows are taken at once */
+    int bf16;
     struct block *block;
     _Atomic int64_t next; /* the first block that nobody has taken */
     _Atomic int failed;
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* Bytes of a column of the right factors' copies. */
+static int64_t copied_depth(const struct sum *of) { return of->bf16 ? rounded_depth(of) * 2 : of->depth * 4; }
 
 /* The columns of a panel from all parts, one below the other. */
 static void copy_panel(const struct sum *of, int64_t column, float *to) {
     int64_t columns = least(of->columns - column, of->panel);
-    for (const struct part *part = of->parts; part < of->parts + of->count; to += part++->depth * of->panel) {
-        if (part->b_turned) {
-            turn(part->b + column * part->b_row, part->b_row, columns, part->depth, to, of->panel);
-            continue;
-        }
-        for (int64_t k = 0; k < part->depth; k++) {
-            const float *from = part->b + k * part->b_row + column;
-            for (int64_t j = 0; j < of->panel; j += LANES)
-                store(to + k * of->panel + j, j + LANES <= columns ? load(from + j)
-                                              : j < columns        ? load_some(from + j, columns - j)
-                                                                   : (floats){0});
-        }
-    }
+    for (const struct part *part = of->parts; part < of->parts + of->count; to += part++->depth * of->panel)
+        copy_part(part, 0, part->depth, column, columns, of->panel, to);
 }
 
 /* Rows of the result by one panel; `rest` has room for a panel that is cut off. */
@@ -88,34 +66,48 @@ static void some_rows(const struct sum *of, int64_t column, int64_t row, int64_t
 /* All rows that nobody has taken, by a block whose panels are there. */
 static void remaining_rows(const struct gemm *of, struct block *block, float *rest) {
     const struct sum *sum = block->of;
-    const float *copied = atomic_load(&block->copied);
-    int64_t first = block->column, last = least(first + BLOCK, sum->columns), row;
-    while ((row = atomic_fetch_add(&block->next_row, CHUNK)) < of->rows)
-        for (int64_t column = first; column < last; column += sum->panel)
-            some_rows(sum, column, row, least(of->rows - row, CHUNK), copied + (column - first) * sum->depth, rest);
+    const char *copied = atomic_load(&block->copied);
+    int64_t first = block->column, last = least(first + of->wide, sum->columns), depth = copied_depth(sum), row;
+    while ((row = atomic_fetch_add(&block->next_row, of->chunk)) < of->rows)
+        for (int64_t column = first; column < last; column += sum->panel) {
+            const void *panel = copied + (column - first) * depth;
+            int64_t rows = least(of->rows - row, of->chunk);
+            if (of->bf16)
+                some_rounded_rows(sum, column, row, rows, panel);
+            else
+                some_rows(sum, column, row, rows, panel, rest);
+        }
 }
 
 /* What every thread does, for as long as there is work. */
 static void take_blocks(void *arguments, int64_t first, int64_t last) {
     (void)first, (void)last;
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, CHUNK * PANEL * 4), *copied = pet_scratch(3, BLOCK * of->deepest * 4);
+    float *rest = pet_scratch(2, CHUNK * PANEL * 4);
+    char *copied = pet_scratch(3, of->room);
     if (!rest || !copied) {
         of->failed = 1;
         return;
     }
+    if (of->bf16) bf16_begin();
     int64_t index;
     while ((index = atomic_fetch_add(&of->next, 1)) < of->blocks) {
         struct block *block = of->block + index;
         const struct sum *sum = block->of;
-        for (int64_t j = 0; j < least(BLOCK, sum->columns - block->column); j += sum->panel)
-            copy_panel(sum, block->column + j, copied + j * sum->depth);
+        int64_t depth = copied_depth(sum);
+        for (int64_t j = 0; j < least(of->wide, sum->columns - block->column); j += sum->panel) {
+            void *panel = copied + j * depth;
+            if (of->bf16)
+                copy_pairs(sum, block->column + j, panel);
+            else
+                copy_panel(sum, block->column + j, panel);
+        }
         atomic_store(&block->copied, copied);
         remaining_rows(of, block, rest);
     }
     /* No block is left to be copied, so what was copied last stays until all are done. */
     for (int waiting = 1; waiting;) {
-        int64_t most = CHUNK;
+        int64_t most = of->chunk;
         struct block *chosen = NULL;
         waiting = 0;
         for (struct block *block = of->block; block < of->block + of->blocks; block++) {
@@ -129,16 +121,22 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
         else
             sched_yield();
     }
+    if (of->bf16) bf16_end();
 }
 
-static int add_up(const struct sum *sums, int count, int64_t rows) {
-    struct gemm of = {.rows = rows};
-    for (int i = 0; i < count; i++) of.blocks += (sums[i].columns + BLOCK - 1) / BLOCK;
+static int add_up(struct sum *sums, int count, int64_t rows) {
+    struct gemm of = {.rows = rows, .wide = BLOCK, .chunk = CHUNK, .bf16 = sums[0].bf16};
+    if (of.bf16) {
+        of.wide = BF16_BLOCK, of.chunk = BF16_CHUNK;
+        if (round_lefts(sums, count, rows)) return 1;
+    }
+    for (int i = 0; i < count; i++) of.blocks += (sums[i].columns + of.wide - 1) / of.wide;
     if (!(of.block = pet_scratch(0, of.blocks * (int64_t)sizeof *of.block))) return 1;
     struct block *block = of.block;
     for (int i = 0; i < count; i++) {
-        if (sums[i].depth > of.deepest) of.deepest = sums[i].depth;
-        for (int64_t column = 0; column < sums[i].columns; column += BLOCK)
+        int64_t room = of.wide * copied_depth(sums + i);
+        if (room > of.room) of.room = room;
+        for (int64_t column = 0; column < sums[i].columns; column += of.wide)
             *block++ = (struct block){.of = sums + i, .column = column};
     }
     pet_parallel(take_blocks, &of, pet_threads(), 1);
@@ -149,7 +147,7 @@ static int add_up(const struct sum *sums, int count, int64_t rows) {
 static struct sum next_of(const struct product *product, int *term, int64_t *k) {
     int64_t columns = product->columns;
     struct sum of = {.c = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
-                     .add = product->add || *term > 0 || *k > 0};
+                     .add = product->add || *term > 0 || *k > 0, .bf16 = product->bf16};
     while (*term < product->count && of.depth < MOST_DEPTH) {
         const struct term *from = product->terms + *term;
         struct part part = {.depth = least(from->depth - *k, MOST_DEPTH - of.depth), .a_row = from->depth,
@@ -174,7 +172,10 @@ static int few_rows(const struct product *product, int64_t rows) {
 int products(const struct product *of, int count, int64_t rows) {
     int term[MOST_PRODUCTS] = {0}, done[MOST_PRODUCTS] = {0};
     int64_t k[MOST_PRODUCTS] = {0};
-    for (int i = 0; i < count; i++) done[i] = rows == 0 || of[i].columns == 0 || few_rows(of + i, rows);
+    for (int i = 0; i < count; i++) {
+        if (of[i].bf16 && !pet_bf16()) return 1;
+        done[i] = rows == 0 || of[i].columns == 0 || few_rows(of + i, rows);
+    }
     for (;;) {
         struct sum sums[MOST_PRODUCTS];
         int some = 0;
@@ -193,16 +194,17 @@ int products(const struct product *of, int count, int64_t rows) {
     }
 }
 
-static int one(float *c, int64_t rows, int64_t columns, int add, struct term term) {
-    return products(&(struct product){.c = c, .columns = columns, .add = add, .count = 1, .terms = {term}}, 1, rows);
+static int one(float *c, int64_t rows, int64_t columns, int how, struct term term) {
+    return products(&(struct product){.c = c, .columns = columns, .add = how & ADDS, .bf16 = how & IN_BF16, .count = 1,
+                                      .terms = {term}}, 1, rows);
 }
 
-int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    return one(c, rows, columns, add, (struct term){.a = a, .b = b, .depth = depth, .b_turned = 1});
+int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+    return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth, .b_turned = 1});
 }
 
-int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    return one(c, rows, columns, add, (struct term){.a = a, .b = b, .depth = depth});
+int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+    return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth});
 }
 
 struct turning {
@@ -218,8 +220,8 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
 }
 
 /* The left factor is turned, some of its depth and rows at a time. */
-int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add) {
-    if (depth == 0) return one(c, rows, columns, add, (struct term){.a = a, .b = b});
+int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = b});
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
         struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
         of.wide = up_to_lanes(of.depth);
@@ -230,7 +232,7 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
             pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
             struct part part = {.a = of.to, .b = b + k * columns, .a_row = of.wide, .b_row = columns, .depth = of.depth};
             struct sum sum = {.c = c + row * columns, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
-                              .depth = of.depth, .add = add || k > 0, .count = 1, .parts = {part}};
+                              .depth = of.depth, .add = how & ADDS || k > 0, .bf16 = how & IN_BF16, .count = 1, .parts = {part}};
             if (columns > 0 && add_up(&sum, 1, of.rows)) return 1;
         }
     }

@@ -13,11 +13,12 @@ struct term {
     int b_turned;
 };
 
-/* c (rows, columns) = the sum of its terms, or c + that sum. */
+/* c (rows, columns) = the sum of its terms, or c + that sum; of factors rounded to bfloat16, where asked for and there. Of
+ * products that run at once all are, or none. */
 struct product {
     float *c;
     int64_t columns;
-    int add, count;
+    int add, bf16, count;
     struct term terms[MOST_TERMS];
 };
 
@@ -25,13 +26,16 @@ struct product {
  * waiting for each other. */
 int products(const struct product *of, int count, int64_t rows);
 
+/* How a product is computed: added to c; of factors rounded to bfloat16. */
+enum { ADDS = 1, IN_BF16 = 2 };
+
 /* a (rows, depth), b (columns, depth) → c = a·bᵀ (rows, columns), or c + a·bᵀ */
-int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add);
+int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 /* a (rows, depth), b (depth, columns) → c = a·b, or c + a·b */
-int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add);
+int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 /* a (depth, rows), b (depth, columns) → c = aᵀ·b, or c + aᵀ·b */
-int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int add);
+int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 #endif

@@ -10,11 +10,29 @@ PET_KERNEL(product_of_rows_added);
 PET_KERNEL(product_of_rows_onto);
 PET_KERNEL(plain_product);
 PET_KERNEL(plain_product_added);
+PET_KERNEL(product_of_rows_bf16);
+PET_KERNEL(product_of_rows_added_bf16);
+PET_KERNEL(product_of_rows_onto_bf16);
+PET_KERNEL(plain_product_bf16);
+PET_KERNEL(plain_product_added_bf16);
 
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
 enum { DIMENSIONS = 4, MOST_OPERANDS = 16 };
 enum { HEADER = 3, WORDS = 5, CONSTANT = -1 }; /* of the program */
+
+/* The kernels that may run at once with others, and what they compute. */
+static const struct {
+    kernel does;
+    int turned, add, bf16;
+} PRODUCTS[] = {
+    {product_of_rows, 1, 0, 0},           {product_of_rows_bf16, 1, 0, 1},
+    {product_of_rows_added, 1, 1, 0},     {product_of_rows_added_bf16, 1, 1, 1},
+    {product_of_rows_onto, 1, 1, 0},      {product_of_rows_onto_bf16, 1, 1, 1},
+    {plain_product, 0, 0, 0},             {plain_product_bf16, 0, 0, 1},
+    {plain_product_added, 0, 1, 0},       {plain_product_added_bf16, 0, 1, 1},
+};
+enum { KINDS = sizeof PRODUCTS / sizeof *PRODUCTS };
 
 /* Products that run at once. */
 struct gathered {
@@ -25,17 +43,18 @@ struct gathered {
 
 /* A product's kernel among those that run at once: one of its own, or a term of the one whose result it adds to. */
 static int gather(struct gathered *all, kernel does, int uses, void **its, int64_t **shapes) {
-    int turned = does == product_of_rows || does == product_of_rows_added || does == product_of_rows_onto;
-    int add = does == product_of_rows_added || does == plain_product_added || does == product_of_rows_onto;
-    if (!turned && !add && does != plain_product) return 1;
-    if (does == product_of_rows_onto && its[2] != its[3]) return 1;
+    int which = 0;
+    while (which < KINDS && PRODUCTS[which].does != does) which++;
+    if (which == KINDS || (uses == 4 && its[2] != its[3])) return 1;
+    int turned = PRODUCTS[which].turned, add = PRODUCTS[which].add;
     struct product *to = NULL;
     for (int i = 0; i < all->count; i++)
         if (all->products[i].c == its[uses - 1]) to = all->products + i;
     if (to ? !add : all->count == MOST_PRODUCTS) return 1;
     if (!to) {
         to = all->products + all->count++;
-        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
+        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add,
+                                .bf16 = PRODUCTS[which].bf16};
     }
     if (to->count == MOST_TERMS) return 1;
     to->terms[to->count++] = (struct term){.a = its[0], .b = its[1], .depth = shapes[0][1], .b_turned = turned};

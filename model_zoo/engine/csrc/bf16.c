@@ -1,0 +1,202 @@
+/* The inner loops of products of bfloat16 factors: on tiles (AMX) where the processor has them and the system lets a process
+ * use them, else on vectors (vdpbf16ps). Sums are float32. Intrinsics: no compiler finds these instructions by itself. */
+#include "bf16.h"
+
+#include <string.h>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#include <pthread.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
+
+enum { VECTORS = 1, TILES = 2, TALL = 6, WIDE = 4, PAIRS = BF16_DEPTH / 2, TILE = 16 };
+
+static int kind = VECTORS;
+
+static void choose_kind(void) {
+#if defined(__AMX_BF16__) && defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) kind = TILES;
+#endif
+}
+
+int pet_bf16(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_kind);
+    return kind;
+}
+
+/* Lane i of a vector of pairs: the i-th number of the first, and that of the second. */
+static inline __m512i pairs_of(__m512 first, __m512 second) {
+    static const uint16_t places[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(places), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+
+void bf16_row(const float *from, int64_t depth, uint16_t *to) {
+    for (int64_t k = 0; k < depth; k += BF16_DEPTH) {
+        int64_t left = depth - k;
+        uint32_t some = left < BF16_DEPTH ? (1u << left) - 1 : ~0u;
+        __m512 low = _mm512_maskz_loadu_ps((__mmask16)some, from + k);
+        __m512 high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), from + k + 16);
+        _mm512_storeu_si512(to + k, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
+void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2) {
+        __m512 first = k < depth ? _mm512_loadu_ps(from + k * row) : _mm512_setzero_ps();
+        __m512 second = k + 1 < depth ? _mm512_loadu_ps(from + (k + 1) * row) : _mm512_setzero_ps();
+        _mm512_storeu_si512(to + k * BF16_COLUMNS, pairs_of(first, second));
+    }
+}
+
+/* `tall` rows by `wide` vectors of columns, the sums in registers. The last vector may be cut off: `last` says where. */
+static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, float *c, int64_t c_row,
+                                                          const struct bf16_part *parts, int count, int64_t row, int add) {
+    __m512 sums[TALL][WIDE];
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++)
+            sums[i][j] = add ? _mm512_maskz_loadu_ps(j == wide - 1 ? last : 0xffff, c + i * c_row + j * BF16_COLUMNS)
+                             : _mm512_setzero_ps();
+    for (const struct bf16_part *part = parts; part < parts + count; part++) {
+        const uint16_t *a = part->a + row * part->a_row, *b = part->b;
+        for (int64_t k = 0; k < part->depth; k += 2) {
+            __m512bh right[WIDE];
+#pragma GCC unroll 8
+            for (int j = 0; j < wide; j++)
+                right[j] = (__m512bh)_mm512_loadu_si512(b + j * part->b_column + k * BF16_COLUMNS);
+#pragma GCC unroll 8
+            for (int i = 0; i < tall; i++) {
+                int pair;
+                memcpy(&pair, a + i * part->a_row + k, sizeof pair);
+                __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 8
+                for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++)
+            _mm512_mask_storeu_ps(c + i * c_row + j * BF16_COLUMNS, j == wide - 1 ? last : 0xffff, sums[i][j]);
+}
+
+static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count,
+                       int add) {
+    int64_t wide = (columns + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = columns - (wide - 1) * BF16_COLUMNS;
+    __mmask16 last = (__mmask16)((1u << rest) - 1);
+#define SOME(tall, wide) vectors(tall, wide, last, c + i * c_row, c_row, parts, count, i, add)
+#define ALL(wide)                                             \
+    do {                                                      \
+        for (; i + TALL <= rows; i += TALL) SOME(TALL, wide); \
+        for (; i + 2 <= rows; i += 2) SOME(2, wide);          \
+        for (; i < rows; i++) SOME(1, wide);                  \
+    } while (0)
+    int64_t i = 0;
+    switch (wide) {
+        case 1: ALL(1); break;
+        case 2: ALL(2); break;
+        case 3: ALL(3); break;
+        default: ALL(4);
+    }
+#undef ALL
+#undef SOME
+}
+
+#ifdef __AMX_BF16__
+void bf16_begin(void) {
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } layout = {.palette = 1};
+    for (int i = 0; i < 8; i++) layout.bytes[i] = 64, layout.rows[i] = TILE;
+    if (pet_bf16() == TILES) _tile_loadconfig(&layout);
+}
+
+void bf16_end(void) {
+    if (kind == TILES) _tile_release(); /* or the system saves and restores them whenever the thread is stopped */
+}
+
+/* 32 rows by 32 columns, or by the first 16 of them: all of these are there in c. */
+static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const struct bf16_part *parts,
+                                                        int count, int add) {
+    const int bytes = 4, right = 2 * BF16_COLUMNS * 2; /* of a pair's line */
+    if (add) {
+        _tile_loadd(0, c, c_row * bytes);
+        _tile_loadd(2, c + TILE * c_row, c_row * bytes);
+        if (wide == 2) _tile_loadd(1, c + TILE, c_row * bytes);
+        if (wide == 2) _tile_loadd(3, c + TILE * c_row + TILE, c_row * bytes);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (const struct bf16_part *part = parts; part < parts + count; part++) {
+        const uint16_t *a = part->a, *b = part->b;
+        for (int64_t k = 0; k < part->depth; k += BF16_DEPTH, a += BF16_DEPTH, b += BF16_DEPTH * BF16_COLUMNS) {
+            _tile_loadd(6, b, right);
+            _tile_loadd(4, a, part->a_row * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, a + TILE * part->a_row, part->a_row * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            if (wide == 2) {
+                _tile_loadd(7, b + part->b_column, right);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+    }
+    _tile_stored(0, c, c_row * bytes);
+    _tile_stored(2, c + TILE * c_row, c_row * bytes);
+    if (wide == 2) _tile_stored(1, c + TILE, c_row * bytes);
+    if (wide == 2) _tile_stored(3, c + TILE * c_row + TILE, c_row * bytes);
+}
+
+static void copy_rows(const float *from, int64_t from_row, float *to, int64_t to_row, int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)columns * sizeof(float));
+}
+
+static void by_tiles(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {
+    struct bf16_part from[count];
+    for (int64_t j = 0; j < columns; j += 2 * TILE) {
+        float rest[2 * TILE * 2 * TILE] = {0};
+        int64_t some = columns - j < 2 * TILE ? columns - j : 2 * TILE, wide = some <= TILE ? 1 : 2;
+        int whole = rows == 2 * TILE && some == wide * TILE;
+        float *to = whole ? c + j : rest;
+        int64_t to_row = whole ? c_row : 2 * TILE;
+        for (int i = 0; i < count; i++) from[i] = parts[i], from[i].b += j / TILE * parts[i].b_column;
+        if (add && !whole) copy_rows(c + j, c_row, rest, to_row, rows, some);
+        if (wide == 2)
+            tiles(2, to, to_row, from, count, add);
+        else
+            tiles(1, to, to_row, from, count, add);
+        if (!whole) copy_rows(rest, to_row, c + j, c_row, rows, some);
+    }
+}
+#else
+void bf16_begin(void) {}
+void bf16_end(void) {}
+#define by_tiles by_vectors
+#endif
+
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {
+    (kind == TILES ? by_tiles : by_vectors)(rows, columns, c, c_row, parts, count, add);
+}
+
+#else
+int pet_bf16(void) { return 0; }
+void bf16_begin(void) {}
+void bf16_end(void) {}
+void bf16_row(const float *from, int64_t depth, uint16_t *to) {}
+void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {}
+#endif

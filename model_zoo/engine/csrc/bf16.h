@@ -1,0 +1,38 @@
+/* Matrix products of bfloat16 factors with float32 sums: what gemm.c computes with instead of product.h; see bf16.c. */
+#ifndef PET_BF16_H
+#define PET_BF16_H
+
+#include <stdint.h>
+
+/* What the instructions take at once: pairs along the depth, in vectors of 16 columns; with tiles, 32 of the depth, 16 rows
+ * and 16 columns, of which two by two are computed together. */
+enum { BF16_DEPTH = 32, BF16_COLUMNS = 16, BF16_ROWS = 32 };
+
+/* The next multiple of BF16_DEPTH: factors are filled up with zeros. */
+static inline int64_t up_to_pairs(int64_t depth) { return (depth + BF16_DEPTH - 1) / BF16_DEPTH * BF16_DEPTH; }
+
+/* 0: this processor has no such instructions, or the compiler does not know them; 1: vectors; 2: tiles. */
+int pet_bf16(void);
+
+/* Before the first and after the last product of a thread's piece of work. */
+void bf16_begin(void);
+void bf16_end(void);
+
+/* Rounds numbers to the nearest, ties to even; `to` is filled up with zeros to up_to_pairs(depth). */
+void bf16_row(const float *from, int64_t depth, uint16_t *to);
+
+/* (depth, BF16_COLUMNS) numbers, whose lines are `row` apart, as pairs along the depth; `depth` is at most BF16_DEPTH, and
+ * what is missing up to it becomes zeros. */
+void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
+
+/* A part of a sum: the left factor's rows are `a_row` apart and filled up with zeros, as are BF16_ROWS of them; the right
+ * factor's vectors of columns, `b_column` apart, are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
+struct bf16_part {
+    const uint16_t *a, *b;
+    int64_t a_row, b_column, depth;
+};
+
+/* c (rows, columns), or c + the sum of the parts. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add);
+
+#endif

@@ -1,0 +1,115 @@
+/* Sums of products of factors that are rounded to bfloat16 where they are copied. */
+#include "rounded.h"
+
+#include "pool.h"
+
+enum { STAGED = 2 * BF16_DEPTH }; /* rows of the right factor that are rounded together */
+
+int64_t rounded_depth(const struct sum *of) {
+    int64_t depth = 0;
+    for (const struct part *part = of->parts; part < of->parts + of->count; part++) depth += up_to_pairs(part->depth);
+    return depth;
+}
+
+void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
+    int64_t columns = least(of->columns - column, of->panel);
+    float staged[STAGED * PANEL];
+    for (const struct part *part = of->parts; part < of->parts + of->count; part++) {
+        int64_t padded = up_to_pairs(part->depth);
+        for (int64_t k = 0; k < part->depth; k += STAGED) {
+            int64_t deep = least(part->depth - k, STAGED);
+            copy_part(part, k, deep, column, columns, of->panel, staged);
+            for (int64_t first = 0; first < deep; first += BF16_DEPTH)
+                for (int64_t j = 0; j < of->panel; j += BF16_COLUMNS)
+                    bf16_pairs(staged + first * of->panel + j, of->panel, least(deep - first, BF16_DEPTH),
+                               to + j * padded + (k + first) * BF16_COLUMNS);
+        }
+        to += of->panel * padded;
+    }
+}
+
+void some_rounded_rows(const struct sum *of, int64_t column, int64_t row, int64_t rows, const uint16_t *panel) {
+    struct bf16_part parts[MOST_TERMS];
+    for (; rows > 0; row += BF16_ROWS, rows -= BF16_ROWS) {
+        const uint16_t *b = panel;
+        for (int i = 0; i < of->count; i++) {
+            int64_t padded = up_to_pairs(of->parts[i].depth);
+            parts[i] = (struct bf16_part){.a = of->parts[i].rounded + row * padded, .a_row = padded, .b = b,
+                                          .b_column = padded * BF16_COLUMNS, .depth = padded};
+            b += padded * of->panel;
+        }
+        bf16_product(least(rows, BF16_ROWS), least(of->columns - column, of->panel), of->c + row * of->columns + column,
+                     of->columns, parts, of->count, of->add);
+    }
+}
+
+/* Left factors that are rounded to bfloat16, each once whatever number of sums reads it. */
+struct lefts {
+    struct part *parts[MOST_PRODUCTS * MOST_TERMS];
+    int count;
+    int64_t rows, padded;
+};
+
+static void round_rows(void *arguments, int64_t first, int64_t last) {
+    struct lefts *of = arguments;
+    for (int i = 0; i < of->count; i++) {
+        const struct part *part = of->parts[i];
+        int64_t width = up_to_pairs(part->depth);
+        for (int64_t row = first; row < last; row++) {
+            uint16_t *to = (uint16_t *)part->rounded + row * width;
+            if (row < of->rows)
+                bf16_row(part->a + row * part->a_row, part->depth, to);
+            else
+                memset(to, 0, (size_t)width * sizeof *to);
+        }
+    }
+}
+
+int round_lefts(struct sum *sums, int count, int64_t rows) {
+    struct lefts of = {.rows = rows, .padded = (rows + BF16_ROWS - 1) / BF16_ROWS * BF16_ROWS};
+    int64_t width = 0;
+    for (int i = 0; i < count; i++)
+        for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
+            int known = 0;
+            while (known < of.count && (of.parts[known]->a != part->a || of.parts[known]->depth != part->depth)) known++;
+            if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
+        }
+    uint16_t *rounded = pet_scratch(4, of.padded * width * 2);
+    if (!rounded) return 1;
+    for (int known = 0; known < of.count; known++) {
+        of.parts[known]->rounded = rounded;
+        rounded += of.padded * up_to_pairs(of.parts[known]->depth);
+    }
+    for (int i = 0; i < count; i++)
+        for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++)
+            for (int known = 0; known < of.count; known++)
+                if (of.parts[known]->a == part->a && of.parts[known]->depth == part->depth)
+                    part->rounded = of.parts[known]->rounded;
+    pet_parallel(round_rows, &of, of.padded, rows_at_once(width));
+    return 0;
+}
+
+PET_KERNEL(product_of_rows_bf16) {
+    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16);
+}
+
+PET_KERNEL(plain_product_bf16) {
+    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16);
+}
+
+PET_KERNEL(product_of_rows_added_bf16) {
+    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
+}
+
+PET_KERNEL(plain_product_added_bf16) {
+    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16 | ADDS);
+}
+
+PET_KERNEL(product_of_rows_onto_bf16) {
+    if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
+    return product_by_rows(params[0], params[1], params[3], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
+}
+
+PET_KERNEL(product_of_columns_bf16) {
+    return product_by_columns(params[0], params[1], params[2], shapes[0][1], shapes[1][1], shapes[0][0], IN_BF16);
+}

@@ -1,0 +1,20 @@
+/* Sums of products of bfloat16 factors; see rounded.c. */
+#ifndef PET_ROUNDED_H
+#define PET_ROUNDED_H
+
+#include "bf16.h"
+#include "sums.h"
+
+/* How many numbers a column of the right factors' copies has. */
+int64_t rounded_depth(const struct sum *of);
+
+/* Rounds the left factors of some sums of as many rows. Gives 0, or 1 when there is no memory. */
+int round_lefts(struct sum *sums, int count, int64_t rows);
+
+/* The columns of a panel from all parts, one below the other. */
+void copy_pairs(const struct sum *of, int64_t column, uint16_t *to);
+
+/* Rows of the result by one panel. */
+void some_rounded_rows(const struct sum *of, int64_t column, int64_t row, int64_t rows, const uint16_t *panel);
+
+#endif
