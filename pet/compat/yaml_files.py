@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +28,22 @@ def kind_of(values: Any) -> str:
     return "recipe"
 
 
-def _translator(kind: str) -> Callable[[dict[str, Any], Path], Translation]:
+def _translate(kind: str, values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
     if kind == "mindformers":
         from pet.compat.mindformers.yaml_file import translate
 
-        return translate
+        return translate(values, file, changes)
     from pet.compat import axolotl, llama_factory
 
-    return {"axolotl": axolotl, "llama_factory": llama_factory}[kind].translate
+    return {"axolotl": axolotl, "llama_factory": llama_factory}[kind].translate(values, file)
 
 
-def translate_file(path: str | os.PathLike, layout: Mapping[str, Any] | None = None) -> tuple[str, Translation | None]:
-    """What a file is, and its settings; None for a recipe.
+def values_of(path: str | os.PathLike, changes: Mapping[str, Any] | None = None) -> tuple[str, Path, Any]:
+    """What a file is, where it is, and what stands in it.
 
     Args:
         path: the file.
-        layout: of processes, in the place of a MindFormers file's ``parallel_config``; empty for one process.
-
-    Raises:
-        InputError: no such file, or no YAML.
-    """
-    kind, file, values = values_of(path)
-    if kind == "mindformers" and layout is not None:
-        values = {**values, "use_parallel": bool(layout), "parallel_config": dict(layout)}
-    return kind, None if kind == "recipe" else _translator(kind)(values, file)
-
-
-def values_of(path: str | os.PathLike) -> tuple[str, Path, Any]:
-    """What a file is, where it is, and what stands in it.
+        changes: what the command says instead of a MindFormers file, by its dotted keys; for other files of no meaning.
 
     Raises:
         InputError: no such file; or no YAML, where it is no recipe: a recipe's own loading says more of those.
@@ -65,7 +53,20 @@ def values_of(path: str | os.PathLike) -> tuple[str, Path, Any]:
     kind = kind_of(source.value)
     if kind != "recipe" and source.problems:
         raise InputError.collect(source.problems)
-    return kind, file, source.value
+    return kind, file, _changed(source.value, changes or {}) if kind == "mindformers" else source.value
+
+
+def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with others at dotted keys."""
+    values = dict(values)
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        inner = values
+        for section in sections:
+            inner[section] = dict(inner.get(section) or {})
+            inner = inner[section]
+        inner[last] = value
+    return values
 
 
 def load_any(
@@ -74,7 +75,7 @@ def load_any(
     *,
     check_files: bool = True,
     needs: Iterable[str] = (),
-    layout: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
     bring: bool = True,
 ):
     """A recipe from a recipe file or from another system's.
@@ -84,7 +85,7 @@ def load_any(
         overrides: ``["key.sub=value"]``, or a mapping; they take the place of the file's settings.
         check_files: also report models and data that are not there.
         needs: keys that this use cannot do without.
-        layout: see `translate_file`; a recipe's is among its settings.
+        changes: see `values_of`.
         bring: convert a ``.ckpt`` file that it names. False only looks; files are then not looked for.
 
     Raises:
@@ -92,12 +93,15 @@ def load_any(
     """
     from pet.recipe.loading import from_dict, load
 
-    kind, translation = translate_file(path, layout)
+    given = _given(overrides)
+    changes = {**(changes or {}), **({"load_checkpoint": given["model.path"]} if "model.path" in given else {})}
+    kind, file, values = values_of(path, changes)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
+    translation = _translate(kind, values, file, changes)
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
-    given = _given(overrides)
-    resumed = bring_model(translation, kind, path) if bring and check_files and "model.path" not in given else None
+    bring = bring and check_files and "model.path" not in given
+    resumed = bring_model(translation, kind, values, file) if bring else None
     translation.finish(given)
     recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
     if resumed is not None and recipe.train.resume:
@@ -111,21 +115,14 @@ def run_mode_of(path: str | os.PathLike) -> str | None:
     return values.get("run_mode") if kind == "mindformers" else None
 
 
-def held_out_of(path: str | os.PathLike) -> Any:
-    """The evaluation data that a MindFormers file names, also where its ``do_eval`` is off; None for other files."""
-    kind, _, values = values_of(path)
-    if kind != "mindformers":
-        return None
-    loader = (values.get("eval_dataset") or {}).get("data_loader") or {}
-    return loader.get("dataset_dir") or loader.get("dataset_files")
+def _given(overrides: Iterable[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the command line has values for."""
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    return {key: value for key, _, value in (str(one).partition("=") for one in overrides or ())}
 
 
-def _given(overrides: Iterable[str] | Mapping[str, Any] | None) -> set[str]:
-    """The keys that the command line has values for."""
-    return {str(one).partition("=")[0] for one in overrides or ()}
-
-
-def bring_model(translation: Translation, kind: str, path: str | os.PathLike) -> Path | None:
+def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], path: Path) -> Path | None:
     """Puts what a recipe takes in place of a MindFormers ``.ckpt`` file, and of the result of another run: its model,
     or its adapter and the base of it.
 
@@ -145,13 +142,12 @@ def bring_model(translation: Translation, kind: str, path: str | os.PathLike) ->
         return None
     from pet.compat.mindformers.sizes import alpha_of, form_of, name_of
 
-    _, file, values = values_of(path)
     if is_ckpt(given):
         if translation.get("train.resume") and given == values.get("load_checkpoint"):
             raise InputError(
                 f"{path}: resume_training: {given} is taken as weights; a run goes on from checkpoints of this library"
             )
-        model, adapter = bring(given, file, form_of(values), alpha_of(values))
+        model, adapter = bring(given, path, form_of(values), alpha_of(values))
     elif (Path(given) / "config.json").is_file() or not Path(given).is_dir():
         return None
     elif translation.get("train.resume"):
@@ -187,9 +183,10 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     """
     import yaml
 
-    kind, translation = translate_file(path)
-    if translation is None:
+    kind, file, values = values_of(path)
+    if kind == "recipe":
         raise InputError(f"{path}: is a recipe already")
+    translation = _translate(kind, values, file)
     if translation.problems:
         raise InputError.collect(translation.problems)
     from pet.recipe.loading import from_dict

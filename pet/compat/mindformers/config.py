@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation import NAMES as GENERATION
 from pet.compat.mindformers.presets import bare_name
+from pet.recipe.translation import is_off
 
 # Arguments that say how MindFormers runs or stores a model; the results are the same without them.
 WITHOUT_MEANING = {
@@ -26,17 +27,17 @@ WITHOUT_MEANING = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "gmask_token_id"),  # a tokenizer's matter
     # how inputs are prepared, which is done elsewhere here
     *("input_sliced_sig", "is_enhanced_encoder", "pretrain_seqlen"),
+    # of a prefix, which pet_config says, and of how products and caches are divided
+    *("pre_seq_len", "prefix_projection", "compute_in_2d", "use_past_shard", "max_position_embedding"),
 }
 # Arguments that would make another model; with these values it is the one that there is.
 FIXED = {
-    "extend_method": (None, "None", "none"),
+    "extend_method": ("none",),
     "scaling_factor": (1,),
     "layernorm_order": ("post",),
     "use_final_layernorm": (True,),
     "activation_func": ("GELU", "gelu"),
     "quantization_bit": (0,),
-    "pre_seq_len": (0,),
-    "prefix_projection": (False,),
 }
 # MindFormers' names -> the names in a config.json
 GPT2_NAMES = {
@@ -72,7 +73,7 @@ def unsupported(given: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {given[name]!r} is not supported, {allowed[-1]!r} was expected"
         for name, allowed in FIXED.items()
-        if given.get(name) is not None and given[name] not in allowed
+        if not is_off(given.get(name)) and given[name] not in allowed
     ]
 
 
@@ -87,7 +88,7 @@ def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str
     values, problems = {}, [f"{cls.__name__}: {line}" for line in unsupported(given)]
     for name, value in given.items():
         key = names.get(name, name)
-        if value is None:
+        if value in (None, "None"):
             continue
         if key in fields or key in tokens:
             values[key] = RENAMED_VALUES.get((key, value), value)
@@ -96,8 +97,8 @@ def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str
                 problems.append(
                     f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
                 )
-        elif key not in FIXED and key not in WITHOUT_MEANING and key not in GENERATION:
-            problems.append(f"{cls.__name__} has no {name!r}{nearest(name, [*names, *sorted(fields)])}")
+        elif key not in FIXED and key not in WITHOUT_MEANING and key not in GENERATION and not is_off(value):
+            problems.append(f"{cls.__name__} has no {name!r}{similar(name, [*names, *fields])}")
     if problems:
         raise InputError.collect(problems)
     return values

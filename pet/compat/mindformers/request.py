@@ -55,6 +55,7 @@ class Request:
         do_eval: bool | None = None,
         load_checkpoint: str | os.PathLike | None = None,
         forward_step=None,
+        options: Mapping[str, Any] | None = None,
     ):
         if str(task).replace("-", "_") not in TASKS:
             raise InputError(f"Trainer: task {task!r} is not known; supported: text_generation")
@@ -71,6 +72,7 @@ class Request:
         self.data_collator, self.forward_step = data_collator, forward_step
         self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
         self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
+        self.options = dict(options or {})
         self.layout: dict[str, Any] = {}
         self.recompute: bool | None = None
         if model is None and recipe is None:
@@ -114,7 +116,7 @@ class Request:
             mode: ``train``, ``finetune`` or ``evaluate``.
             model: a checkpoint in place of the trainer's model.
         """
-        from pet.compat.yaml_files import held_out_of, load_any
+        from pet.compat.yaml_files import load_any
         from pet.names import preset_names
         from pet.recipe.loading import from_dict
         from pet.recipe.training import Callback
@@ -148,9 +150,8 @@ class Request:
         has_files = not self.in_memory()
         if self.base_recipe is not None:
             more = translation.settings.pop("callbacks", [])  # they are added to those of the file
-            if mode == "evaluate" and self.eval_dataset is None:
-                translation.put("data.eval", held_out_of(self.base_recipe))
-            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files, layout=given)
+            changes = {**self.changes(mode), **({} if given is None else _parallel_keys(given))}
+            recipe = load_any(self.base_recipe, translation.settings, check_files=has_files, changes=changes)
             recipe.callbacks += [Callback(**entry) for entry in more]
             return recipe
         self._put_length(translation)
@@ -161,6 +162,16 @@ class Request:
                 "downloaded checkpoint (model=DIR or finetune_checkpoint=DIR); train() starts from random weights"
             )
         return from_dict({}, translation.settings, name=name, check_files=has_files)
+
+    def job_file(self) -> tuple[str, Path | None, Any]:
+        """What ``recipe`` names: kind, place and content; of no kind but a recipe's where it names nothing."""
+        from pet.compat.yaml_files import values_of
+
+        return ("recipe", None, None) if self.base_recipe is None else values_of(self.base_recipe, self.options)
+
+    def changes(self, mode: str) -> dict[str, Any]:
+        """What is said here instead of a MindFormers file, by its keys."""
+        return {**self.options, "run_mode": "eval" if mode == "evaluate" else mode}
 
     def _put_model(self, translation: Translation, mode: str, model: str | None) -> None:
         from pet.names import preset_names
@@ -216,9 +227,7 @@ class Request:
 
     def _layout_of_file(self, use: bool) -> dict[str, Any]:
         """The recipe's layout, or the MindFormers file's where that or the script (`use`) turns it on."""
-        from pet.compat.yaml_files import values_of
-
-        kind, _, values = values_of(self.base_recipe) if self.base_recipe is not None else ("recipe", None, None)
+        kind, _, values = self.job_file()
         if kind == "mindformers":
             section = dict(values.get("parallel_config") or {}) if use or values.get("use_parallel") else {}
         else:
@@ -250,10 +259,10 @@ class Request:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
         from pet.compat.ckpt.beside import bring
         from pet.compat.mindformers.sizes import alpha_of, form_of
-        from pet.compat.yaml_files import load_any, values_of
+        from pet.compat.yaml_files import load_any
 
         if self.base_recipe is not None:
-            kind, file, values = values_of(self.base_recipe)
+            kind, file, values = self.job_file()
             if kind == "mindformers":
                 return bring(checkpoint, file, form_of(values), alpha_of(values))
             recipe = load_any(self.base_recipe, check_files=False)
@@ -264,9 +273,8 @@ class Request:
     def generation_settings(self) -> dict[str, Any]:
         """The model_config of a MindFormers file, which has settings of generation in it; empty without one."""
         from pet.compat.mindformers.sizes import model_section
-        from pet.compat.yaml_files import values_of
 
-        kind, _, values = values_of(self.base_recipe) if self.base_recipe is not None else ("recipe", None, None)
+        kind, _, values = self.job_file()
         return model_section(values) if kind == "mindformers" else {}
 
     # Objects ----------------------------------------------------------------------------------------------------------
@@ -292,6 +300,11 @@ class Request:
             self.data_collator,
             self.forward_step,
         )
+
+
+def _parallel_keys(layout: dict[str, Any]) -> dict[str, Any]:
+    """A layout as a MindFormers file says it; empty for one process."""
+    return {"use_parallel": bool(layout), "parallel_config": dict(layout)}
 
 
 def _rows_of(layout: Translation) -> int:

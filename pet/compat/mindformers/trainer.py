@@ -38,6 +38,7 @@ class Trainer(Request):
         do_eval: False measures nothing while training; True wants an eval_dataset. Default: where there is one.
         load_checkpoint: a checkpoint, adapter or run directory to start from; or a MindFormers ``.ckpt`` file.
         forward_step: see `pet.train.trainer.Trainer`.
+        options: dotted keys of a MindFormers file with the values to take instead of the file's.
 
     Raises:
         InputError: an unknown task or method, settings that do not exist or contradict each other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,11 @@ MATRICES = {
     "qkv_proj": "query_key_value",
 }
 LOADERS = Ignored("rows are read and packed by this library")
+PLACEHOLDER = "please input"
+"""How the address begins that stands in MindFormers' own files until a user gives one."""
 ACCELERATOR = Ignored("nothing of it changes the results")
+WIDTHS = Ignored("the matrices' own widths are taken")
+PREFIX_DROPOUT = Ignored("a prefix has no dropout of its own here")
 TOP = {
     "output_dir": "output.dir",
     "seed": "train.seed",
@@ -84,6 +88,10 @@ TOP = {
     "layer_scale": Refused("layers share one learning rate; see train.groups"),
     "layer_decay": Ignored("layer_scale is off"),
 }
+TRAINER = {
+    "type": Refused("only text generation", harmless=("CausalLanguageModelingTrainer", "GeneralTaskTrainer")),
+    "model_name": elsewhere,
+}
 RUNNER = {
     "epochs": number("train.epochs"),
     "batch_size": "train.batch_size",
@@ -114,6 +122,11 @@ def _final(t: Translation, name: str, value: Any) -> None:
         t.put("train.final_ratio", min(1.0, float(value) / peak))
 
 
+# what MindFormers does where a file says nothing
+OPTIMIZER_DEFAULTS = {"eps": 1e-6}
+SCHEDULE_DEFAULTS = {"warmup_steps": 0}
+POLYNOMIAL_DEFAULTS = {"power": 1.0, "lr_end": 1e-7}
+LORA_DEFAULTS = {"lora_dropout": 0.01}
 SCHEDULE = {
     "type": choice("train.schedule", SCHEDULES),
     "learning_rate": number("train.learning_rate"),
@@ -127,14 +140,21 @@ SCHEDULE = {
 }
 PET = {
     "pet_type": elsewhere,
+    "in_channels": WIDTHS,
+    "out_channels": WIDTHS,
     "lora_rank": "adapter.rank",
     "lora_alpha": number("adapter.alpha"),
     "lora_dropout": number("adapter.dropout"),
     "target_modules": lambda t, n, v: t.put("adapter.targets", targets_of(t, v)),
     "prefix_seq_len": "adapter.length",
     "pre_seq_len": "adapter.length",
+    "prefix_token_num": "adapter.length",
     "projection": "adapter.projection",
     "prefix_projection": "adapter.projection",
+    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
+    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
+    "dropout_rate": PREFIX_DROPOUT,
+    "dropout_prob": PREFIX_DROPOUT,
     "num_virtual_tokens": "adapter.length",
     "exclude_layers": "adapter.exclude",
     "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
@@ -161,8 +181,14 @@ def targets_of(translation: Translation, expression: Any) -> list[str] | None:
     return found
 
 
-def translate(values: dict[str, Any], file: Path) -> Translation:
-    """A MindFormers file's settings."""
+def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
+    """A MindFormers file's settings.
+
+    Args:
+        values: what stands in the file.
+        file: its place.
+        changes: the keys that the command has put there: what the file says otherwise is noted, not refused.
+    """
     t = Translation.of_file(file)
     sections = {
         name: values[name] for name in values if isinstance(values[name], Mapping) or name in ("callbacks", "run_mode")
@@ -173,25 +199,35 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         *("eval_dataset_task", "run_mode", "use_parallel", "load_checkpoint", "remote_save_url", "arch"),
     }
     t.apply({name: value for name, value in values.items() if name not in handled}, TOP)
-    _model(t, values)
+    t.apply(_section(sections, "trainer"), TRAINER, "trainer.")
+    _model(t, values, "load_checkpoint" in changes)
     t.apply(_section(sections, "runner_config"), RUNNER, "runner_config.")
     _wrapper(t, _section(sections, "runner_wrapper"))
     schedule, optimizer = _section(sections, "lr_schedule"), _section(sections, "optimizer")
-    t.apply(optimizer, OPTIMIZER, "optimizer.")
-    order = sorted(schedule, key=lambda name: name == "lr_end")  # it is a share of the peak
+    t.apply({**OPTIMIZER_DEFAULTS, **optimizer} if optimizer else {}, OPTIMIZER, "optimizer.")
+    if schedule:
+        polynomial = SCHEDULES.get(str(schedule.get("type")).lower()) == "polynomial"
+        schedule = {**SCHEDULE_DEFAULTS, **(POLYNOMIAL_DEFAULTS if polynomial else {}), **schedule}
+    order = sorted(schedule, key=lambda name: (name != "type", name == "lr_end"))  # it is a share of the peak
     t.apply({name: schedule[name] for name in order if schedule[name] != -1}, SCHEDULE, "lr_schedule.")
     if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
         t.settings.pop("train.betas", None)
         t.settings.pop("train.eps", None)
     _layout(t, values)
-    if _section(sections, "recompute_config").get("recompute"):
-        t.put("train.recompute", True)
+    _recompute(t, _section(sections, "recompute_config"))
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
-        _data(t, _section(sections, name), key, values)
+        _data(t, _section(sections, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         for key in ("data.eval", "eval.every_steps", "eval.every_epochs"):
             t.settings.pop(key, None)
-    translate_callbacks(t, [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])], values)
+    url = values.get("remote_save_url")
+    if str(url).lower().startswith(PLACEHOLDER):
+        t.ignore("remote_save_url", "is still the placeholder, so nothing is uploaded")
+        url = None
+    elif url and not re.match(r"(file|obs)://|\$\{", str(url)):
+        t.refuse("remote_save_url", f"{url!r}: file:///directory or obs://bucket/directory was expected")
+    entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
+    translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
 
 
@@ -199,48 +235,55 @@ def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(values.get(name) or {})
 
 
-def _model(t: Translation, values: dict[str, Any]) -> None:
+def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     """Which weights, which sizes, which adapter."""
     section = _section(values, "model")
     config = _section(section, "model_config")
     trainer = _section(values, "trainer")
-    named = trainer.get("model_name")
-    path = values.get("load_checkpoint") or config.get("checkpoint_name_or_path") or named
-    path, lora = split_name(path)
+    loaded = values.get("load_checkpoint")
+    path, lora = split_name(loaded or config.get("checkpoint_name_or_path") or trainer.get("model_name"))
     mode = str(values.get("run_mode") or "finetune")
     from pet.names import model_config, preset_names
 
-    scratch = mode == "train" and (path is None or path in preset_names())
+    preset = CLASSES.get(config.get("type"), (None, None))[1]
+    if mode == "train" and not loaded and says_sizes(values) and path not in preset_names():
+        path = preset or path  # a name, which says no more than the sizes do
+    scratch = mode == "train" and path in preset_names()
     if scratch and says_sizes(values):
-        path = path or CLASSES.get(config.get("type"), (None, None))[1]
         try:
             t.put("model.config", config_of(values))
         except InputError as error:
             t.refuse("model.model_config", str(error))
         else:
-            _compare(t, values, t.get("model.config"))
+            _compare(t, values, t.get("model.config"), from_command)
     if path is None:
         t.refuse("load_checkpoint", "is missing; give a Hugging Face checkpoint directory")
         return
     t.put("model.path", str(path))
-    pet = _section(config, "pet_config")
     if scratch:
         t.put("model.from_scratch", True)
     elif config:
         with contextlib.suppress(InputError):  # not there; or a .ckpt file, which is read by the file's own sizes
-            _compare(t, values, model_config(path))
+            _compare(t, values, model_config(path), from_command)
     if off := dropouts(values):
         t.ignore("model.model_config", f"{', '.join(off)}: the base's own dropout is off")
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
+    old = _section(_section(section, "arch"), "pet")  # until 0.6
+    pet = _section(config, "pet_config") or {**_section(old, "pet_config"), **_only(old, "pet_type")}
     if pet:
-        t.put("adapter.method", method_of(pet.get("pet_type")))
-        t.apply(pet, PET, "pet_config.")
+        method = method_of(pet.get("pet_type"))
+        t.put("adapter.method", method)
+        t.apply({**(LORA_DEFAULTS if method == "lora" else {}), **pet}, PET, "pet_config.")
     elif lora:
         for key, value in lora.items():
             t.put(f"adapter.{key}", value)
     else:
         t.put("adapter.method", "none")
+
+
+def _only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}
 
 
 def _experts(t: Translation, name: str, value: Any) -> None:
@@ -259,9 +302,13 @@ def _tokenizer(t: Translation, name: str, value: Any) -> None:
         t.ignore(name, "the tokenizer lies beside the checkpoint")
 
 
-def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """The sizes are the checkpoint's; a file that says others describes another model."""
-    for problem in contradictions(values, config):
+def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], from_command: bool) -> None:
+    """The sizes are the checkpoint's; a file that says others describes another model, unless the command named it."""
+    found = contradictions(values, config)
+    if found and from_command:
+        t.ignore("model.model_config", f"the model is that of the command: {'; '.join(found)}")
+        return
+    for problem in found:
         name, _, why = problem.partition(": ")
         t.refuse(f"model.model_config.{name}", why)
 
@@ -292,12 +339,24 @@ def _layout(t: Translation, values: dict[str, Any]) -> None:
         t.put("train.batch_size", t.get("train.batch_size") * rows)
 
 
-def _data(t: Translation, section: dict[str, Any], key: str, values: dict[str, Any]) -> None:
+def _recompute(t: Translation, section: dict[str, Any]) -> None:
+    on = section.pop("recompute", None)
+    t.put("train.recompute", bool(on) or None)
+    if on not in (None, True, False) or any(map(bool, section.values())):
+        t.ignore("recompute_config", "layers are recomputed as a whole or not at all")
+
+
+def _data(t: Translation, section: dict[str, Any], key: str) -> None:
     loader = _section(section, "data_loader")
     paths = loader.get("dataset_dir") or loader.get("dataset_files")
     if paths:
         t.put(key, paths)
-    others = sorted({*section, *loader} - {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed"})
+    columns = loader.get("origin_columns") or ()
+    if len(columns) == 2:
+        t.put("data.columns", dict(zip(("prompt", "answer"), columns, strict=True)))
+        t.put("data.format", "prompt_completion")
+    known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns"}
+    others = sorted({*section, *loader} - known)
     if others:
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(others)}: {LOADERS.why}")
     if key == "data.train" and loader.get("shuffle") is False:

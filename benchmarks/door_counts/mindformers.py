@@ -1,0 +1,140 @@
+"""MindFormers' training files: `run_mindformer.py --config FILE --load_checkpoint BASE --train_dataset_dir DATA`.
+
+Counted are the files below ``configs/`` of every release from 0.6 on, equal contents once, whose model is one of this
+library's and whose run_mode is train or finetune. All are translated; files that come to the same recipe (but for
+names and paths) are run once, on a bundled tiny base, on one process (``--use_parallel False``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import Case
+
+BASES = {"GPT2Config": "gpt_tiny", "LlamaConfig": "llama_tiny", "GLMConfig": "glm_tiny", "ChatGLM2Config": "glm4_tiny"}
+"""The bundled base in the place of each of MindFormers' architectures."""
+FIRST = (0, 6)
+SIZES = {"model.model_config.seq_length": 64}
+"""``--options``, for what the tiny bases have no room for."""
+ROWS, TOKENS = 6, 33
+TEXTS = [f"a {colour} cotton {thing}" for colour in ("red", "grey") for thing in ("shirt", "scarf", "skirt")]
+
+
+def count(clone: Path, work: Path) -> list[Case]:
+    """What becomes of each file."""
+    logging.getLogger("pet").setLevel(logging.ERROR)
+    cases, groups = [], {}
+    data = write_data(work / "data")
+    for name, values in files(clone, work):
+        trainer = request(values, work / name, data, work / "run")
+        recipe, problem = attempt(trainer.recipe, values["run_mode"], trainer.load_checkpoint)
+        if problem:
+            cases.append(Case(name, *problem))
+            continue
+        key = json.dumps(comparable(recipe.model_dump(mode="json")), sort_keys=True)
+        groups.setdefault((key, values["run_mode"]), []).append((name, trainer))
+    for number, ((_, mode), group) in enumerate(groups.items(), start=1):
+        name, trainer = group[0]
+        print(f"{number} of {len(groups)}: {name}", flush=True)
+        _, problem = attempt(getattr(trainer, mode))
+        cases += [Case(each, *(problem or ("runs",))) for each, _ in group]
+    return cases
+
+
+def attempt(act, *arguments) -> tuple[Any, tuple[str, str] | None]:
+    """What it gives, and what went wrong: a refusal, or a failure."""
+    from model_zoo.errors import InputError
+
+    try:
+        return act(*arguments), None
+    except InputError as error:
+        lines = (error.whole or str(error)).splitlines()
+        lines = [re.sub(r"^( *- )?\w+(\.ya?ml)?: ", "", line) for line in lines[len(lines) > 1 :]]
+        return None, ("refused", "; ".join(lines))
+    except Exception as error:  # a script's count goes on
+        return None, ("fails", f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def files(clone: Path, work: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``release/path`` and content of each file; it is written below ``work``."""
+    import yaml
+
+    seen = set()
+    for release, commit in releases(clone).items():
+        for line in git(clone, "ls-tree", "-r", commit, "configs/").splitlines():
+            blob, path = re.match(r"\S+ blob (\S+)\t(.*)", line).groups()
+            if blob in seen or not path.endswith((".yaml", ".yml")):
+                continue
+            seen.add(blob)
+            text = git(clone, "cat-file", "blob", blob)
+            values = yaml.safe_load(text)
+            config = ((values or {}).get("model") or {}).get("model_config") or {}
+            if config.get("type") in BASES and values.get("run_mode") in ("train", "finetune"):
+                name = f"{release}/{path.removeprefix('configs/')}"
+                (work / name).parent.mkdir(parents=True, exist_ok=True)
+                (work / name).write_text(text, "utf-8")
+                yield name, values
+
+
+def releases(clone: Path) -> dict[str, str]:
+    """The last tag of each release, or its branch where there is none; of a clone without them what is checked out."""
+    refs = git(clone, "for-each-ref", "--format=%(refname)", "refs/tags", "refs/heads", "refs/remotes").split()
+    found: dict[tuple[int, ...], list[tuple]] = {}
+    for ref in refs:
+        if parts := re.fullmatch(r"refs/(tags/v|(?:heads|remotes/origin)/r)(\d+)\.(\d+)(?:\.(\d+))?(-beta\d+)?", ref):
+            kind, major, minor, patch, beta = parts.groups()
+            order = (kind == "tags/v", beta is None, int(patch or 0), beta or "")
+            found.setdefault((int(major), int(minor)), []).append((order, ref))
+    chosen = {version: max(entries)[1] for version, entries in sorted(found.items()) if version >= FIRST}
+    return {".".join(map(str, version)): ref for version, ref in chosen.items()} or {"HEAD": "HEAD"}
+
+
+def git(clone: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", clone, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def request(values: dict[str, Any], file: Path, data: dict[str, Path], output: Path):
+    """The trainer that `run_mindformer.py` makes."""
+    from pet.compat.mindformers import Trainer
+
+    loader = values["train_dataset"]["data_loader"]
+    rows = data[",".join(loader.get("origin_columns") or [loader["type"]])]
+    arguments = {"use_parallel": False, "output_dir": str(output)}
+    base = BASES[values["model"]["model_config"]["type"]]
+    return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=SIZES)
+
+
+def write_data(directory: Path) -> dict[str, Path]:
+    """A few rows in the form of each of MindFormers' loaders, by its columns or its name."""
+    import numpy as np
+    from mindspore.mindrecord import FileWriter
+
+    directory.mkdir(parents=True)
+    found = {}
+    for first, second in (("content", "summary"), ("PROMPT", "ANSWER")):
+        found[f"{first},{second}"] = directory / f"{first}.jsonl"
+        found[f"{first},{second}"].write_text("".join(json.dumps({first: t, second: t}) + "\n" for t in TEXTS))
+    found["ADGenDataLoader"] = found["content,summary"]
+    found["ToolAlpacaDataLoader"] = directory / "conversations.jsonl"
+    turns = ({"role": "user", "content": "which colour?"}, {"role": "assistant", "content": "grey"})
+    found["ToolAlpacaDataLoader"].write_text("".join(json.dumps({"conversations": turns}) + "\n" for _ in TEXTS))
+    found["MindDataset"] = directory / "rows.mindrecord"
+    writer = FileWriter(str(found["MindDataset"]))
+    writer.add_schema({"input_ids": {"type": "int32", "shape": [-1]}}, "rows")
+    ids = np.random.default_rng(0).integers(5, 1000, (ROWS, TOKENS), dtype=np.int32)
+    writer.write_raw_data([{"input_ids": row} for row in ids])
+    writer.commit()
+    return found
+
+
+def comparable(values: Any) -> Any:
+    """A recipe without what only names a file."""
+    if isinstance(values, dict):
+        return {key: comparable(value) for key, value in values.items() if key not in ("name", "description")}
+    return "PATH" if isinstance(values, str) and "/" in values else values

@@ -1,0 +1,156 @@
+"""What stands in the job files that MindFormers publishes, at tiny sizes, and what a command says instead of them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import yaml
+
+from model_zoo.errors import InputError
+from pet.compat.mindformers import Trainer
+from pet.compat.yaml_files import load_any
+
+JOB = {
+    "run_mode": "train",
+    "load_checkpoint": "",
+    "src_strategy_path_or_dir": "",
+    "remote_save_url": "Please input obs url on AICC platform.",
+    "runner_config": {"epochs": 2, "batch_size": 2, "sink_mode": True},
+    "trainer": {"type": "CausalLanguageModelingTrainer", "model_name": "llama2_7b"},
+    "optimizer": {"type": "FP32StateAdamWeightDecay", "beta1": 0.9, "beta2": 0.95},
+    "lr_schedule": {"type": "polynomial", "learning_rate": 1e-4, "total_steps": -1},
+    "use_parallel": False,
+    "parallel_config": {"data_parallel": 8, "use_seq_parallel": True, "mem_coeff": 0.1},
+    "train_dataset": {"data_loader": {"type": "MindDataset", "dataset_dir": ""}, "input_columns": ["input_ids"]},
+    "model": {
+        "model_config": {
+            "type": "LlamaConfig", "hidden_size": 4096, "num_layers": 32, "num_heads": 32, "vocab_size": 32000,
+            "seq_length": 64, "checkpoint_name_or_path": "llama2_7b", "compute_in_2d": True, "use_past_shard": False,
+            "max_position_embedding": 4096, "extend_method": "None",
+        },
+        "arch": {"type": "LlamaForCausalLM"},
+    },
+    "callbacks": [{"type": "ObsMonitor", "keep_last": False}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Writes the file with values at dotted keys changed; None leaves a key out."""
+
+    def write(**changes):
+        values = copy.deepcopy(JOB)
+        for key, value in changes.items():
+            *sections, last = key.split("__")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = value
+        file = tmp_path / "run_llama2_7b.yaml"
+        file.write_text(yaml.safe_dump(values))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def rows(tmp_path):
+    file = tmp_path / "rows.txt"
+    file.write_text("a red shirt\n" * 4)
+    return str(file)
+
+
+def notes(caplog) -> str:
+    return " ".join(record.message for record in caplog.records)
+
+
+def test_a_published_file_starts_from_random_weights_as_it_is(job):
+    recipe = load_any(job(), check_files=False)
+    assert recipe.model.from_scratch
+    assert (recipe.model.config["hidden_size"], recipe.model.config["max_position_embeddings"]) == (4096, 64)
+    assert recipe.callbacks == []  # the address to upload to is still the placeholder
+    # what the file leaves out is MindFormers' default
+    assert (recipe.train.eps, recipe.train.warmup, recipe.train.power) == (1e-6, 0, 1.0)
+    assert recipe.train.final_ratio == pytest.approx(1e-7 / 1e-4)
+
+
+def test_what_changes_no_result_is_noted(job, caplog):
+    caplog.set_level(logging.WARNING, "pet")
+    load_any(job(use_parallel=True, parallel_config__data_parallel=1), check_files=False)
+    (said,) = [record.message for record in caplog.records if "without meaning here" in record.message]
+    for name in ("remote_save_url: is still the placeholder", "parallel_config.use_seq_parallel", "mem_coeff"):
+        assert name in said
+
+
+def test_a_base_on_the_command_line_is_the_model(job, rows, caplog):
+    caplog.set_level(logging.WARNING, "pet")
+    for recipe in (
+        load_any(job(), ["model.path=llama_tiny", f"data.train={rows}"]),
+        Trainer(recipe=job(), train_dataset=rows, load_checkpoint="llama_tiny").recipe("train", "llama_tiny"),
+    ):
+        assert (recipe.model.path, recipe.model.from_scratch, recipe.model.config) == ("llama_tiny", False, {})
+    assert "hidden_size: 4096, but the model has 128" in notes(caplog)
+    with pytest.raises(InputError, match="hidden_size: 4096, but the model has 128"):
+        load_any(job(load_checkpoint="llama_tiny"), [f"data.train={rows}"])
+
+
+def test_the_run_mode_of_the_command_beats_that_of_the_file(job, rows):
+    trainer = Trainer(recipe=job(trainer__model_name="llama_7b_lora"), train_dataset=rows, load_checkpoint="llama_tiny")
+    recipe = trainer.recipe("finetune", "llama_tiny")
+    assert not recipe.model.from_scratch
+    with pytest.raises(InputError, match="'llama2_7b': is a known size, but its weights are not bundled"):
+        Trainer(recipe=job(), train_dataset=rows).recipe("finetune")
+
+
+def test_options_stand_in_the_place_of_the_files_values(job, rows):
+    options = {"model.model_config.num_layers": 1, "model.model_config.hidden_size": 64, "runner_config.epochs": 5}
+    recipe = Trainer(recipe=job(), train_dataset=rows, options=options).recipe("train")
+    assert (recipe.model.config["num_hidden_layers"], recipe.model.config["hidden_size"]) == (1, 64)
+    assert recipe.train.epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("pet", "expected"),
+    [
+        ({"pet_type": "lora", "in_channels": 768, "out_channels": 768}, {"method": "lora", "dropout": 0.01}),
+        ({"pet_type": "ptuning2", "pre_seq_len": 4, "prefix_projection": False, "projection_dim": 8,
+          "dropout_prob": 0.01}, {"method": "ptuning2", "length": 4, "projection": False}),
+        ({"pet_type": "ptuning2", "pre_seq_len": 4, "prefix_projection": True, "projection_dim": 8},
+         {"method": "ptuning2", "length": 4, "projection": True, "projection_hidden": 8}),
+        ({"pet_type": "prefixtuning", "prefix_token_num": 4, "mid_dim": 8, "dropout_rate": 0.1},
+         {"method": "prefix", "length": 4, "projection": True, "projection_hidden": 8}),
+    ],
+)  # fmt: skip
+def test_pet_config(job, pet, expected):
+    recipe = load_any(job(model__model_config__pet_config=pet), ["model.path=llama_tiny"], check_files=False)
+    assert recipe.adapter.model_dump(include=set(expected)) == expected
+
+
+def test_a_methods_settings_under_arch_as_in_the_first_release(job):
+    old = {"pet_type": "lora", "pet_config": {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.1}}
+    recipe = load_any(job(model__arch__pet=old), ["model.path=llama_tiny"], check_files=False)
+    assert recipe.adapter.model_dump(include={"method", "rank", "alpha", "dropout"}) == {
+        "method": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.1,
+    }  # fmt: skip
+
+
+def test_the_columns_of_the_loader(job):
+    loader = {"type": "ADGenDataLoader", "dataset_dir": "x.json", "origin_columns": ["PROMPT", "ANSWER"], "version": 2}
+    recipe = load_any(job(train_dataset__data_loader=loader), ["model.path=llama_tiny"], check_files=False)
+    assert recipe.data.columns == {"prompt": "PROMPT", "answer": "ANSWER"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer__type": "TextClassificationTrainer"}, "trainer.type: 'TextClassificationTrainer'"),
+        ({"parallel_config__context_parallel": 2, "use_parallel": True}, "parallel_config: context_parallel: 2"),
+        ({"layer_scale": True}, "layer_scale: True"),
+        ({"remote_save_url": "/mnt/results"}, "remote_save_url: '/mnt/results': file:///directory or obs://"),
+    ],
+)
+def test_what_would_change_results_is_refused(job, changes, message):
+    with pytest.raises(InputError, match=message):
+        load_any(job(**changes), ["model.path=llama_tiny"], check_files=False)
