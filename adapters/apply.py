@@ -16,6 +16,7 @@ from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
+from model_zoo.errors import InputError
 
 
 def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cell:
@@ -188,8 +189,16 @@ def adapter_names(model: nn.Cell, names: list[str]):
 
 
 def trainable_parameters(model: nn.Cell) -> list[Parameter]:
-    """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable."""
-    return [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+    """What an optimizer gets: the parameters of the active adapters, and what `freeze_modules` made trainable.
+
+    Raises:
+        InputError: one of them is stored in 8 or 4 bits.
+    """
+    found = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+    for parameter in found:
+        if (cell := getattr(parameter, "packed_in", None)) is not None:
+            raise InputError(f"{parameter.name} is stored in {cell.storage} and cannot be trained; freeze it")
+    return found
 
 
 def print_trainable_parameters(model: nn.Cell) -> str:

@@ -88,11 +88,10 @@ class DoRAConv(LoRAConv):
 
     def __init__(self, config, site):
         super().__init__(config, site)
-        weight = weight_array(site).reshape(site.out_features, -1)
+        norms = row_norms(weight_array(site).reshape(site.out_features, -1))
         self.along = (1, -1, 1) if self.flat else (1, -1, 1, 1)
-        norms = row_norms(weight).reshape(self.along)
-        self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
-        self.magnitude = Magnitude(weight, self.scale)
+        self.lora_magnitude_vector = Parameter(Tensor(norms.reshape(self.along)), name="lora_magnitude_vector")
+        self.magnitude = Magnitude(norms, self.scale)
         self.product = ops.MatMul(transpose_b=True)
 
     def tensors(self) -> dict[str, Parameter]:

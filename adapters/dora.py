@@ -14,6 +14,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from adapters.deltas import blocks
+from adapters.sites import weight_array
+
 SMALLEST = 1e-12
 """Norm that a row of zeros is given: its square is still a float32."""
 
@@ -25,14 +28,14 @@ class Magnitude(nn.Cell):
     and m is ‖W‖, and a fresh adapter gives the base's bits.
 
     Args:
-        weight: the base weight as ``(out, in)``, float64.
+        norms: ‖W‖ of each row (`row_norms`).
         scale: s.
     """
 
-    def __init__(self, weight: np.ndarray, scale: float):
+    def __init__(self, norms: np.ndarray, scale: float):
         super().__init__()
         self.scale = scale
-        self.norm = Parameter(Tensor(row_norms(weight)), name="norm", requires_grad=False)
+        self.norm = Parameter(Tensor(norms), name="norm", requires_grad=False)
         self.product = ops.MatMul(transpose_b=True)
 
     def construct(self, magnitude, wa, a, b):
@@ -49,6 +52,13 @@ def row_norms(weight: np.ndarray) -> np.ndarray:
     """‖W‖ of each row of ``(out, in)``, float32."""
     weight = np.asarray(weight, np.float64)
     return np.sqrt((weight * weight).sum(axis=1)).astype(np.float32)
+
+
+def norms_at(site) -> np.ndarray:
+    """‖W‖ of each output of a linear cell, float32, of some rows at a time: W is never there whole in float64."""
+    if site.transposed:
+        return row_norms(weight_array(site).T)
+    return np.concatenate([row_norms(weight_array(site, rows)) for rows in blocks(site.out_features)])
 
 
 def rescaled(y, base, bias, change, factor, shape):

@@ -60,9 +60,9 @@ class DoRAEmbedding(LoRAEmbedding):
 
     def __init__(self, config, site):
         super().__init__(config, site)
-        weight = weight_array(site).T
-        self.lora_magnitude_vector = Parameter(Tensor(row_norms(weight)), name="lora_magnitude_vector")
-        self.magnitude = Magnitude(weight, self.scale)
+        norms = row_norms(weight_array(site).T)
+        self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
+        self.magnitude = Magnitude(norms, self.scale)
 
     def tensors(self) -> dict[str, Parameter]:
         return {**super().tensors(), "lora_magnitude_vector": self.lora_magnitude_vector}

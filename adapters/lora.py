@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, ops
 
 from adapters import lora_peft, tokens
 from adapters.deltas import dora_delta, low_rank_product, wide
-from adapters.dora import Magnitude, rescaled, row_norms
+from adapters.dora import Magnitude, norms_at, rescaled
 from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.initial import START
@@ -183,9 +183,9 @@ class DoRALinear(LoRALinear):
 
     def __init__(self, config: LoRAConfig, site):
         super().__init__(config, site)
-        weight = self.oriented(weight_array(site))
-        self.lora_magnitude_vector = Parameter(Tensor(row_norms(weight)), name="lora_magnitude_vector")
-        self.magnitude = Magnitude(weight, self.scale)
+        norms = norms_at(site)
+        self.lora_magnitude_vector = Parameter(Tensor(norms), name="lora_magnitude_vector")
+        self.magnitude = Magnitude(norms, self.scale)
         self.weight_product = ops.MatMul(transpose_a=site.transposed, transpose_b=True)
 
     def tensors(self) -> dict[str, Parameter]:

@@ -8,13 +8,20 @@ which they are active counts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from adapters.merge_rules import (
+    in_order,
+    refuse_over_changed_base,
+    refuse_packed,
+    refuse_unknown_base,
+    refuse_unmergeable,
+    weight_attribute,
+)
 from adapters.method import AdapterModule
 from adapters.registry import Registry, new_version, registry
 from adapters.replacement import check_compatible, own_parameters, put
@@ -23,6 +30,8 @@ from model_zoo import progress
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.errors import InputError
+from model_zoo.quantization import codec
+from model_zoo.quantization.cells import QuantizedLinear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +43,21 @@ class MergeReport:
         changed: how many weights got new values.
         error: the largest difference between a merged weight and its rounding to the type it is stored in.
         untied: weights that were shared and had to become two.
+        requantized: how many of the changed weights were quantised again.
+        rms: root of the mean square of the difference over these.
     """
 
     names: tuple[str, ...]
     changed: int
     error: float
     untied: tuple[str, ...] = ()
+    requantized: int = 0
+    rms: float = 0.0
 
     def __str__(self) -> str:
         text = f"merged {', '.join(self.names)} into {self.changed} weights, rounding error at most {self.error:.2e}"
+        if self.requantized:
+            text += f"; {self.requantized} of them were quantised again, which changes them by {self.rms:.2e} (rms)"
         return text + "".join(f"; {name} now has a weight of its own" for name in self.untied)
 
 
@@ -52,7 +67,8 @@ class Target:
 
     Attributes:
         parameter: the cell's Parameter before the merge.
-        kept: what is not in the parameter now: the merged values at first, the base's while merged.
+        kept: what is not in the parameter now: the merged values at first, the base's while merged. Of a packed weight
+            the arrays of its parts.
         finite: whether no merged value is NaN or infinite.
         own: the cell's own merged Parameter, where it shares `parameter` with another cell that must keep its value.
     """
@@ -61,7 +77,7 @@ class Target:
     cell: nn.Cell
     attribute: str
     parameter: Parameter
-    kept: np.ndarray | None = None
+    kept: np.ndarray | dict[str, np.ndarray] | None = None
     finite: bool = True
     own: Parameter | None = None
 
@@ -71,7 +87,12 @@ class Target:
 
     def exchange(self) -> None:
         """Puts what is kept into the parameter, and keeps what was there. Compiled graphs see it."""
-        if self.own is None:
+        packed = packed_in(self.parameter)
+        if packed is not None:
+            there = {part: array.copy() for part, array in packed.arrays().items()}
+            packed.put(self.kept)
+            self.kept = there
+        elif self.own is None:
             there = self.parameter.asnumpy().copy()
             write_parameter(self.parameter, self.kept)
             self.kept = there
@@ -87,6 +108,7 @@ class Merged:
         config: the model's, where it says whether the head is tied.
         frozen: parameters of the adapters that were trained until then, and will be again.
         inside: whether the merged values are in the weights; they are not while adapters are disabled.
+        squares: sum of the squares of the differences over packed weights, and how many numbers these are.
         version: above 0, and never the same, where cells have weights of their own, which compiled graphs hold.
     """
 
@@ -96,6 +118,7 @@ class Merged:
     config: Any
     frozen: list[Parameter] = dataclasses.field(default_factory=list)
     inside: bool = False
+    squares: tuple[float, int] = (0.0, 0)
     version: int = 0
 
     def __post_init__(self):
@@ -125,7 +148,7 @@ class Merged:
 
     def anew(self, state: Registry) -> Merged:
         """The same merge over the weights of now; they are the base's."""
-        return dataclasses.replace(planned(state, self.names), frozen=self.frozen)
+        return dataclasses.replace(planned(state, self.names, True), frozen=self.frozen)
 
     def settle(self, was_trainable: dict[str, bool]) -> None:
         """Leaves the merged values in the weights for good; weights of their own are trained as the shared one was."""
@@ -135,7 +158,7 @@ class Merged:
                 target.own.requires_grad = was_trainable.get(target.parameter.name, True)
 
 
-def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
+def merge(model: nn.Cell, names=None, safe: bool = False, requantize: bool = False) -> MergeReport:
     """Makes adapters part of the weights, in place.
 
     The output stays what it is with all these adapters active, but for rounding. What is selected stays selected:
@@ -145,11 +168,14 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
         model: with adapters.
         names: one or several; default the active ones. Adapters that are merged already stay so.
         safe: look at every merged value first, and refuse when one is NaN or infinite.
+        requantize: change weights that are stored in 8 or 4 bits too, by quantising their merged values anew. The
+            report says what that costs; `unmerge` restores the bits all the same.
 
     Raises:
-        InputError: an unknown name, a method that cannot be merged (with the reason), an adapter that stays active and
-            computes otherwise over the merged weights, nothing to merge, a block of `disable_adapters` or
-            `adapter_names`, or with ``safe`` a value that is not finite. The model is unchanged then.
+        InputError: an unknown name, a method that cannot be merged (with the reason), a weight in 8 or 4 bits without
+            ``requantize``, an adapter that stays active and computes otherwise over the merged weights, nothing to
+            merge, a block of `disable_adapters` or `adapter_names`, or with ``safe`` a value that is not finite. The
+            model is unchanged then.
     """
     state = registry(model)
     state.refuse_within_blocks("merge")
@@ -163,7 +189,7 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
     every = tuple(dict.fromkeys((*state.merged_names, *names)))
     refuse_over_changed_base(state, every)
     with state.disabled():
-        merged = planned(state, every)
+        merged = planned(state, every, requantize)
         if safe:
             bad = [target.path for target in merged.targets if not target.finite]
             if bad:
@@ -172,7 +198,10 @@ def merge(model: nn.Cell, names=None, safe: bool = False) -> MergeReport:
             merged.frozen = state.merged.frozen
         state.merged = merged
     merged.freeze(state)
-    return MergeReport(every, len(merged.targets), merged.error, merged.untied)
+    total, count = merged.squares
+    again = sum(packed_in(target.parameter) is not None for target in merged.targets)
+    rms = (total / count) ** 0.5 if count else 0.0
+    return MergeReport(every, len(merged.targets), merged.error, merged.untied, again, rms)
 
 
 def unmerge(model: nn.Cell) -> None:
@@ -189,11 +218,11 @@ def unmerge(model: nn.Cell) -> None:
         parameter.requires_grad = True
 
 
-def merge_and_unload(model: nn.Cell, names=None, safe: bool = False) -> nn.Cell:
+def merge_and_unload(model: nn.Cell, names=None, safe: bool = False, requantize: bool = False) -> nn.Cell:
     """Merges adapters for good and takes all of them off: the plain model again, with their weights in it.
 
     Args:
-        model, names, safe: as for `merge`. Adapters that are not merged are lost.
+        model, names, safe, requantize: as for `merge`. Adapters that are not merged are lost.
 
     Returns:
         The model, changed in place. It is trainable as it was before its first adapter.
@@ -201,82 +230,9 @@ def merge_and_unload(model: nn.Cell, names=None, safe: bool = False) -> nn.Cell:
     Raises:
         InputError: as `merge`. The model is unchanged then.
     """
-    merge(model, names, safe)
+    merge(model, names, safe, requantize)
     registry(model).keep_merged()
     return model
-
-
-def refuse_unmergeable(state: Registry, name: str) -> None:
-    """Raises InputError with the reason when an adapter cannot become part of the weights."""
-    for module in state.get(name).modules.values():
-        reason = module.why_unmergeable()
-        if reason is not None:
-            raise InputError(f"adapter {name!r} cannot be merged: {reason}")
-
-
-# Several adapters on one cell -----------------------------------------------------------------------------------------
-
-
-def in_order(state: Registry, names: tuple[str, ...]) -> list[str]:
-    """These adapters in the order in which they act: those that are not selected stand in front."""
-    return sorted(names, key=lambda name: state.selected.index(name) if name in state.selected else -1)
-
-
-def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
-    """Raises InputError where an adapter that stays active would compute something else over the merged weights.
-
-    What is merged moves in front of what stays, and the base that this sees is no longer the bare one.
-    """
-    order = in_order(state, merged)
-    for name in state.active:
-        if name in merged:
-            continue
-        both = f"merge both, or deactivate {name!r} first"
-        for path, module in state.adapters[name].modules.items():
-            for other in order:
-                theirs = state.adapters[other].modules.get(path)
-                if theirs is None:
-                    continue
-                if module.needs_base:
-                    raise InputError(
-                        f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; {both}"
-                    )
-                if theirs.changes_input:  # it scales what the base reads, wherever it stands
-                    continue
-                behind = other in state.selected and state.selected.index(name) < state.selected.index(other)
-                reads = behind and (module.reads_output or theirs.reads_output)
-                if reads or scales_input(state, name, path):
-                    raise InputError(
-                        f"merge: {name!r} is active at {path}, where {other!r} does not act on the base alone; {both}"
-                    )
-        kept = {(id(item.cell), item.attribute): item for item in state.adapters[name].replaced}
-        for other in order:
-            for cell, attribute, path in changes(state, other):
-                if (id(cell), attribute) in kept:
-                    raise InputError(
-                        f"merge: {name!r} is active and has its own {path}.{attribute}, where {other!r} would change "
-                        f"the base's; {both}"
-                    )
-
-
-def scales_input(state: Registry, name: str, path: str) -> bool:
-    """Whether an adapter scales the input of the weight at a cell. An embedding's is ids."""
-    adapter = state.adapters[name]
-    return adapter.modules[path].changes_input and adapter.sites[path].kind != "embedding"
-
-
-def changes(state: Registry, name: str) -> Iterator[tuple[nn.Cell, str, str]]:
-    """The parameters that an adapter's modules change when merged: (cell, attribute, the cell's path)."""
-    for path, module in state.adapters[name].modules.items():
-        cell = state.adapters[name].sites[path].cell
-        yield cell, weight_attribute(cell), path
-        if module.reads_output and getattr(cell, "bias", None) is not None:
-            yield cell, "bias", path
-
-
-def weight_attribute(cell: nn.Cell) -> str:
-    """What a cell calls its weight."""
-    return "weight" if getattr(cell, "weight", None) is not None else "embedding_table"
 
 
 class Sums:
@@ -312,8 +268,10 @@ class Sums:
                 self.exact[place] = self.exact[place] + module.delta_bias(self.exact[place])
 
 
-def planned(state: Registry, names: tuple[str, ...]) -> Merged:
+def planned(state: Registry, names: tuple[str, ...], requantize: bool = False) -> Merged:
     """What each touched parameter would hold with these adapters merged. The weights are the bare base's."""
+    if not requantize:
+        refuse_packed(state, names)
     check_compatible([state.adapters[name] for name in names])
     sums = Sums()
     for name in names:
@@ -331,26 +289,35 @@ def planned(state: Registry, names: tuple[str, ...]) -> Merged:
         if not any(module.reads_output for module in own.values()):
             own = dict(sorted(own.items()))  # no order counts: any order of merging gives the same bits
         sums.add(path, site.cell, list(own.values()))
-    error = 0.0
+    error, squares = 0.0, [0.0, 0]
     for key, target in sums.targets.items():
         progress.tick()
-        stored = float_name(target.parameter.dtype)
-        target.kept = convert(sums.exact[key], "float64", stored)
-        rounded = (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
+        exact = sums.exact.pop(key)
+        rounded = keep_rounded(target, exact)
         finite = np.isfinite(rounded)
         target.finite = bool(finite.all())
-        difference = np.subtract(rounded, sums.exact[key], where=finite, out=np.zeros_like(rounded))
+        difference = np.subtract(rounded, exact, where=finite, out=np.zeros_like(rounded))
         error = max(error, float(np.abs(difference).max()))
-    return Merged(names, split_shared(state.model, sums.targets), error, getattr(state.model, "config", None))
+        if packed_in(target.parameter) is not None:
+            squares = [squares[0] + float((difference * difference).sum()), squares[1] + difference.size]
+    targets, config = split_shared(state.model, sums.targets), getattr(state.model, "config", None)
+    return Merged(names, targets, error, config, squares=tuple(squares))
 
 
-def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: bool) -> None:
-    """Raises InputError where a module that goes by the bare base stands on one that others replace or scale."""
-    for name, module in modules.items():
-        others = [other for other, theirs in modules.items() if theirs.changes_input]
-        if module.needs_base and (others or replaced):
-            what = f"whose input {others[0]!r} scales" if others else "whose weight another adapter replaces"
-            raise InputError(f"merge: {name!r} rescales {path}, {what}; these two cannot be merged together")
+def keep_rounded(target: Target, exact: np.ndarray) -> np.ndarray:
+    """Keeps merged values for a parameter in its own form, and gives them back as they are there, in float64."""
+    packed = packed_in(target.parameter)
+    if packed is not None:
+        target.kept = packed.requantized(exact.astype(np.float32))
+        return codec.dequantize(packed.storage, target.kept, packed.shape).astype(np.float64)
+    stored = float_name(target.parameter.dtype)
+    target.kept = convert(exact, "float64", stored)
+    return (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)
+
+
+def packed_in(parameter: Parameter) -> QuantizedLinear | None:
+    """The cell of a packed weight."""
+    return getattr(parameter, "packed_in", None)
 
 
 def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list[Target]:
@@ -385,6 +352,8 @@ def same_values(first: np.ndarray, second: np.ndarray) -> bool:
 def wide(parameter: Parameter) -> np.ndarray:
     """A parameter's values in float64."""
     progress.tick()
+    if (packed := packed_in(parameter)) is not None:
+        return packed.dequantized().astype(np.float64)
     value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
     return value.asnumpy().astype(np.float64)
 

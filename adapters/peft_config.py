@@ -22,7 +22,8 @@ from model_zoo.errors import InputError, similar
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FINGERPRINT = "base_fingerprint"
+FINGERPRINT, QUANTIZATION = "base_fingerprint", "base_quantization"
+"""What an adapter's tensor file says of the base in its metadata."""
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""

@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from adapters.patterns import within
 from adapters.sites import plain_cells
 from model_zoo.errors import InputError, nearest
+from model_zoo.quantization.cells import is_quantized
 
 
 @dataclasses.dataclass
@@ -75,6 +76,11 @@ def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
             hint = nearest(entry, {path.rsplit(".", 1)[-1] for path, _ in cells})
             problems.append(f"modules_to_save: {entry!r} matches no cell with parameters{hint}")
         for path, cell in found:
+            if is_quantized(cell):
+                problems.append(
+                    f"modules_to_save: {path} is stored in {cell.storage} and cannot be trained; keep it out of the "
+                    "quantization (skip)"
+                )
             if id(cell) in adapted:
                 problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
             for attribute in own_parameters(cell):

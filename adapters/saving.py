@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +21,25 @@ from mindspore import nn
 from adapters.fitting import fit
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
-from adapters.peft_config import CONFIG, FINGERPRINT, PREFIX, WEIGHTS, known_keys, read_adapter_config, read_settings
+from adapters.peft_config import (
+    CONFIG,
+    FINGERPRINT,
+    PREFIX,
+    QUANTIZATION,
+    WEIGHTS,
+    known_keys,
+    read_adapter_config,
+    read_settings,
+)
 from adapters.registry import Adapter, registry
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, nearest
+from model_zoo.quantization.cells import quantized_cells
+
+log = logging.getLogger("pet")
 
 OF_CELLS = ("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save")
 """Settings of PEFT's that narrow ``target_modules``: written anew together with these, also where they are none."""
@@ -78,11 +91,23 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         # The name under which its makers know the base says more than the directory that it was loaded from here.
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():
-            metadata = {"format": "pt", FINGERPRINT: known_fingerprint(model)} if knows(model) else {"format": "pt"}
+            metadata = {"format": "pt", **base_facts(model)}
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
         file.write(json.dumps(values, indent=2).encode())
+
+
+def base_facts(model: nn.Cell) -> dict[str, str]:
+    """What an adapter's file says of its base: fingerprint and, where weights are packed, in which form."""
+    facts = {FINGERPRINT: known_fingerprint(model)} if knows(model) else {}
+    forms = forms_of(model)
+    return {**facts, QUANTIZATION: forms} if forms else facts
+
+
+def forms_of(model: nn.Cell) -> str:
+    """The forms of a model's packed weights, as a text; empty where there are none."""
+    return "; ".join(sorted({str(cell.storage) for cell in quantized_cells(model).values()}))
 
 
 def known_fingerprint(model: nn.Cell) -> str:
@@ -233,6 +258,10 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
         return
     with state.disabled():
         found = known_fingerprint(model)
+    made_on, here = metadata.get(QUANTIZATION, ""), forms_of(model)
+    if found == expected and made_on != here:
+        wide = "16 or 32 bits"
+        log.info("%s: made on weights in %s; this model's are in %s", directory, made_on or wide, here or wide)
     if found != expected:
         message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
         if strict:

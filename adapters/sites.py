@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
 from adapters.method import AdapterModule
+from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
+from model_zoo.quantization.cells import QuantizedLinear
 
 WEIGHTED = {
     Linear: "linear",
@@ -58,7 +59,10 @@ class Site:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The weight's shape as it is stored; for an attention core (key heads, head width)."""
+        """The weight's shape as it is stored, of a packed one ``(out, in)``; for an attention core (key heads, head
+        width)."""
+        if isinstance(self.cell, QuantizedLinear):
+            return self.cell.shape
         weight = weight_of(self.cell)
         return tuple(weight.shape) if weight is not None else (self.in_features, self.out_features)
 
@@ -86,7 +90,7 @@ def site_of(path: str, cell: nn.Cell, layer: int | None) -> Site | None:
         return None
     if kind == "attention":
         return Site(path, cell, kind, cell.kv_heads, cell.head_dim, layer=layer)
-    shape = weight_of(cell).shape
+    shape = cell.shape if isinstance(cell, QuantizedLinear) else weight_of(cell).shape
     transposed = isinstance(cell, Conv1D)
     if kind == "embedding":
         return Site(path, cell, kind, shape[0], shape[1], layer=layer)
@@ -203,6 +207,9 @@ def _adapted_cell(cls: type) -> type:
     def weight(self):
         return self.weight
 
+    def unpacked(self):
+        return self.matrix()
+
     def bias(self):
         return self.bias
 
@@ -212,6 +219,8 @@ def _adapted_cell(cls: type) -> type:
     # not super(): the graph parser takes that as of the object's class, which may be derived from this one (NEFTune's)
     Adapted.bare_construct = cls.construct
     Adapted.base_weight = table if issubclass(cls, nn.Embedding) else weight
+    if issubclass(cls, QuantizedLinear):
+        Adapted.base_weight = unpacked
     Adapted.base_bias = none if issubclass(cls, (Embedding, nn.Embedding)) else bias
     return Adapted
 
@@ -292,6 +301,14 @@ def plain_class(cell: nn.Cell) -> type:
     return getattr(type(cell), "plain", type(cell))
 
 
-def weight_array(site: Site) -> np.ndarray:
-    """The base weight in float64, as it is stored."""
-    return weight_of(site.cell).astype(ms.float32).asnumpy().astype(np.float64)
+def weight_array(site: Site, rows: slice = slice(None)) -> np.ndarray:
+    """The base weight in float64, as it is stored, or some rows of it; a packed one unpacked, ``(out, in)``."""
+    if isinstance(site.cell, QuantizedLinear):
+        return site.cell.dequantized(rows).astype(np.float64)
+    return convert(*held(weight_of(site.cell), rows), "float64")
+
+
+def held(parameter, rows: slice) -> tuple[np.ndarray, str]:
+    """Rows of a parameter as they are, and their type."""
+    bits, word = as_storage(parameter.asnumpy())
+    return bits[rows], word

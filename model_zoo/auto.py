@@ -14,6 +14,8 @@ from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import CONFIGS, PRESETS, config_class
 from model_zoo.initialise import initialise
+from model_zoo.quantization.loading import pack_model, storages
+from model_zoo.quantization.plan import Quantization
 
 
 def model_class(config: type[Config]) -> type[CausalLM]:
@@ -59,13 +61,17 @@ class AutoModel:
     """Models by directory, preset or configuration."""
 
     @staticmethod
-    def from_pretrained(directory: str | Path, dtype: str = "float32") -> CausalLM:
+    def from_pretrained(
+        directory: str | Path, dtype: str = "float32", quantization: Quantization | None = None
+    ) -> CausalLM:
         """The model of a Hugging Face checkpoint directory, with its weights.
 
         Args:
             directory: holds config.json and model.safetensors (or shards with their index).
             dtype: of the parameters in memory. float32 by default: the conversion from fp16 or bf16 is exact, and a CPU
                 has no kernels for their products. ``"auto"`` takes the type that most of the file is stored in.
+            quantization: pack the frozen projections in 8 or 4 bits while they are loaded. What the file has packed
+                stays so.
 
         Raises:
             InputError: a preset name (it has no weights), no such directory, a tensor missing, extra or misshapen.
@@ -78,10 +84,12 @@ class AutoModel:
                     "directory, or ask for random weights by AutoModel.from_config"
                 )
             raise InputError(f"{directory}: no such checkpoint directory{hint}")
-        return AutoModel.from_directory(directory, AutoConfig.from_pretrained(directory), dtype)
+        return AutoModel.from_directory(directory, AutoConfig.from_pretrained(directory), dtype, quantization)
 
     @staticmethod
-    def from_directory(directory: str | Path, config: Config, dtype: str = "float32") -> CausalLM:
+    def from_directory(
+        directory: str | Path, config: Config, dtype: str = "float32", quantization: Quantization | None = None
+    ) -> CausalLM:
         """A checkpoint read by a configuration, which may differ from its own.
 
         The file's tensors are held to the configuration before a model is made: one of the wrong size may not fit into
@@ -93,7 +101,9 @@ class AutoModel:
         with Checkpoint(directory) as checkpoint:
             family = config.family
             assignment(checkpoint, config.shapes(), family.tied, family.ignored_tensors)
+            forms = storages(config, checkpoint, quantization)
             model = kind(config, dtype=getattr(ms, float_name(dtype)))
+            pack_model(model, forms)
             load_into(model, checkpoint)
         return model
 

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
+from model_zoo.quantization import Quantization
 from pet.names import bundled_models, find_model, find_tokenizer, preset_names
 
 
@@ -32,17 +33,21 @@ class AutoModel(auto.AutoModel):
     """Models by directory or bundled name; with random weights from a preset or configuration."""
 
     @staticmethod
-    def from_pretrained(name_or_directory: str | os.PathLike, dtype: str = "float32") -> Any:
+    def from_pretrained(name_or_directory: str | os.PathLike, dtype: str = "float32", quantization: Any = None) -> Any:
         """The model of a Hugging Face checkpoint directory or of a bundled tiny base, with its weights.
 
         Args:
             name_or_directory: holds config.json and ``*.safetensors``; or ``glm_tiny`` and its siblings.
             dtype: of the parameters in memory: float32, float16, bfloat16, or auto (as most of the file is stored).
+            quantization: a `Quantization`, or its fields in a dictionary: pack the frozen projections in 8 or 4 bits
+                while they are loaded, as ``{"type": "nf4", "double": True}``.
 
         Raises:
             InputError: no such model, or a tensor is missing, extra or misshapen.
         """
-        model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype=dtype)
+        if isinstance(quantization, dict):
+            quantization = Quantization(**quantization)
+        model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype, quantization)
         if str(name_or_directory) in bundled_models():
             model.base_name = str(name_or_directory)  # an adapter says it, so that it is found on other machines
         return model

@@ -3,7 +3,8 @@
 It depends on the architecture and on every weight, and on nothing else: not on shards, file names, the form of
 config.json, buffers, or the type the weights are held in. For the last, each weight counts rounded to bfloat16: a
 bfloat16 checkpoint has the same fingerprint on disk and loaded as float32, and a float32 checkpoint the same when it
-is loaded as bfloat16. Loaded as float16, unchanged weights count as those of the files that they were loaded from.
+is loaded as bfloat16. Loaded as float16, or packed in 8 or 4 bits while loading, unchanged weights count as those of
+the files that they were loaded from. What is packed on disk counts by its dequantised numbers.
 Another fine-tuning of the same model differs in some of its millions of rounded weights.
 """
 
@@ -24,6 +25,7 @@ from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
 from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
 from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.errors import InputError
+from model_zoo.quantization import codec
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -53,22 +55,33 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
     absent = [name for name in shapes if name not in parameters]
     if absent:
         raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
-    held = {name: as_storage(parameters[name].asnumpy()) for name in shapes}
+    packed = {name: parameters[name].packed_in for name in shapes if hasattr(parameters[name], "packed_in")}
+    held = {name: as_storage(parameters[name].asnumpy()) for name in shapes if name not in packed}
     with ExitStack() as stack:
-        stored, pieces = _rounded_from(source, shapes, held, stack)
+        stored, pieces = _rounded_from(source, shapes, held, packed, stack)
         described = {name: (stored.get(name, word), shapes[name]) for name, (_, word) in held.items()}
-        return digest(config, described, lambda name: pieces(name) if name in stored else _pieces(held[name][0]))
+        described.update((name, (stored.get(name, "float32"), shapes[name])) for name in packed)
+
+        def own(name: str) -> Iterable[np.ndarray]:
+            if name in stored:
+                return pieces(name)
+            if name in packed:
+                matrix = packed[name].dequantized()
+                return _pieces(matrix if matrix.shape == shapes[name] else np.ascontiguousarray(matrix.T))
+            return _pieces(held[name][0])
+
+        return digest(config, described, own)
 
 
-def _rounded_from(model: nn.Cell, shapes, held, stack: ExitStack):
-    """What the float16 weights of a model were in its checkpoint: ({name: stored type}, name -> pieces).
+def _rounded_from(model: nn.Cell, shapes, held, packed, stack: ExitStack):
+    """What the float16 and packed weights of a model were in its checkpoint: ({name: stored type}, name -> pieces).
 
     float16 loses what bfloat16 keeps (small and large numbers) and moves others across the middle between two of
     bfloat16's: no digest of the rounded weights could be that of the file. A weight that still is what the file's
-    becomes in float16 counts as the file's.
+    becomes in float16 counts as the file's. So does a packed one that was not changed since it was loaded.
     """
     directory = getattr(model, "loaded_from", None)
-    if directory is None or all(word != "float16" for _, word in held.values()):
+    if directory is None or not (packed or any(word == "float16" for _, word in held.values())):
         return {}, None
     try:
         checkpoint = stack.enter_context(Checkpoint(directory))
@@ -81,6 +94,7 @@ def _rounded_from(model: nn.Cell, shapes, held, stack: ExitStack):
         if word == "float16"
         and np.array_equal(checkpoint.raw(places[name], word).view(np.uint16), array.view(np.uint16))
     }
+    same.update((name, checkpoint.dtype(places[name])) for name, cell in packed.items() if cell.unchanged)
     return same, _file(checkpoint, places)
 
 
@@ -90,6 +104,9 @@ def glance(model: nn.Cell) -> int:
     """
     seen = 0
     for name, parameter in sorted(base_parameters(model).items()):
+        if hasattr(parameter, "packed_in"):
+            seen = zlib.crc32(str(codec.glance(parameter.packed_in.arrays())).encode(), seen)
+            continue
         bits, word = as_storage(parameter.asnumpy())
         some = bits.reshape(-1)[:: bits.shape[-1] + 1 if bits.ndim > 1 else 1]
         seen = zlib.crc32(np.ascontiguousarray(some), zlib.crc32(f"{name} {word}".encode(), seen))

@@ -7,6 +7,8 @@ them (tied copies, buffers) stands in its `Family` table.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -16,16 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from model_zoo.atomic import read_json
+from model_zoo.checkpoint.directory import INDEX, find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, from_bfloat16
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
+from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
+from model_zoo.quantization import codec
+from model_zoo.quantization.files import PackedTensor, find_packed, hidden
 
 if TYPE_CHECKING:
     from mindspore import nn
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 
 
 def read_config(directory: str | Path) -> dict:
@@ -40,12 +42,17 @@ class Checkpoint:
     """The tensors of a checkpoint directory, in one file or many, read on demand from the mapped files.
 
     Iterating gives the names in alphabetical order. Use it as a context manager, or call `close`.
+
+    Attributes:
+        packed: the matrices that are stored in 8 or 4 bits. Each is one float32 tensor here, under the weight's name
+            and in the model's shape, and is dequantised as it is read; what else belongs to it is not listed.
     """
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
         self.files: dict[str, SafetensorsFile] = {}
         self._where: dict[str, SafetensorsFile] = {}
+        self.packed: dict[str, PackedTensor] = {}
         paths, placed = find_weights(self.directory)
         problems = []
         try:
@@ -58,6 +65,7 @@ class Checkpoint:
                 problems = self._collect(placed)
             if problems:
                 raise InputError.collect(problems)
+            self._find_packed()
         except BaseException:
             self.close()
             raise
@@ -75,6 +83,49 @@ class Checkpoint:
             if name not in self.files[file_name].tensors:
                 problems.append(f"{self.directory / file_name}: lacks {name}, which {INDEX} places there")
         return problems
+
+    def _find_packed(self) -> None:
+        infos = {name: file.info(name) for name, file in self._where.items()}
+        config = self.directory / "config.json"
+        values = read_json(config) if config.is_file() else {}
+        try:
+            self.packed = find_packed(infos, self.stored, values.get("quantization_config") or {})
+        except InputError as error:
+            raise InputError(f"{self.directory}: {error}") from None
+        if not self.packed:
+            return
+        cells = config_of(values).cells()
+        for name, one in self.packed.items():
+            spec = cells.get(name.rpartition(".")[0])
+            if spec is not None and spec.transposed:
+                self.packed[name] = dataclasses.replace(one, transposed=True)
+            self._where.setdefault(name, self._where[one.stored["weight"]])
+        for name in hidden(self.packed):
+            self._where.pop(name, None)
+
+    def stored(self, name: str) -> np.ndarray:
+        """A stored tensor as it is, the parts of packed matrices among them; bfloat16 as bits."""
+        return next(file for file in self.files.values() if name in file.tensors).read(name)
+
+    def parts(self, name: str) -> codec.Arrays:
+        """The arrays of a packed matrix.
+
+        Raises:
+            InputError: NaN or infinity among its factors.
+        """
+        try:
+            return self.packed[name].parts(self.stored)
+        except InputError as error:
+            raise InputError(f"{self.directory}: {error}") from None
+
+    def _dequantized(self, name: str, slices: Slices | None = None) -> np.ndarray:
+        """A packed matrix, or a block of it, in float32 and in the model's shape."""
+        one, parts = self.packed[name], self.parts(name)
+        slices = (slices,) if isinstance(slices, slice) else tuple(slices or ())
+        first, second = (*slices, slice(None), slice(None))[:2]
+        if one.transposed:
+            return codec.dequantize(one.storage, parts, one.shape, second)[:, first].T
+        return codec.dequantize(one.storage, parts, one.shape, first)[:, second]
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -102,6 +153,9 @@ class Checkpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Type, shape and size of a tensor, from the header."""
+        if (one := self.packed.get(name)) is not None:
+            shape = one.shape[::-1] if one.transposed else one.shape
+            return TensorInfo("float32", shape, 0, 4 * math.prod(shape))
         return self._file(name).info(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -121,7 +175,10 @@ class Checkpoint:
         stored = self.dtype(name)
         if dtype is None and stored == "bfloat16":
             dtype = "float32"
-        array = self._file(name).read(name, slices, float_name(dtype) if dtype is not None else None)
+        if name in self.packed:
+            array = convert(self._dequantized(name, slices), "float32", float_name(dtype or "float32"))
+        else:
+            array = self._file(name).read(name, slices, float_name(dtype) if dtype is not None else None)
         if dtype is not None and float_name(dtype) == "bfloat16":
             from mindspore.common.np_dtype import bfloat16
 
@@ -130,14 +187,22 @@ class Checkpoint:
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""
+        if name in self.packed:
+            return convert(self._dequantized(name), "float32", dtype or "float32")
         return self._file(name).read(name, None, dtype)
 
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         """Copies a tensor or a block of it into an array of the same shape, converting to the array's type."""
+        if name in self.packed:
+            bits, target = as_storage(out)
+            bits[...] = convert(self._dequantized(name, slices), "float32", target)
+            return
         self._file(name).read_into(name, out, slices)
 
     def blocks(self, name: str) -> Iterable[memoryview]:
-        """The stored bytes of a tensor in pieces."""
+        """The stored bytes of a tensor in pieces; of a packed matrix those of its numbers."""
+        if name in self.packed:
+            return [memoryview(np.ascontiguousarray(self._dequantized(name)).reshape(-1)).cast("B")]
         return self._file(name).blocks(name)
 
     def _file(self, name: str) -> SafetensorsFile:
@@ -154,58 +219,6 @@ def open_checkpoint(directory: str | Path) -> Checkpoint:
         InputError: no directory, no weights, pickled weights, a missing shard, a truncated or corrupt file.
     """
     return Checkpoint(directory)
-
-
-def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The weight files of a directory, and where the index places each tensor (None without an index)."""
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory; a Hugging Face checkpoint directory was expected")
-    if (directory / SINGLE).is_file():
-        return [directory / SINGLE], None
-    if (directory / INDEX).is_file():
-        return _indexed(directory)
-    found = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_model"))
-    numbered = [re.fullmatch(r"(.*)-(\d+)-of-(\d+)\.safetensors", path.name) for path in found]
-    if len(found) == 1 and numbered[0] is None:
-        return found, None
-    if found and all(numbered) and len({(match[1], match[3]) for match in numbered}) == 1:
-        missing = set(range(1, int(numbered[0][3]) + 1)) - {int(match[2]) for match in numbered}
-        if not missing:
-            return found, None
-        raise InputError(f"{directory}: shards {sorted(missing)} of {int(numbered[0][3])} are missing, and {INDEX} too")
-    if found:
-        names = ", ".join(path.name for path in found)
-        raise InputError(f"{directory}: which of {names} belong together is unknown; expected {SINGLE} or {INDEX}")
-    if (directory / "adapter_config.json").is_file():
-        raise InputError(
-            f"{directory}: holds an adapter, not a model; give its base model's directory, and the adapter separately"
-        )
-    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLED)
-    if pickled:
-        raise InputError(
-            f"{directory}: {', '.join(pickled[:3])} {'are' if len(pickled) > 1 else 'is'} pickled or in a framework's "
-            "own format and is not opened, since a pickle runs code; get the safetensors files of this model, or write "
-            "them once with transformers: AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory, "
-            "safe_serialization=True)"
-        )
-    raise InputError(f"{directory}: holds no weights; expected {SINGLE}, or shards with {INDEX}")
-
-
-def _indexed(directory: Path) -> tuple[list[Path], dict[str, str]]:
-    index = directory / INDEX
-    placed = read_json(index, "a safetensors index").get("weight_map")
-    if not isinstance(placed, dict) or not placed or not all(isinstance(value, str) for value in placed.values()):
-        raise InputError(f"{index}: has no weight_map from tensor names to file names")
-    problems, paths = [], []
-    for file_name in sorted(set(placed.values())):
-        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
-            problems.append(f"{index}: names {file_name!r}, which is not a safetensors file of this directory")
-        elif not (directory / file_name).is_file():
-            problems.append(f"{index}: names the shard {file_name}, which is missing; download it")
-        paths.append(directory / file_name)
-    if problems:
-        raise InputError.collect(problems)
-    return paths, placed
 
 
 # Assigning to a model ------------------------------------------------------------------------------------------------
@@ -287,13 +300,18 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
     family = model.family
     with getattr(model, "base_loading", nullcontext)():
         parameters = base_parameters(model)
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        shapes = {name: model_shape(model, parameter) for name, parameter in parameters.items()}
         sources, copies = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
         check_tied(checkpoint, sources, copies)
         for name, stored in sources.items():
             assign(parameters[name], checkpoint, stored, target)
     note_source(model, checkpoint.directory)
     return None
+
+
+def model_shape(model: nn.Cell, parameter) -> tuple[int, ...]:
+    """The shape that a checkpoint has a base's parameter in: its own, but for packed matrices."""
+    return model.config.shapes()[parameter.name] if hasattr(parameter, "packed_in") else tuple(parameter.shape)
 
 
 def note_source(model: nn.Cell, directory: Path) -> None:
@@ -336,12 +354,17 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     """
     import mindspore as ms
 
+    if (cell := getattr(parameter, "packed_in", None)) is not None:
+        from model_zoo.quantization.loading import fill
+
+        return fill(cell, checkpoint, stored)
     if dtype is not None and float_name(parameter.dtype) != dtype:
         parameter.set_dtype(getattr(ms, dtype))
     if ms.get_context("device_target") == "CPU":
         checkpoint.read_into(stored, parameter.asnumpy(), slices)
     else:
         write_parameter(parameter, checkpoint.read(stored, slices, float_name(parameter.dtype)))
+    return None
 
 
 def write_parameter(parameter, values: np.ndarray) -> None:

@@ -1,9 +1,12 @@
 """Frozen weights in 8 and 4 bits.
 
-storage.py      the forms (int8, nf4, fp4, int4) and their arrays     codes.py    the values of 4-bit codes
-codec.py        float32 to codes and back                            cells.py    the projection, its plain path
+storage.py      the forms (int8, nf4, fp4, int4) and their arrays    codes.py     the values of 4-bit codes
+codec.py        float32 to codes and back                            cells.py     the projection, its plain path
+plan.py         which matrices of a model                            loading.py   packing and filling them
+files.py        bitsandbytes', GPTQ's and AWQ's tensors
 """
 
+from model_zoo.quantization.plan import Quantization
 from model_zoo.quantization.storage import KINDS, Storage, part_name
 
-__all__ = ["KINDS", "Storage", "part_name"]
+__all__ = ["KINDS", "Quantization", "Storage", "part_name"]

@@ -92,7 +92,15 @@ class QuantizedLinear(Linear):
     Attributes:
         storage: the form of W.
         in_features, out_features: its shape.
+        loaded: `codec.glance` at what was loaded.
     """
+
+    loaded: int | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether W is what was loaded."""
+        return self.loaded is not None and self.loaded == codec.glance(self.arrays())
 
     def construct(self, x):
         y = self.packed_product(x, self.parts())
@@ -128,6 +136,27 @@ class QuantizedLinear(Linear):
         """{part: its array}: on a CPU the parameters' own memory."""
         return {part: parameter.asnumpy() for part, parameter in self.part_parameters().items()}
 
+    def put(self, arrays: codec.Arrays) -> None:
+        """Writes the parts; compiled graphs see the new values."""
+        for part, parameter in self.part_parameters().items():
+            if ms.get_context("device_target") == "CPU":
+                parameter.asnumpy()[...] = arrays[part]
+            else:
+                parameter.set_data(Tensor(arrays[part]))
+
+    def requantized(self, matrix: np.ndarray) -> codec.Arrays:
+        """The parts of another matrix ``(out, in)`` in float32, in the same form.
+
+        Raises:
+            InputError: zero points of a file, for which there is no rule here.
+        """
+        if self.storage.zeros:
+            raise InputError(f"{self.weight.name} has zero points out of its file and cannot be quantised again")
+        try:
+            return codec.quantize(self.storage, self.shape, lambda rows: matrix[rows])
+        except InputError as error:
+            raise InputError(f"{self.weight.name} {error}") from None
+
     def dequantized(self, rows: slice = slice(None)) -> np.ndarray:
         """Rows of W in float32."""
         return codec.dequantize(self.storage, self.arrays(), self.shape, rows)
@@ -158,6 +187,7 @@ def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:
         value.name = part_name(path, part)
     object.__setattr__(cell, "__class__", QuantizedLinear)
     cell.storage = storage
+    cell.weight.packed_in = cell
     cell.packed_product = PackedProduct(storage, shape)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -126,6 +127,15 @@ def dequantize(
     zeros = parts["zeros"][begin:end] if storage.zeros else None
     values = dequantize_blocks(codes, count, storage.block, parts["quant_map"], factors, zeros, kernels())
     return values[first * width - start :].reshape(last - first, width)
+
+
+def glance(arrays: Arrays) -> int:
+    """A checksum of a packed matrix that costs next to nothing: of the factors, and one code of every 4096."""
+    seen = 0
+    for part, array in arrays.items():
+        flat = array.reshape(-1)
+        seen = zlib.crc32(np.ascontiguousarray(flat[::4093] if part == "weight" else flat), seen)
+    return seen
 
 
 # Pieces; ``native`` are the C functions, or None ----------------------------------------------------------------------

@@ -12,6 +12,8 @@ from typing import Any
 
 from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
+from model_zoo.counting import config_of
+from model_zoo.errors import InputError
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
 from pet.recipe.schema import Recipe
@@ -295,6 +297,26 @@ def model(recipe: Recipe) -> Iterator[Finding]:
         yield _find("output.merged", "adapter.method", "has no effect without an adapter")
 
 
+def packed(recipe: Recipe) -> Iterator[Finding]:
+    """Frozen weights in 8 or 4 bits."""
+    section = recipe.model.quantization
+    if section is None:
+        return
+    try:
+        section.settings()
+    except InputError as error:
+        name = next((name for name in ("block", "double") if name in str(error)), "type")
+        yield _find(f"model.quantization.{name}", "model.quantization.type", str(error))
+    if section.type == "int8" and "block" in section.model_fields_set:
+        yield _find("model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row")
+    if recipe.model.from_scratch:
+        yield _find("model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be")
+    elif recipe.adapter.method == "none":
+        yield _find(
+            "model.quantization", "adapter.method", f"weights in {section.type} cannot be trained; choose an adapter"
+        )
+
+
 def context_length(config: dict[str, Any]) -> int | None:
     """The longest sequence a model's config.json allows, or None where it does not say."""
     for name in _CONTEXT_KEYS:
@@ -317,6 +339,11 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
             "model.path model.config adapter.length",
             f"{sum_} is longer than the model's context of {limit} tokens",
         )
+    if recipe.model.quantization is not None:
+        try:
+            recipe.model.quantization.settings().places(config_of({**config, **recipe.model.config}))
+        except InputError as error:
+            yield _find("model.quantization", "model.quantization.type model.path", str(error))
     # evaluations' own limit gives way to a small context by itself
     if recipe.generation.max_new_tokens is not None and recipe.generation.max_new_tokens + virtual >= limit:
         yield _find(
@@ -326,4 +353,4 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-RULES = (adapter, length, batches, optimizer, evaluation, generation, data, streaming, model)
+RULES = (adapter, length, batches, optimizer, evaluation, generation, data, streaming, model, packed)

@@ -10,11 +10,34 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
+from model_zoo import quantization
+from model_zoo.quantization.storage import KINDS
 from pet.recipe.adapter import SECTIONS, Adapter
 from pet.recipe.data import Data
-from pet.recipe.fields import ModelPath, Section
+from pet.recipe.fields import ModelPath, Names, Section
 from pet.recipe.source import Source, dotted
 from pet.recipe.training import Callbacks, Eval, Generation, Output, Parallel, Train
+
+
+class Quantization(Section):
+    """Frozen weights in 8 or 4 bits, packed while the model is loaded."""
+
+    type: Literal[KINDS] = Field(
+        description="nf4, fp4: 4 bits (Dettmers et al. 2023). int8: 8 bits by row. int4: symmetric 4 bits in groups, "
+        "the form that Ascend multiplies by."
+    )
+    block: int = Field(
+        64, description="Weights that share a factor: 32 … 4096 for nf4 and fp4, 32, 64 or 128 for int4; int8 has rows."
+    )
+    double: bool = Field(False, description="Quantise the factors too (nf4, fp4): 4.13 bits per weight instead of 4.5.")
+    skip: Names | None = Field(
+        None, description="Projections that stay as they are, by name or path. Default: the head. []: none."
+    )
+
+    def settings(self) -> quantization.Quantization:
+        """The same for the model's loader."""
+        skip = None if self.skip is None else tuple(self.skip)
+        return quantization.Quantization(self.type, self.block, self.double, skip)
 
 
 class Model(Section):
@@ -29,6 +52,9 @@ class Model(Section):
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="Dtype of the weights in memory. On a CPU only float32 has every operator."
+    )
+    quantization: Quantization | None = Field(
+        None, description="Frozen weights in 8 or 4 bits. Left out: as they are stored, packed ones included."
     )
     config: dict[str, Any] = Field(
         default_factory=dict, description="Overrides of config.json's keys, such as max_position_embeddings."

@@ -70,9 +70,10 @@ def load_model(recipe):
 
     section = recipe.model
     if not section.from_scratch:
+        quantization = section.quantization.settings() if section.quantization else None
         if not section.config:
-            return AutoModel.from_pretrained(section.path, dtype=section.dtype)
-        return _with_config(find_model(section.path), section)
+            return AutoModel.from_pretrained(section.path, section.dtype, quantization)
+        return _with_config(find_model(section.path), section, quantization)
     path = Path(section.path)
     if section.path in preset_names():
         from model_zoo.presets import PRESETS
@@ -85,12 +86,12 @@ def load_model(recipe):
     return AutoModel.from_config({**values, **section.config}, dtype=section.dtype, seed=recipe.train.seed)
 
 
-def _with_config(directory: Path, section):
+def _with_config(directory: Path, section, quantization):
     """A checkpoint read by a changed configuration."""
     from model_zoo.auto import AutoModel, classes_for
 
     values = {**read_json(directory / "config.json"), **section.config}
-    return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype)
+    return AutoModel.from_directory(directory, classes_for(values)[0].from_dict(values), section.dtype, quantization)
 
 
 def load_tokenizer(recipe):

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from adapters.apply import trainable_parameters
 from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.launching.heartbeat import watched
@@ -136,7 +137,7 @@ class Trainer(Measuring, Saving):
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
         self.callbacks, self.compiled, self.finish = make_callbacks(callbacks), compiled, finish
         segments = make_segments(
-            [parameter for parameter in model.get_parameters() if parameter.requires_grad],
+            trainable_parameters(model),
             learning_rate=self.settings.learning_rate,
             weight_decay=self.settings.weight_decay,
             decay_vectors=self.settings.decay_vectors,

@@ -1,0 +1,102 @@
+"""What may be merged: reasons against it, and the order in which several adapters act on one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindspore import nn
+
+from adapters.method import AdapterModule
+from adapters.registry import Registry
+from model_zoo.errors import InputError
+from model_zoo.quantization.cells import is_quantized
+
+
+def refuse_unmergeable(state: Registry, name: str) -> None:
+    """Raises InputError with the reason when an adapter cannot become part of the weights."""
+    for module in state.get(name).modules.values():
+        reason = module.why_unmergeable()
+        if reason is not None:
+            raise InputError(f"adapter {name!r} cannot be merged: {reason}")
+
+
+def refuse_packed(state: Registry, names: tuple[str, ...]) -> None:
+    """Raises InputError where adapters would change a weight in 8 or 4 bits."""
+    for name in names:
+        for cell, attribute, path in changes(state, name):
+            if attribute == "weight" and is_quantized(cell):
+                raise InputError(
+                    f"merge: {path} is stored in {cell.storage}, and its merged values would be quantised again; "
+                    "requantize=True does that, pet merge merges into the unquantised base"
+                )
+
+
+def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
+    """Raises InputError where an adapter that stays active would compute something else over the merged weights.
+
+    What is merged moves in front of what stays, and the base that this sees is no longer the bare one.
+    """
+    order = in_order(state, merged)
+    for name in state.active:
+        if name in merged:
+            continue
+        both = f"merge both, or deactivate {name!r} first"
+        for path, module in state.adapters[name].modules.items():
+            for other in order:
+                theirs = state.adapters[other].modules.get(path)
+                if theirs is None:
+                    continue
+                if module.needs_base:
+                    raise InputError(
+                        f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; {both}"
+                    )
+                if theirs.changes_input:  # it scales what the base reads, wherever it stands
+                    continue
+                behind = other in state.selected and state.selected.index(name) < state.selected.index(other)
+                reads = behind and (module.reads_output or theirs.reads_output)
+                if reads or scales_input(state, name, path):
+                    raise InputError(
+                        f"merge: {name!r} is active at {path}, where {other!r} does not act on the base alone; {both}"
+                    )
+        kept = {(id(item.cell), item.attribute): item for item in state.adapters[name].replaced}
+        for other in order:
+            for cell, attribute, path in changes(state, other):
+                if (id(cell), attribute) in kept:
+                    raise InputError(
+                        f"merge: {name!r} is active and has its own {path}.{attribute}, where {other!r} would change "
+                        f"the base's; {both}"
+                    )
+
+
+def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: bool) -> None:
+    """Raises InputError where a module that goes by the bare base stands on one that others replace or scale."""
+    for name, module in modules.items():
+        others = [other for other, theirs in modules.items() if theirs.changes_input]
+        if module.needs_base and (others or replaced):
+            what = f"whose input {others[0]!r} scales" if others else "whose weight another adapter replaces"
+            raise InputError(f"merge: {name!r} rescales {path}, {what}; these two cannot be merged together")
+
+
+def in_order(state: Registry, names: tuple[str, ...]) -> list[str]:
+    """These adapters in the order in which they act: those that are not selected stand in front."""
+    return sorted(names, key=lambda name: state.selected.index(name) if name in state.selected else -1)
+
+
+def scales_input(state: Registry, name: str, path: str) -> bool:
+    """Whether an adapter scales the input of the weight at a cell. An embedding's is ids."""
+    adapter = state.adapters[name]
+    return adapter.modules[path].changes_input and adapter.sites[path].kind != "embedding"
+
+
+def changes(state: Registry, name: str) -> Iterator[tuple[nn.Cell, str, str]]:
+    """The parameters that an adapter's modules change when merged: (cell, attribute, the cell's path)."""
+    for path, module in state.adapters[name].modules.items():
+        cell = state.adapters[name].sites[path].cell
+        yield cell, weight_attribute(cell), path
+        if module.reads_output and getattr(cell, "bias", None) is not None:
+            yield cell, "bias", path
+
+
+def weight_attribute(cell: nn.Cell) -> str:
+    """What a cell calls its weight."""
+    return "weight" if getattr(cell, "weight", None) is not None else "embedding_table"

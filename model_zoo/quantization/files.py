@@ -1,0 +1,305 @@
+"""Packed matrices in checkpoints: those of transformers with bitsandbytes, and GPTQ's and AWQ's.
+
+A matrix is several stored tensors. What belongs together is found by names, held to its sizes before anything is read,
+and then stands in the checkpoint as one tensor under the weight's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError, shown
+from model_zoo.quantization import codec
+from model_zoo.quantization.codes import MAPS
+from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
+
+STATE = "weight.quant_state.bitsandbytes__"
+FOUR_BITS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring outputs each half-byte of AWQ's integers is."""
+
+STATE_WIDTH = 31
+"""Characters of ``nested_offset`` in a written quant_state, filled up with spaces: its length is known beforehand."""
+
+Read = Callable[[str], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedTensor:
+    """A matrix of several stored tensors.
+
+    Attributes:
+        storage: what it is once it is read.
+        shape: ``(out, in)``.
+        stored: {part: name of the stored tensor}; GPTQ's and AWQ's own names for theirs.
+        layout: ``bitsandbytes``, ``gptq``, ``gptq_v2`` or ``awq``.
+        offset: nested_offset of double quantisation.
+        transposed: whether the model has it as ``(in, out)``.
+    """
+
+    storage: Storage
+    shape: tuple[int, int]
+    stored: dict[str, str]
+    layout: str = "bitsandbytes"
+    offset: float = 0.0
+    transposed: bool = False
+
+    def parts(self, read: Read) -> codec.Arrays:
+        """The arrays, as a cell holds them.
+
+        Args:
+            read: gives a stored tensor as it is, bfloat16 as bits.
+
+        Raises:
+            InputError: NaN or infinity among the factors.
+        """
+        if self.layout == "bitsandbytes":
+            found = {part: read(name) for part, name in self.stored.items()}
+            if self.storage.kind != "int8":
+                found["weight"] = np.ascontiguousarray(found["weight"]).view(np.uint8).reshape(-1, 1)
+            if self.storage.double:
+                found["nested_offset"] = np.array([self.offset], np.float32)
+        else:
+            found = self.integers(read)
+        for part in ("absmax", "SCB", "quant_map", "nested_absmax", "nested_quant_map"):
+            if part in found and not np.isfinite(found[part]).all():
+                raise InputError(f"{self.stored.get(part, self.stored['weight'])} holds NaN or infinity")
+        return {part: found[part] for part in self.storage.parts(self.shape)}
+
+    def integers(self, read: Read) -> codec.Arrays:
+        """GPTQ's and AWQ's integers as codes ``(out, in)``, two to a byte, with a factor and a zero per group."""
+        awq = self.layout == "awq"
+        codes = unpacked(read(self.stored["weight"]), axis=1 if awq else 0, order=AWQ_ORDER if awq else range(8))
+        zeros = unpacked(read(self.stored["zeros"]), axis=1, order=AWQ_ORDER if awq else range(8))
+        if self.layout == "gptq":  # it stores one less
+            zeros = (zeros + 1) & 15
+        if "g_idx" in self.stored:
+            groups = read(self.stored["g_idx"])
+            if not np.array_equal(groups, np.arange(self.shape[1]) // self.storage.block):
+                raise InputError(
+                    f"{self.stored['g_idx']}: its groups are not of neighbouring inputs; supported are files that were "
+                    "made with desc_act false"
+                )
+        codes = np.ascontiguousarray(codes.T)  # (out, in)
+        return {
+            "weight": (codes[:, ::2] << 4 | codes[:, 1::2]).reshape(-1, 1),
+            "absmax": np.ascontiguousarray(read(self.stored["absmax"]).T, np.float32).reshape(-1),
+            "quant_map": MAPS["int4"],
+            "zeros": np.ascontiguousarray(zeros.T).reshape(-1),
+        }
+
+
+def unpacked(integers: np.ndarray, axis: int, order: Iterable[int]) -> np.ndarray:
+    """int32 of eight half-bytes each → uint8, eight times as many along an axis; half-byte i is number ``order[i]``."""
+    bits = integers.view(np.uint32)
+    shape = list(bits.shape)
+    shape[axis] *= 8
+    out = np.empty(shape, np.uint8)
+    for place, number in enumerate(order):
+        some = [slice(None)] * 2
+        some[axis] = slice(number, None, 8)
+        out[tuple(some)] = bits >> (4 * place) & 15
+    return out
+
+
+# Finding them ---------------------------------------------------------------------------------------------------------
+
+
+def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any]) -> dict[str, PackedTensor]:
+    """{name of the weight: matrix} of the packed matrices among stored tensors.
+
+    Args:
+        infos: {stored name: its `TensorInfo`}.
+        read: as in `PackedTensor.parts`; quant_states alone are read here.
+        settings: ``quantization_config`` of config.json; empty where there is none.
+
+    Raises:
+        InputError: every matrix that lacks a part, or whose parts contradict one another, by a line each.
+    """
+    found, problems = {}, []
+    for name in infos:
+        try:
+            path, _, last = name.rpartition(".")
+            if (at := name.find(STATE)) > 0:
+                found[name[:at] + "weight"] = four_bits(name[: at - 1], name[at + len(STATE) :], infos, read)
+            elif last == "SCB":
+                found[f"{path}.weight"] = eight_bits(path, infos)
+            elif last == "qweight":
+                found[f"{path}.weight"] = groups(path, infos, settings)
+        except InputError as error:
+            problems.append(str(error))
+    method = settings.get("quant_method")
+    if method is not None and method not in ("bitsandbytes", "gptq", "awq"):
+        problems.append(
+            f"config.json: quant_method {shown(method)} is not supported; there is: bitsandbytes, gptq and awq"
+        )
+    packed = {stored for one in found.values() for stored in one.stored.values()}
+    for name, info in infos.items():
+        if info.dtype in ("uint8", "int8") and name.endswith(".weight") and name not in packed and not problems:
+            problems.append(f"{name} is packed ({info.dtype}), but its quant_state or SCB is missing")
+    if problems:
+        raise InputError.collect(problems)
+    return found
+
+
+def hidden(packed: Mapping[str, PackedTensor]) -> set[str]:
+    """The stored names that are no tensors by themselves."""
+    found = set()
+    for name, one in packed.items():
+        path = name.removesuffix(".weight")
+        found.update(one.stored.values())
+        found.update((f"{path}.{STATE}nf4", f"{path}.{STATE}fp4", f"{path}.weight_format"))
+    return found - set(packed)
+
+
+def of_type(infos: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """The name of a part, after a look at its type and shape."""
+    info = infos.get(name)
+    if info is None:
+        raise InputError(f"{name} is missing")
+    if info.dtype != dtype or tuple(info.shape) != shape:
+        raise InputError(f"{name} is {info.dtype} {tuple(info.shape)}; {dtype} {shape} was expected")
+    return name
+
+
+def four_bits(path: str, kind: str, infos: Mapping[str, Any], read: Read) -> PackedTensor:
+    """A matrix of bitsandbytes in 4 bits, by its quant_state."""
+    name = f"{path}.{STATE}{kind}"
+    try:
+        state = json.loads(read(name).tobytes().decode())
+        shape, block = tuple(state["shape"]), state["blocksize"]
+        if state["quant_type"] != kind or kind not in ("nf4", "fp4"):
+            raise ValueError(f"quant_type is {shown(state['quant_type'])}")
+        if len(shape) != 2 or not all(type(one) is int and one > 0 for one in (*shape, block)):
+            raise ValueError(f"shape is {shown(state['shape'])}, blocksize {shown(block)}")
+        double = f"{path}.weight.nested_absmax" in infos
+        offset = float(state["nested_offset"]) if double else 0.0
+        if double and (state["nested_blocksize"] != NESTED_BLOCK or not math.isfinite(offset)):
+            raise ValueError(f"nested_blocksize is {shown(state['nested_blocksize'])}, nested_offset {offset}")
+        storage = Storage(kind, block, double)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # InputError is a ValueError
+        what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{name}: no quant_state of bitsandbytes: {what}") from None
+    parts = storage.parts(shape)
+    stored = {part: of_type(infos, part_name(path, part), *parts[part]) for part in FOUR_BITS if part in parts}
+    weight = infos.get(f"{path}.weight")
+    if weight is None or weight.nbytes != parts["weight"][1][0]:
+        there = "missing" if weight is None else f"{weight.nbytes} bytes"
+        raise InputError(f"{path}.weight is {there}; {parts['weight'][1][0]} bytes were expected for {shape}")
+    return PackedTensor(storage, shape, {"weight": f"{path}.weight", **stored}, offset=offset)
+
+
+def eight_bits(path: str, infos: Mapping[str, Any]) -> PackedTensor:
+    """A matrix of bitsandbytes in 8 bits."""
+    weight = infos.get(f"{path}.weight")
+    shape = tuple(weight.shape) if weight is not None else ()
+    if len(shape) != 2 or weight.dtype != "int8":
+        what = "missing" if weight is None else f"{weight.dtype} {shape}"
+        raise InputError(f"{path}.weight is {what}; {path}.SCB stands beside int8 (out, in)")
+    stored = {"weight": f"{path}.weight", "SCB": of_type(infos, f"{path}.SCB", "float32", shape[:1])}
+    return PackedTensor(Storage("int8"), shape, stored)
+
+
+def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> PackedTensor:
+    """A matrix of GPTQ or AWQ in 4 bits."""
+    method, bits = settings.get("quant_method"), settings.get("bits", settings.get("w_bit"))
+    if method not in ("gptq", "awq"):
+        raise InputError(f"{path}.qweight: config.json has no quantization_config with quant_method gptq or awq")
+    version = str(settings.get("version", "gemm")).lower()
+    if bits != 4 or (method == "awq" and version != "gemm"):
+        raise InputError(f"{path}.qweight: {method} of {bits} bits ({version}); supported are 4 bits, of awq's gemm")
+    weight, scales = infos[f"{path}.qweight"], infos.get(f"{path}.scales")
+    if len(weight.shape) != 2 or scales is None or len(scales.shape) != 2 or 0 in scales.shape:
+        raise InputError(f"{path}.qweight {tuple(weight.shape)}: its scales (groups, out) are missing or misshapen")
+    count, out = scales.shape
+    into = weight.shape[0] * (8 if method == "gptq" else 1)
+    if into % count:
+        raise InputError(f"{path}.scales has {count} groups, which does not divide {into} inputs")
+    dims = (into // 8, out) if method == "gptq" else (into, out // 8)
+    stored = {
+        "weight": of_type(infos, f"{path}.qweight", "int32", dims),
+        "zeros": of_type(infos, f"{path}.qzeros", "int32", (count, out // 8)),
+        "absmax": of_type(infos, f"{path}.scales", "float16", (count, out)),
+    }
+    if method == "gptq" and f"{path}.g_idx" in infos:
+        stored["g_idx"] = of_type(infos, f"{path}.g_idx", "int32", (into,))
+    layout = "gptq_v2" if settings.get("checkpoint_format") == "gptq_v2" else method
+    return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, layout)
+
+
+# Writing them ---------------------------------------------------------------------------------------------------------
+
+
+def quant_state(storage: Storage, shape: tuple[int, int], offset: float | None) -> np.ndarray:
+    """The JSON beside a matrix in 4 bits, as bytes; of equal length whatever the offset. ``dtype`` is what it is
+    dequantised to: float32, which is exact."""
+    state: dict[str, Any] = {
+        "quant_type": storage.kind,
+        "blocksize": storage.block,
+        "dtype": "float32",
+        "shape": list(shape),
+    }
+    if storage.double:
+        state |= {"nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": 0.0}
+    text = json.dumps(state)
+    if storage.double:
+        text = text.removesuffix("0.0}") + f"{float(offset or 0.0)!r}".rjust(STATE_WIDTH) + "}"
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def described(path: str, storage: Storage, shape: tuple[int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{name: (type, shape)} of the tensors that a matrix becomes in a file of bitsandbytes'.
+
+    Raises:
+        InputError: int4, for which it has no form.
+    """
+    if storage.kind == "int4":
+        raise InputError(
+            f"{path}: int4 has no form in bitsandbytes' files; write nf4, fp4 or int8, or the dequantised weights"
+        )
+    parts = storage.parts(shape)
+    parts.pop("nested_offset", None)
+    found = {part_name(path, part): one for part, one in parts.items()}
+    if storage.kind == "int8":
+        return {**found, f"{path}.weight_format": ("uint8", ())}
+    return {**found, f"{path}.{STATE}{storage.kind}": ("uint8", quant_state(storage, shape, 0.0).shape)}
+
+
+def written(path: str, storage: Storage, shape: tuple[int, int], parts: codec.Arrays) -> codec.Arrays:
+    """{name: array} of the tensors that `described` announces."""
+    found = {part_name(path, part): array for part, array in parts.items() if part != "nested_offset"}
+    if storage.kind == "int8":
+        return {**found, f"{path}.weight_format": np.array(0, np.uint8)}
+    offset = float(parts["nested_offset"][0]) if storage.double else None
+    return {**found, f"{path}.{STATE}{storage.kind}": quant_state(storage, shape, offset)}
+
+
+def config_section(storage: Storage, left: Iterable[str]) -> dict[str, Any]:
+    """``quantization_config`` of config.json, as transformers writes it.
+
+    Args:
+        storage: of the matrices.
+        left: paths of the projections that are not packed.
+    """
+    four = storage.kind != "int8"
+    return {
+        "_load_in_4bit": four,
+        "_load_in_8bit": not four,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": storage.kind if four else "fp4",
+        "bnb_4bit_use_double_quant": storage.double,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": sorted(left) or None,
+        "llm_int8_threshold": 6.0,
+        "load_in_4bit": four,
+        "load_in_8bit": not four,
+        "quant_method": "bitsandbytes",
+    }

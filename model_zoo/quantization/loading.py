@@ -1,0 +1,80 @@
+"""Packing a model's projections before it is loaded, and filling them out of a checkpoint, matrix by matrix."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+from model_zoo.errors import InputError
+from model_zoo.quantization import codec
+from model_zoo.quantization.cells import QuantizedLinear, quantize_cell
+from model_zoo.quantization.plan import Quantization
+from model_zoo.quantization.storage import Storage
+
+
+def storages(config, checkpoint, asked: Quantization | None) -> dict[str, Storage]:
+    """{path of a projection: its form} for a model that is loaded from a checkpoint.
+
+    Args:
+        config: the model's.
+        checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`. What is packed there stays as it is.
+        asked: what else is to be packed; None for nothing.
+
+    Raises:
+        InputError: what is asked for contradicts the checkpoint or the model's shapes.
+    """
+    there = {name.removesuffix(".weight"): one.storage for name, one in checkpoint.packed.items()}
+    if asked is None or not there:
+        found = dict.fromkeys(asked.places(config), asked.storage) if asked is not None else there
+    elif set(there.values()) == {asked.storage}:
+        found = there
+    else:
+        forms = ", ".join(sorted({str(one) for one in there.values()}))
+        raise InputError(
+            f"{checkpoint.directory}: is stored in {forms} already, {asked.storage} was asked for; leave "
+            "model.quantization out, or give the unquantised base"
+        )
+    cells = config.cells()
+    for path in found:
+        if path not in cells or cells[path].kind not in ("linear", "conv1d"):
+            raise InputError(f"{checkpoint.directory}: {path}.weight is packed, but is no projection of the model")
+    return found
+
+
+def pack_model(model: nn.Cell, forms: dict[str, Storage]) -> None:
+    """Turns projections of a model into `QuantizedLinear`, with parts that hold nothing yet."""
+    cells = dict(model.cells_and_names()) if forms else {}
+    for path, storage in forms.items():
+        quantize_cell(cells[path], path, storage)
+
+
+def fill(cell: QuantizedLinear, checkpoint, stored: str) -> None:
+    """Puts a checkpoint's matrix into a packed cell: its parts where it is packed there, else quantised in pieces.
+
+    Raises:
+        InputError: it is packed in another form, or holds NaN or infinity.
+    """
+    on_host = ms.get_context("device_target") == "CPU"  # there a parameter's array is its memory
+    arrays = cell.arrays() if on_host else codec.empty(cell.storage, cell.shape)
+    packed = checkpoint.packed.get(stored)
+    if packed is not None:
+        if packed.storage != cell.storage:
+            raise InputError(f"{stored} is stored as {packed.storage}, the model has it as {cell.storage}")
+        for part, array in checkpoint.parts(stored).items():
+            arrays[part][...] = array
+    else:
+        transposed = checkpoint.shape(stored) != cell.shape
+
+        def rows(some: slice) -> np.ndarray:
+            if transposed:  # GPT-2's
+                return checkpoint.read(stored, (slice(None), some), "float32").T
+            return checkpoint.read(stored, (some,), "float32")
+
+        try:
+            codec.quantize(cell.storage, cell.shape, rows, arrays)
+        except InputError as error:
+            raise InputError(f"{checkpoint.directory}: {stored} {error}") from None
+    if not on_host:
+        cell.put(arrays)
+    cell.loaded = codec.glance(arrays)

@@ -1,0 +1,72 @@
+"""Which matrices of a model are packed, and how. Without MindSpore."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from model_zoo.configs import Config
+from model_zoo.errors import InputError, nearest
+from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """What a user asks for: the recipe's ``model.quantization``.
+
+    Attributes:
+        type: int8, nf4, fp4 or int4.
+        block: elements that share a factor; not for int8, which has one per output.
+        double: quantise the factors, too (nf4, fp4).
+        skip: projections that stay as they are, by path or by the last part of it; by default the head. What is no
+            projection, the embeddings and norms, always does.
+
+    Raises:
+        InputError: an unknown type, or a block that this type has not.
+    """
+
+    type: str = "nf4"
+    block: int = 64
+    double: bool = False
+    skip: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        if self.type not in KINDS:
+            raise InputError(f"quantization type {self.type!r} is unknown{nearest(self.type, KINDS)}")
+        allowed = BLOCKS[self.type]
+        if allowed and self.block not in allowed:
+            raise InputError(
+                f"quantization block {self.block!r}: {self.type} has blocks of {', '.join(map(str, allowed))}"
+            )
+        _ = self.storage
+
+    @property
+    def storage(self) -> Storage:
+        """The form of each matrix."""
+        return Storage(self.type, self.block, self.double)
+
+    def places(self, config: Config) -> dict[str, tuple[int, int]]:
+        """{path: ``(out, in)``} of the matrices that are packed.
+
+        Raises:
+            InputError: an entry of `skip` that names no projection, or a matrix that has no such blocks.
+        """
+        projections = {
+            path: cell.weight[::-1] if cell.transposed else cell.weight
+            for path, cell in config.cells().items()
+            if cell.kind in ("linear", "conv1d")
+        }
+        skip = (config.family.head,) if self.skip is None else self.skip
+        problems, left = [], set()
+        for entry in skip:
+            found = [path for path in projections if f".{entry}." in f".{path}."]
+            if not found and entry != config.family.head:  # a tied head is no projection of its own
+                names = {path.rsplit(".", 1)[-1] for path in projections}
+                problems.append(f"quantization.skip: {entry!r} names no projection{nearest(entry, names)}")
+            left.update(found)
+        found = {path: tuple(shape) for path, shape in projections.items() if path not in left}
+        for path, shape in found.items():
+            if reason := self.storage.why_not(shape):
+                problems.append(f"{path} cannot be stored as {self.storage}: {reason}; list it in skip")
+        if problems:
+            raise InputError.collect(problems)
+        return found

@@ -1,0 +1,275 @@
+"""Packed checkpoints: those of transformers with bitsandbytes in tests/fixtures, GPTQ's and AWQ's by their layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from model_zoo.auto import AutoConfig, AutoModel
+from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.reading import Checkpoint, load_into, read_config
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from model_zoo.quantization.cells import quantized_cells
+
+KINDS = {"nf4": ("nf4", False), "nf4_double": ("nf4", True), "fp4": ("fp4", False), "int8": ("int8", False)}
+STATE = "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4"
+
+
+@pytest.fixture(autouse=True)
+def eager():
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    yield
+    ms.set_context(mode=before)
+
+
+@pytest.fixture(params=KINDS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def directory(fixtures, name):
+    return fixtures / "bitsandbytes" / name
+
+
+def test_a_packed_checkpoint_opens_and_computes_what_its_dequantised_weights_do(directory):
+    model, reference = AutoModel.from_pretrained(directory), np.load(directory / "reference.npz")
+    assert len(quantized_cells(model)) == 14
+    np.testing.assert_allclose(model(reference["ids"]).asnumpy(), reference["logits"], atol=1e-4)
+
+
+def test_its_numbers_are_the_reference_s(directory, name):
+    reference = np.load(directory / "reference.npz")
+    with Checkpoint(directory) as checkpoint:
+        assert set(checkpoint.names) == set(AutoConfig.from_pretrained(directory).shapes())
+        for stored in checkpoint.packed:
+            if f"w.{stored}" in reference:
+                right = reference[f"w.{stored}"]
+                mine = checkpoint.read(stored)
+                if name == "int8":  # the reference divides by 127 where bitsandbytes multiplies by 1/127
+                    np.testing.assert_allclose(mine, right, rtol=2.5e-7)
+                    right = mine
+                assert np.array_equal(mine, right)
+                some = (slice(3, 9), slice(2, 40))
+                assert np.array_equal(checkpoint.read(stored, some), right[some])
+                assert b"".join(bytes(block) for block in checkpoint.blocks(stored)) == right.tobytes()
+                assert checkpoint.info(stored)[:2] == ("float32", right.shape)
+
+
+def test_the_base_packed_while_loading_is_the_packed_checkpoint(fixtures, directory, name):
+    kind, double = KINDS[name]
+    there = AutoModel.from_pretrained(directory)
+    asked = Quantization(kind, double=double)
+    here = AutoModel.from_pretrained(fixtures / "bitsandbytes/base", quantization=asked)
+    expected = {parameter.name: parameter.asnumpy() for parameter in there.get_parameters()}
+    found = {parameter.name: parameter.asnumpy() for parameter in here.get_parameters()}
+    assert set(found) == set(expected)
+    assert all(np.array_equal(found[key], expected[key]) for key in found)
+
+
+def test_a_packed_checkpoint_fills_a_plain_model_with_its_numbers(directory):
+    config = AutoConfig.from_pretrained(directory)
+    plain = AutoModel.from_config(config)
+    load_into(plain, directory)
+    packed = AutoModel.from_pretrained(directory)
+    values = {parameter.name: parameter.asnumpy() for parameter in plain.get_parameters()}
+    for path, cell in quantized_cells(packed).items():
+        assert np.array_equal(values[path], cell.dequantized())
+
+
+def test_a_fingerprint_is_that_of_the_files(fixtures, directory, name):
+    base = fixtures / "bitsandbytes/base"
+    with Checkpoint(base) as checkpoint:
+        of_base = fingerprint(read_config(base), checkpoint)
+    with Checkpoint(directory) as checkpoint:
+        of_packed = fingerprint(read_config(directory), checkpoint)
+    assert of_base != of_packed
+    model = AutoModel.from_pretrained(directory)
+    assert fingerprint(model.config.to_dict(), model) == of_packed
+    kind, double = KINDS[name]
+    model = AutoModel.from_pretrained(base, quantization=Quantization(kind, double=double))
+    assert fingerprint(model.config.to_dict(), model) == of_base
+    cell = next(iter(quantized_cells(model).values()))
+    cell.weight.asnumpy()[0] ^= 0x11
+    assert fingerprint(model.config.to_dict(), model) != of_base
+
+
+# What cannot be used ------------------------------------------------------------------------------------------------
+
+
+def changed(fixtures, tmp_path, name="nf4", config=None, **tensors):
+    """A copy of a fixture with other tensors; None takes one away, a function changes it."""
+    target = tmp_path / "changed"
+    shutil.copytree(fixtures / "bitsandbytes" / name, target)
+    arrays = read_file(target / "model.safetensors")
+    for key, value in tensors.items():
+        value = value(arrays[key]) if callable(value) else value
+        arrays.pop(key, None)
+        if value is not None:
+            arrays[key] = value
+    (target / "model.safetensors").unlink()
+    write_file(target / "model.safetensors", arrays)
+    if config is not None:
+        values = json.loads((target / "config.json").read_text())
+        values["quantization_config"] = config
+        (target / "config.json").write_text(json.dumps(values))
+    return target
+
+
+def state(**changes):
+    def change(array):
+        return np.frombuffer(json.dumps({**json.loads(array.tobytes()), **changes}).encode(), np.uint8)
+
+    return change
+
+
+def lacking(key):
+    def change(array):
+        values = json.loads(array.tobytes())
+        del values[key]
+        return np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+    return change
+
+
+def nan(array):
+    array = array.copy()
+    array[3] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({STATE: lambda array: array[:-7]}, "no quant_state of bitsandbytes"),
+        ({STATE: None}, r"up_proj\.weight is packed \(uint8\), but its quant_state or SCB is missing"),
+        ({STATE: state(quant_type="nf5")}, "quant_type is 'nf5'"),
+        ({STATE: state(quant_type="fp4")}, "quant_type is 'fp4'"),
+        ({STATE: state(blocksize=128)}, r"absmax is float32 \(384,\); float32 \(192,\) was expected"),
+        ({STATE: state(blocksize=63)}, "block 63"),
+        ({STATE: state(shape=[192, 129])}, "absmax is"),
+        ({STATE: state(shape=[24576])}, r"shape is \[24576\]"),
+        ({STATE: lacking("shape")}, "lacks 'shape'"),
+        ({"model.layers.0.mlp.up_proj.weight": lambda array: array[:-1]}, "12287 bytes; 12288 bytes were expected"),
+        ({"model.layers.0.mlp.up_proj.weight.absmax": None}, "up_proj.weight.absmax is missing"),
+        ({"model.layers.0.mlp.up_proj.weight.quant_map": lambda array: array[:8]}, "quant_map is float32"),
+        ({"model.layers.0.mlp.up_proj.weight.absmax": nan}, "up_proj.weight.absmax holds NaN"),
+    ],
+    ids=str,
+)
+def test_a_damaged_matrix_is_one_clear_line(fixtures, tmp_path, tensors, words):
+    directory = changed(fixtures, tmp_path, **tensors)
+    with pytest.raises(InputError, match=words) as error:
+        AutoModel.from_pretrained(directory)
+    assert "\n" not in str(error.value) and str(directory) in str(error.value)
+
+
+def test_int8_without_its_factors_is_refused(fixtures, tmp_path):
+    with pytest.raises(InputError, match="its quant_state or SCB is missing"):
+        Checkpoint(changed(fixtures, tmp_path, "int8", **{"model.layers.1.mlp.up_proj.SCB": None}))
+
+
+def test_unknown_methods_and_contradictions_are_refused(fixtures, tmp_path):
+    with pytest.raises(InputError, match="quant_method 'eetq' is not supported"):
+        Checkpoint(changed(fixtures, tmp_path, "base", config={"quant_method": "eetq"}))
+    with pytest.raises(InputError, match="nf4, blocks of 64 already, int8 was asked for"):
+        AutoModel.from_pretrained(fixtures / "bitsandbytes/nf4", quantization=Quantization("int8"))
+    assert AutoModel.from_pretrained(fixtures / "bitsandbytes/nf4", quantization=Quantization("nf4"))
+    with pytest.raises(InputError, match=r"skip: 'up_prj' names no projection.*up_proj"):
+        AutoModel.from_pretrained(fixtures / "bitsandbytes/base", quantization=Quantization("nf4", skip=("up_prj",)))
+    with pytest.raises(InputError, match="192 inputs are no multiple of the block of 128; list it in skip"):
+        AutoModel.from_pretrained(fixtures / "bitsandbytes/base", quantization=Quantization("int4", 128))
+    with pytest.raises(InputError, match="block 48: nf4 has blocks of 32, 64"):
+        Quantization("nf4", 48)
+
+
+def test_what_is_skipped_stays_as_it_is(fixtures):
+    base = fixtures / "bitsandbytes/base"
+    some = AutoModel.from_pretrained(base, quantization=Quantization("nf4", skip=("lm_head", "layers.0.mlp")))
+    assert len(quantized_cells(some)) == 14 - 3
+    every = AutoModel.from_pretrained(base, quantization=Quantization("nf4", skip=()))
+    assert len(quantized_cells(every)) == 15 and "lm_head.weight" in quantized_cells(every)
+
+
+# GPTQ and AWQ -------------------------------------------------------------------------------------------------------
+
+
+def packed_integers(values, axis, order):
+    """uint8 codes → int32 of eight of them along an axis, as the two formats describe it."""
+    values = np.moveaxis(values, axis, -1).astype(np.uint32)
+    eights = values.reshape(*values.shape[:-1], -1, 8)
+    found = sum(eights[..., number] << (4 * place) for place, number in enumerate(order))
+    return np.ascontiguousarray(np.moveaxis(found, -1, axis)).astype(np.uint32).view(np.int32)
+
+
+def integer_checkpoint(fixtures, tmp_path, method, group, version=None):
+    """A checkpoint in one of the formats, and its matrices in float32."""
+    base = read_file(fixtures / "bitsandbytes/base/model.safetensors")
+    generator, arrays, matrices = np.random.default_rng(0), {}, {}
+    for name, value in base.items():
+        if value.ndim != 2 or "layers" not in name:
+            arrays[name] = value
+            continue
+        path, (out, into) = name.removesuffix(".weight"), value.shape
+        size = into if group == -1 else group
+        codes = generator.integers(0, 16, (into, out)).astype(np.uint8)
+        zeros = generator.integers(1, 16, (into // size, out)).astype(np.uint8)
+        scales = (generator.random((into // size, out)) * 0.02 + 0.001).astype(np.float16)
+        order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else range(8)
+        stored = zeros - 1 if method == "gptq" and version is None else zeros
+        arrays[f"{path}.qweight"] = packed_integers(codes, 1 if method == "awq" else 0, order)
+        arrays[f"{path}.qzeros"] = packed_integers(stored, 1, order)
+        arrays[f"{path}.scales"] = scales
+        if method == "gptq":
+            arrays[f"{path}.g_idx"] = (np.arange(into) // size).astype(np.int32)
+        wide = np.repeat(scales.astype(np.float64), size, 0)
+        matrices[name] = ((codes - np.repeat(zeros.astype(np.float64), size, 0)) * wide).T.astype(np.float32)
+    directory = tmp_path / method
+    directory.mkdir()
+    write_file(directory / "model.safetensors", arrays)
+    values = read_config(fixtures / "bitsandbytes/base")
+    values["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group}
+    if version:
+        values["quantization_config"]["checkpoint_format"] = version
+    (directory / "config.json").write_text(json.dumps(values))
+    return directory, matrices
+
+
+@pytest.mark.parametrize(
+    ("method", "group", "version"),
+    [("gptq", 32, None), ("gptq", 64, "gptq_v2"), ("gptq", -1, None), ("awq", 64, None), ("awq", 32, None)],
+)
+def test_gptq_and_awq_files_open_exactly(fixtures, tmp_path, method, group, version):
+    directory, matrices = integer_checkpoint(fixtures, tmp_path, method, group, version)
+    model = AutoModel.from_pretrained(directory)
+    cells = quantized_cells(model)
+    assert set(cells) == set(matrices)
+    for name, matrix in matrices.items():
+        assert np.array_equal(cells[name].dequantized(), matrix)
+    ids = np.arange(3, 11).reshape(1, -1)
+    plain = AutoModel.from_config(AutoConfig.from_pretrained(directory))
+    load_into(plain, directory)
+    np.testing.assert_allclose(model(ids).asnumpy(), plain(ids).asnumpy(), atol=1e-4)
+
+
+def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
+    directory, _ = integer_checkpoint(fixtures, tmp_path, "gptq", 32)
+    arrays = read_file(directory / "model.safetensors")
+    key = "model.layers.0.mlp.up_proj.g_idx"
+    arrays[key] = arrays[key][::-1].copy()
+    write_file(directory / "model.safetensors", arrays)
+    with pytest.raises(InputError, match=f"{key}: its groups are not of neighbouring inputs"):
+        AutoModel.from_pretrained(directory)
+    values = json.loads((directory / "config.json").read_text())
+    for setting, words in [({"bits": 3}, "gptq of 3 bits"), ({"quant_method": None}, "no quantization_config")]:
+        changed = {**values, "quantization_config": {**values["quantization_config"], **setting}}
+        (directory / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=words):
+            Checkpoint(directory)
