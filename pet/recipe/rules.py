@@ -300,14 +300,18 @@ def model(recipe: Recipe) -> Iterator[Finding]:
 def packed(recipe: Recipe) -> Iterator[Finding]:
     """Frozen weights in 8 or 4 bits."""
     section = recipe.model.quantization
-    if section is None:
+    if section.type is None:
+        for name in ("block", "double", "skip"):
+            if getattr(section, name) == type(section).model_fields[name].default:
+                continue
+            yield _find(f"model.quantization.{name}", "", "has no effect without model.quantization.type")
         return
     try:
         section.settings()
     except InputError as error:
         name = next((name for name in ("block", "double") if name in str(error)), "type")
         yield _find(f"model.quantization.{name}", "model.quantization.type", str(error))
-    if section.type == "int8" and "block" in section.model_fields_set:
+    if section.type == "int8" and section.block != type(section).model_fields["block"].default:
         yield _find("model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row")
     if recipe.model.from_scratch:
         yield _find("model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be")
@@ -339,7 +343,7 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
             "model.path model.config adapter.length",
             f"{sum_} is longer than the model's context of {limit} tokens",
         )
-    if recipe.model.quantization is not None:
+    if recipe.model.quantization.type is not None:
         try:
             recipe.model.quantization.settings().places(config_of({**config, **recipe.model.config}))
         except InputError as error:

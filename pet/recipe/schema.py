@@ -22,9 +22,10 @@ from pet.recipe.training import Callbacks, Eval, Generation, Output, Parallel, T
 class Quantization(Section):
     """Frozen weights in 8 or 4 bits, packed while the model is loaded."""
 
-    type: Literal[KINDS] = Field(
-        description="nf4, fp4: 4 bits (Dettmers et al. 2023). int8: 8 bits by row. int4: symmetric 4 bits in groups, "
-        "the form that Ascend multiplies by."
+    type: Literal[KINDS] | None = Field(
+        None,
+        description="Left out: as they are stored, packed ones included. nf4, fp4: 4 bits (Dettmers et al. 2023). "
+        "int8: 8 bits by row. int4: symmetric 4 bits in groups, the form that Ascend multiplies by.",
     )
     block: int = Field(
         64, description="Weights that share a factor: 32 … 4096 for nf4 and fp4, 32, 64 or 128 for int4; int8 has rows."
@@ -34,8 +35,14 @@ class Quantization(Section):
         None, description="Projections that stay as they are, by name or path. Default: the head. []: none."
     )
 
-    def settings(self) -> quantization.Quantization:
-        """The same for the model's loader."""
+    def settings(self) -> quantization.Quantization | None:
+        """The same for the model's loader.
+
+        Raises:
+            InputError: a block or double quantisation that the type has not.
+        """
+        if self.type is None:
+            return None
         skip = None if self.skip is None else tuple(self.skip)
         return quantization.Quantization(self.type, self.block, self.double, skip)
 
@@ -53,9 +60,7 @@ class Model(Section):
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="Dtype of the weights in memory. On a CPU only float32 has every operator."
     )
-    quantization: Quantization | None = Field(
-        None, description="Frozen weights in 8 or 4 bits. Left out: as they are stored, packed ones included."
-    )
+    quantization: Quantization = Field(default_factory=Quantization, description="Frozen weights in 8 or 4 bits.")
     config: dict[str, Any] = Field(
         default_factory=dict, description="Overrides of config.json's keys, such as max_position_embeddings."
     )

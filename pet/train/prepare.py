@@ -70,7 +70,7 @@ def load_model(recipe):
 
     section = recipe.model
     if not section.from_scratch:
-        quantization = section.quantization.settings() if section.quantization else None
+        quantization = section.quantization.settings()
         if not section.config:
             return AutoModel.from_pretrained(section.path, section.dtype, quantization)
         return _with_config(find_model(section.path), section, quantization)
