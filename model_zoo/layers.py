@@ -19,7 +19,7 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
-from model_zoo.engine import uses_kernel
+from model_zoo.engine import precision_suffix, uses_kernel
 from model_zoo.rotary import Rotary
 
 MASKED = -1e30
@@ -50,7 +50,7 @@ def traced_linear(tracer, product: str, cell, x):
     """The trace of a cell with a product, a weight and perhaps a bias."""
     if not is_product(cell.product):  # it computes in another type
         tracer.refuse(type(cell))
-    y = tracer.emit(product, x, cell.weight)
+    y = tracer.emit(product + precision_suffix(cell.product), x, cell.weight)
     return y if cell.bias is None else tracer.emit("add_bias", y, cell.bias)
 
 

@@ -27,11 +27,11 @@ def foreign_adapters() -> str | None:
     )
 
 
-def has_bf16() -> bool:
-    """Whether this device multiplies bfloat16 matrices."""
+def on_cpu() -> bool:
+    """Whether MindSpore computes on a CPU."""
     import mindspore
 
-    return mindspore.get_context("device_target") != "CPU"
+    return mindspore.get_context("device_target") == "CPU"
 
 
 def tolerate_encodings() -> None:

@@ -12,6 +12,7 @@ handed a `trace.Tracer`.
     lowering.py     buffer allocation, the program      run.py          all layers, forward and backward
     decode.py       all layers over a cache             loss.py         the head and the loss in one
     updates.py      the optimizer's work                packing.py      matrices in 8 and 4 bits
+    speed.py        whether bfloat16 products are fast
     build.py        compiles and keeps csrc/
 
     csrc/program.c  runs a program                      pool.c          threads
@@ -30,27 +31,34 @@ from mindspore import nn
 
 from model_zoo.engine import build, cells
 from model_zoo.engine.build import NoCompiler
-from model_zoo.engine.cells import available
+from model_zoo.engine.cells import available, precision_suffix
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy
 from model_zoo.engine.packing import packing_kernels
+from model_zoo.engine.plain import Rounded
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
+from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16
 from model_zoo.engine.updates import adamw_in_place, sum_of_squares
 
 __all__ = [
     "MemoryProfile",
     "NoCompiler",
     "NotTraceable",
+    "Rounded",
     "adamw_in_place",
     "available",
+    "bf16_speedup",
     "cross_entropy",
     "describe",
+    "describe_bf16",
     "fuse_cached_layers",
     "fuse_layers",
     "logit_bytes",
     "memory_profile",
+    "no_bf16",
     "packing_kernels",
+    "precision_suffix",
     "ranked_cross_entropy",
     "set_kernels",
     "sum_of_squares",
@@ -96,17 +104,22 @@ def set_kernels(model: nn.Cell, fast: bool) -> None:
 
 def swap_products(cell: nn.Cell, native: bool) -> None:
     """Lets a cell's own matrix products run by the C kernels, or by their primitives again."""
-    if isinstance(cell, (cells.Kernel, cells.Product)):  # whose own products are the plain ones
+    if isinstance(cell, (cells.Kernel, cells.Product, Rounded)):  # whose own products are the plain ones
         return
     for name, value in list(vars(cell).items()) + list(cell.name_cells().items()):
-        if native and isinstance(value, ms.ops.MatMul) and not value.transpose_a:
+        if native and is_plain_product(value):
             new = cells.Product(value)
-        elif not native and hasattr(type(value), "stands_for_product"):
+        elif not native and isinstance(value, cells.Product):
             new = value.primitive
         else:
             continue
         delattr(cell, name)
         setattr(cell, name, new)
+
+
+def is_plain_product(value) -> bool:
+    """Whether a kernel can take its place."""
+    return isinstance(value, Rounded) or (isinstance(value, ms.ops.MatMul) and not value.transpose_a)
 
 
 def token_attention() -> nn.Cell:

@@ -161,12 +161,18 @@ def plain(name: str, **numbers):
     return OPS[name].plain(**numbers)
 
 
+def precision_suffix(product) -> str:
+    """How the names of the operations end that compute in this product's precision."""
+    return getattr(product, "low", "") if isinstance(product, nn.Cell) else ""
+
+
 class Product(nn.Cell):
-    """Takes the place of a ``MatMul`` without ``transpose_a``; what is not two float32 matrices goes by that, and so
+    """Takes the place of a ``MatMul`` without ``transpose_a``, or of one of rounded factors; what is not two float32
+    matrices goes by that, and so
     does everything outside of graphs.
 
     Args:
-        primitive: the ``MatMul``.
+        primitive: the product.
     """
 
     stands_for_product = True
@@ -174,7 +180,9 @@ class Product(nn.Cell):
     def __init__(self, primitive):
         super().__init__()
         self.primitive = primitive
-        self.kernel = native("product_of_rows" if primitive.transpose_b else "plain_product")
+        self.low = precision_suffix(primitive)
+        turned = getattr(primitive, "primitive", primitive).transpose_b
+        self.kernel = native(("product_of_rows" if turned else "plain_product") + self.low)
 
     def __call__(self, left, right):
         return self.primitive(left, right)

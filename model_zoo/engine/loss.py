@@ -115,11 +115,15 @@ def with_ranks(hidden, weight, targets):
 
 
 class LinearCrossEntropy(nn.Cell):
-    """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing."""
+    """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing.
 
-    def __init__(self):
+    Args:
+        low: "_bf16" for products of rounded factors, else "".
+    """
+
+    def __init__(self, low: str = ""):
         super().__init__()
-        self.kernel = custom("linear_cross_entropy", with_gradient)
+        self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets)
@@ -132,9 +136,9 @@ class LinearCrossEntropy(nn.Cell):
 class TrainedLinearCrossEntropy(nn.Cell):
     """The same where the weight is trained as well: the third output is its gradient."""
 
-    def __init__(self):
+    def __init__(self, low: str = ""):
         super().__init__()
-        self.kernel = custom("linear_cross_entropy_trained", with_both_gradients)
+        self.kernel = custom(f"linear_cross_entropy_trained{low}", with_both_gradients)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets)
@@ -148,9 +152,9 @@ class RankedCrossEntropy(nn.Cell):
     """For measuring: hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)``, negative where a row does not count → the
     summed loss, and how many targets are ranked first. Of equal logits the first one is."""
 
-    def __init__(self):
+    def __init__(self, low: str = ""):
         super().__init__()
-        self.kernel = custom("ranked_cross_entropy", with_ranks)
+        self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
 
     def construct(self, hidden, weight, targets):
         losses, first, _ = self.kernel(hidden, weight, targets)
@@ -169,22 +173,23 @@ def shared(kind: type, *arguments) -> nn.Cell:
     return kind(*arguments)
 
 
-def cross_entropy(ignored: int, trained: bool):
+def cross_entropy(ignored: int, trained: bool, low: str = ""):
     """``(hidden (N, H), weight (V, H), targets (N,))`` → the summed loss first; never all logits at once. The gradients
     are computed along with the loss.
 
     Args:
         ignored: the target of rows that do not count.
         trained: whether the weight gets a gradient.
+        low: "_bf16" for products of rounded factors, else "".
 
     Returns:
         A cell, or None where there is none.
     """
     if available() and ignored < 0:
-        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy)
-    return None if trained else shared(PlainCrossEntropy, ignored)
+        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low)
+    return None if trained or low else shared(PlainCrossEntropy, ignored)
 
 
-def ranked_cross_entropy():
-    """`RankedCrossEntropy`, or None without C kernels."""
-    return shared(RankedCrossEntropy) if available() else None
+def ranked_cross_entropy(low: str = ""):
+    """`RankedCrossEntropy`, or None without C kernels. ``low`` as in `cross_entropy`."""
+    return shared(RankedCrossEntropy, low) if available() else None

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -30,6 +31,7 @@ row_sum, column_sum = ops.ReduceSum(keep_dims=True), ops.ReduceSum()
 rsqrt, sigmoid = ops.Rsqrt(), ops.Sigmoid()
 product, product_rows = ops.MatMul(), ops.MatMul(transpose_b=True)
 cast, maximum, part = ops.Cast(), ops.Maximum(), ops.Slice()
+stop_gradient = ops.stop_gradient
 join_last, join_second = ops.Concat(-1), ops.Concat(1)
 late = ops.Depend()
 """`late(x, dout)` is x, but not before dout is there. Without it the compiler would find that the backward pass does
@@ -296,6 +298,32 @@ def product_of_rows():
 
 def plain_product():
     return ops.MatMul()
+
+
+class Rounded(nn.Cell):
+    """A float32 product of factors rounded to bfloat16: what those kernels compute that end in ``_bf16``. Gradients
+    pass the rounding as they are.
+
+    Args:
+        primitive: the ``MatMul``.
+    """
+
+    stands_for_product, low = True, "_bf16"
+
+    def __init__(self, primitive):
+        super().__init__()
+        self.primitive = primitive
+
+    def round(self, x):
+        # exact: the difference has no more digits than x, and the sum is a bfloat16
+        return x + stop_gradient(cast(cast(x, ms.bfloat16), ms.float32) - x)
+
+    def construct(self, left, right):
+        return self.primitive(self.round(left), self.round(right))
+
+
+def rounded(product):
+    return Rounded(product())
 
 
 def add_bias():

@@ -26,18 +26,23 @@ def layer_norm(to, instruction: Instruction, dy: Value) -> None:
     to.norm(x, "layer_norm_gradient", x, weight, mean, scale, dy)
 
 
+def low(instruction: Instruction) -> str:
+    """How the names of products end that go with this one: in its precision."""
+    return "_bf16" if instruction.op.endswith("_bf16") else ""
+
+
 def product_of_rows(to, instruction: Instruction, dy: Value) -> None:
     x, weight = instruction.inputs
     if to.wants(weight):
-        to.emit("product_of_columns", dy, x, outputs=[to.of_weight(weight)])
-    to.product(x, "plain_product", dy, weight)
+        to.emit(f"product_of_columns{low(instruction)}", dy, x, outputs=[to.of_weight(weight)])
+    to.product(x, f"plain_product{low(instruction)}", dy, weight)
 
 
 def plain_product(to, instruction: Instruction, dy: Value) -> None:
     x, weight = instruction.inputs
     if to.wants(weight):
-        to.emit("product_of_columns", x, dy, outputs=[to.of_weight(weight)])
-    to.product(x, "product_of_rows", dy, weight)
+        to.emit(f"product_of_columns{low(instruction)}", x, dy, outputs=[to.of_weight(weight)])
+    to.product(x, f"product_of_rows{low(instruction)}", dy, weight)
 
 
 def add_bias(to, instruction: Instruction, dy: Value) -> None:

@@ -124,7 +124,7 @@ def kernels() -> Iterator[Finding]:
     """Whether the kernels in C are there, and where from; or why not."""
     import mindspore as ms
 
-    from model_zoo.engine import NoCompiler, describe
+    from model_zoo.engine import NoCompiler, describe, describe_bf16
 
     instead = "it runs by MindSpore's operators, slower, with the same numbers"
     if ms.get_context("device_target") != "CPU":
@@ -132,6 +132,7 @@ def kernels() -> Iterator[Finding]:
         return
     try:
         yield "ok", "kernels", f"in C, {describe()}"
+        yield "ok", "bf16 products", describe_bf16()
     except NoCompiler as error:
         yield "note", "kernels", f"none in C ({error}): {instead}"
     except InputError as error:

@@ -87,9 +87,10 @@ class Train(Section):
         0.2, description="Length of wsd's decay phase: steps, or below 1 a fraction of all steps."
     )
     clip_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this global norm; null: no clipping.")
-    precision: Literal["fp32", "fp16", "bf16"] = Field(
+    precision: Literal["fp32", "fp16", "bf16", "auto"] = Field(
         "fp32",
-        description="Precision of the matrix products. bf16 where the device has it; fp16 uses dynamic loss scaling.",
+        description="Precision of the matrix products. bf16 where the device has it; fp16 uses dynamic loss scaling; "
+        "auto: bf16 where its products are fast, else fp32.",
     )
     loss_scale: LossScale = Field(default_factory=LossScale, description="Dynamic loss scaling, for fp16.")
     recompute: bool = Field(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, similar
-from pet.installation import has_bf16
+from pet.installation import on_cpu
 
 log = logging.getLogger("pet")
 
@@ -137,9 +137,9 @@ class Translation:
         problems = [*self.problems, *(problem for key, problem in self.missing if key not in given)]
         if problems:
             raise InputError.collect(problems)
-        if self.get("train.precision") == "bf16" and not has_bf16():
-            log.warning("%s: this device has no bf16 products; train.precision is fp32", self.system)
-            self.put("train.precision", "fp32")
+        if self.get("train.precision") == "bf16" and on_cpu():
+            log.warning("%s: train.precision is auto: bf16 where this processor is fast at it, else fp32", self.system)
+            self.put("train.precision", "auto")
         if self.ignored:
             log.warning("%s: without meaning here: %s", self.system, "; ".join(self.ignored_lines()))
 

@@ -1,15 +1,64 @@
-"""Narrow matrix products and recomputed layers."""
+"""The precision of matrix products, and recomputed layers."""
 
 from __future__ import annotations
+
+import dataclasses
+import logging
 
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo.engine import Rounded, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
-from model_zoo.layers import is_product
-from pet.installation import has_bf16
+from model_zoo.layers import Conv1D, Linear, is_product
+
+log = logging.getLogger("pet")
 
 NARROW = {"fp16": ms.float16, "bf16": ms.bfloat16}
+
+FASTER = 1.2
+"""How many times as fast as float32's bfloat16 products must be for ``auto`` to choose them: what lies between the
+products takes as long in both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What products are computed in.
+
+    Attributes:
+        name: ``fp32``, ``fp16`` or ``bf16``.
+        why: of ``auto``'s choice, else "".
+    """
+
+    name: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (auto: {self.why})" if self.why else self.name
+
+
+def choose_precision(asked: str) -> Precision:
+    """What ``train.precision`` comes to on this machine.
+
+    Raises:
+        InputError: bf16 is asked for and not there.
+    """
+    if asked not in ("auto", "bf16"):
+        return Precision(asked)
+    reason, on_cpu = no_bf16(), ms.get_context("device_target") == "CPU"
+    if reason and asked == "bf16":
+        raise InputError(f"train.precision: bf16 has no matrix product here: {reason}; use fp32, or auto")
+    if reason:
+        return Precision("fp32", f"no bf16 products: {reason}")
+    if not on_cpu:
+        return Precision("bf16", "this device has bf16 products" if asked == "auto" else "")
+    speedup = bf16_speedup()
+    if asked == "auto":
+        name = "bf16" if speedup >= FASTER else "fp32"
+        return Precision(name, f"bf16 products take 1/{speedup:.1f} of float32's time here")
+    if speedup < 1:
+        log.warning("train.precision: bf16 products are slower than float32's here (%.1f times as fast)", speedup)
+    return Precision(asked)
 
 
 class NarrowProduct(nn.Cell):
@@ -30,26 +79,42 @@ class NarrowProduct(nn.Cell):
 
 
 def set_precision(model: nn.Cell, precision: str) -> None:
-    """Lets every matrix product of a model and its adapters compute in a narrow type, on weights that stay as they are.
+    """Lets the matrix products of a model compute in a narrow type, on weights that stay as they are.
 
-    Norms, softmax, loss, the sums of the residual stream and the update stay in float32. ``fp32`` undoes it.
+    Norms, softmax, loss, the sums of the residual stream and the update stay in float32. ``fp32`` undoes it. On a CPU
+    bf16 is for products of activations with the model's own weights, whose sums are float32: adapters, their gradients
+    and attention stay in float32.
 
-    Raises:
-        InputError: the device has no such products.
+    Args:
+        precision: ``fp32``, ``fp16`` or ``bf16``; see `choose_precision`.
     """
-    if precision == "bf16" and not has_bf16():
-        raise InputError("train.precision: bf16 has no matrix product on a CPU; use fp32 or fp16")
+    rounded = precision == "bf16" and ms.get_context("device_target") == "CPU"
     cells = [cell for _, cell in model.cells_and_names()]
-    for cell in [cell for cell in cells if not (isinstance(cell, NarrowProduct) or is_product(cell))]:
+    for cell in [cell for cell in cells if not (isinstance(cell, (NarrowProduct, Rounded)) or is_product(cell))]:
         if "narrow" in vars(cell):  # it has another way than its products
-            cell.narrow = precision != "fp32"
+            cell.narrow = precision != "fp32" and not rounded
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
-            if isinstance(product, NarrowProduct):
-                product = product.product
-            elif not (is_product(product) or isinstance(product, ops.BatchMatMul)):
+            found = bare(product)
+            if not isinstance(found, (ops.MatMul, ops.BatchMatMul)):
                 continue
+            if rounded:
+                new = Rounded(found) if name in ("product", "matmul") and isinstance(cell, WEIGHTED) else found
+            else:
+                new = found if precision == "fp32" else NarrowProduct(found, NARROW[precision])
             delattr(cell, name)
-            setattr(cell, name, product if precision == "fp32" else NarrowProduct(product, NARROW[precision]))
+            setattr(cell, name, new)
+    set_kernels(model, getattr(model, "runs_fast", False))
+
+
+WEIGHTED = (Linear, Conv1D, nn.Dense)
+"""Cells with a weight whose product may be rounded."""
+
+
+def bare(product):
+    """The primitive of a product, whatever stands for it."""
+    while isinstance(product, NarrowProduct) or hasattr(type(product), "stands_for_product"):
+        product = product.product if isinstance(product, NarrowProduct) else product.primitive
+    return product
 
 
 def set_recompute(model: nn.Cell) -> None:

@@ -176,7 +176,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "steps": f"{trainer.total_steps:,}{epochs}",
         "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
         "padding": f"{100 * feed.padding(0):.1f} %" if known else "not known before the data has been read",
-        "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {train.precision}",
+        "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {trainer.precision}",
         "output": str(trainer.directory),
     }
     dropped = prepared.train.counts if hasattr(prepared.train, "counts") else None

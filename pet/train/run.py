@@ -321,6 +321,7 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "best": outcome["best"],
         "weights_step": outcome["weights_step"],
         "stopped": outcome["stopped"],
+        "precision": str(trainer.precision),
     }
 
 

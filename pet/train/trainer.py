@@ -26,7 +26,7 @@ from pet.train.noise import key_setter
 from pet.train.objectives import make_objective
 from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer
-from pet.train.precision import set_precision, set_recompute
+from pet.train.precision import choose_precision, set_precision, set_recompute
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule
 from pet.train.segments import make_segments
@@ -144,7 +144,8 @@ class Trainer(Measuring, Saving):
             groups=self.settings.groups,
             lora_plus_ratio=self.settings.lora_plus_ratio,
         )
-        set_precision(model, self.settings.precision)
+        self.precision = choose_precision(self.settings.precision)
+        set_precision(model, self.precision.name)
         if self.settings.recompute:
             set_recompute(model)
         self.optimizer = self.distributed.make_optimizer(

@@ -12,7 +12,7 @@ struct head {
     float *losses, *second; /* of each row; the second is its gradient, or whether its target is ranked first */
     float *weight_gradient;
     int64_t rows, width, vocabulary, together;
-    int ranks;
+    int ranks, how; /* the products are computed */
     /* of a piece */
     float *logits, *some_hidden, *some_gradient;
     int32_t *numbers, *some_targets;
@@ -81,14 +81,15 @@ static int over_pieces(struct head *of, float *workspace) {
             memcpy(of->some_hidden + some++ * of->width, of->hidden + row * of->width, line);
         }
         if (some == 0) break;
-        if (product_by_rows(of->some_hidden, of->weight, of->logits, some, of->vocabulary, of->width, 0)) return 1;
+        if (product_by_rows(of->some_hidden, of->weight, of->logits, some, of->vocabulary, of->width, of->how)) return 1;
         pet_parallel(lose, of, some, rows_at_once(of->vocabulary));
         if (of->ranks) continue;
-        if (product_by_depth(of->logits, of->weight, of->some_gradient, some, of->width, of->vocabulary, 0)) return 1;
+        if (product_by_depth(of->logits, of->weight, of->some_gradient, some, of->width, of->vocabulary, of->how))
+            return 1;
         for (int64_t i = 0; i < some; i++)
             memcpy(of->second + of->numbers[i] * of->width, of->some_gradient + i * of->width, line);
         if (of->weight_gradient && product_by_columns(of->logits, of->some_hidden, of->weight_gradient, of->vocabulary,
-                                                      of->width, some, began))
+                                                      of->width, some, of->how | (began ? ADDS : 0)))
             return 1;
         began = 1;
     }
@@ -102,23 +103,35 @@ static struct head head_of(void **params, int64_t **shapes, int64_t *workspace) 
                          .together = workspace[0]};
 }
 
-/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H), and
- * room for a piece of so many rows (rows, V + 2·H + 2) */
-PET_KERNEL(linear_cross_entropy) {
+static int cross_entropy(void **params, int64_t **shapes, int how) {
     struct head of = head_of(params, shapes, shapes[5]);
+    of.how = how;
     return over_pieces(&of, params[5]);
 }
 
-/* the same, and the weight's gradient (V, H) before the room */
-PET_KERNEL(linear_cross_entropy_trained) {
+static int trained_cross_entropy(void **params, int64_t **shapes, int how) {
     struct head of = head_of(params, shapes, shapes[6]);
     of.weight_gradient = params[5];
+    of.how = how;
     return over_pieces(&of, params[6]);
 }
 
-/* the same inputs → losses (N), 1 where the target is ranked first (N), and the room */
-PET_KERNEL(ranked_cross_entropy) {
+static int ranked(void **params, int64_t **shapes, int how) {
     struct head of = head_of(params, shapes, shapes[5]);
     of.ranks = 1;
+    of.how = how;
     return over_pieces(&of, params[5]);
 }
+
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H), and
+ * room for a piece of so many rows (rows, V + 2·H + 2) */
+PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, 0); }
+PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, IN_BF16); }
+
+/* the same, and the weight's gradient (V, H) before the room */
+PET_KERNEL(linear_cross_entropy_trained) { return trained_cross_entropy(params, shapes, 0); }
+PET_KERNEL(linear_cross_entropy_trained_bf16) { return trained_cross_entropy(params, shapes, IN_BF16); }
+
+/* the same inputs → losses (N), 1 where the target is ranked first (N), and the room */
+PET_KERNEL(ranked_cross_entropy) { return ranked(params, shapes, 0); }
+PET_KERNEL(ranked_cross_entropy_bf16) { return ranked(params, shapes, IN_BF16); }

@@ -11,10 +11,9 @@ PET_KERNEL(product_of_rows_onto);
 PET_KERNEL(plain_product);
 PET_KERNEL(plain_product_added);
 PET_KERNEL(product_of_rows_bf16);
-PET_KERNEL(product_of_rows_added_bf16);
-PET_KERNEL(product_of_rows_onto_bf16);
+PET_KERNEL(product_of_rows_bf16_added);
 PET_KERNEL(plain_product_bf16);
-PET_KERNEL(plain_product_added_bf16);
+PET_KERNEL(plain_product_bf16_added);
 
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
@@ -26,18 +25,17 @@ static const struct {
     kernel does;
     int turned, add, bf16;
 } PRODUCTS[] = {
-    {product_of_rows, 1, 0, 0},           {product_of_rows_bf16, 1, 0, 1},
-    {product_of_rows_added, 1, 1, 0},     {product_of_rows_added_bf16, 1, 1, 1},
-    {product_of_rows_onto, 1, 1, 0},      {product_of_rows_onto_bf16, 1, 1, 1},
-    {plain_product, 0, 0, 0},             {plain_product_bf16, 0, 0, 1},
-    {plain_product_added, 0, 1, 0},       {plain_product_added_bf16, 0, 1, 1},
+    {product_of_rows, 1, 0, 0},      {product_of_rows_added, 1, 1, 0},      {product_of_rows_onto, 1, 1, 0},
+    {plain_product, 0, 0, 0},        {plain_product_added, 0, 1, 0},
+    {product_of_rows_bf16, 1, 0, 1}, {product_of_rows_bf16_added, 1, 1, 1},
+    {plain_product_bf16, 0, 0, 1},   {plain_product_bf16_added, 0, 1, 1},
 };
 enum { KINDS = sizeof PRODUCTS / sizeof *PRODUCTS };
 
 /* Products that run at once. */
 struct gathered {
     struct product products[MOST_PRODUCTS];
-    int count;
+    int count, bf16;
     int64_t rows;
 };
 
@@ -53,12 +51,12 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
     if (to ? !add : all->count == MOST_PRODUCTS) return 1;
     if (!to) {
         to = all->products + all->count++;
-        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add,
-                                .bf16 = PRODUCTS[which].bf16};
+        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
     }
     if (to->count == MOST_TERMS) return 1;
     to->terms[to->count++] = (struct term){.a = its[0], .b = its[1], .depth = shapes[0][1], .b_turned = turned};
     all->rows = shapes[0][0];
+    all->bf16 |= PRODUCTS[which].bf16; /* what runs with a product in bfloat16, such as LoRA's sum, is rounded as well */
     return 0;
 }
 
@@ -112,8 +110,9 @@ PET_KERNEL(program) {
         } else if (gather(&gathered, does, uses, its, its_shapes)) {
             failed = 1;
         } else if (!together) {
+            for (int i = 0; i < gathered.count; i++) gathered.products[i].bf16 = gathered.bf16;
             failed = products(gathered.products, gathered.count, gathered.rows);
-            gathered.count = 0;
+            gathered.count = gathered.bf16 = 0;
         }
         if (failed) return failed;
     }

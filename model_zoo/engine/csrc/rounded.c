@@ -97,17 +97,12 @@ PET_KERNEL(plain_product_bf16) {
     return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16);
 }
 
-PET_KERNEL(product_of_rows_added_bf16) {
+PET_KERNEL(product_of_rows_bf16_added) {
     return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
 }
 
-PET_KERNEL(plain_product_added_bf16) {
+PET_KERNEL(plain_product_bf16_added) {
     return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16 | ADDS);
-}
-
-PET_KERNEL(product_of_rows_onto_bf16) {
-    if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
-    return product_by_rows(params[0], params[1], params[3], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
 }
 
 PET_KERNEL(product_of_columns_bf16) {

@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from model_zoo.engine import cross_entropy, ranked_cross_entropy
+from model_zoo.engine import cross_entropy, precision_suffix, ranked_cross_entropy
 from model_zoo.layers import Linear, is_product
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
@@ -95,7 +95,7 @@ class CausalLM(Objective):
         head = plain_head(model)
         if head is None or type(self).loss is not CausalLM.loss or self.label_smoothing > 0:
             return None
-        summed = cross_entropy(IGNORED, head.weight.requires_grad)
+        summed = cross_entropy(IGNORED, head.weight.requires_grad, precision_suffix(head.product))
         if summed is None:
             return None
 
@@ -105,8 +105,11 @@ class CausalLM(Objective):
         return by_head
 
     def measure_of_hidden(self, model) -> Callable | None:
-        head, measured = plain_head(model), ranked_cross_entropy()
-        if head is None or measured is None or type(self).measure is not CausalLM.measure:
+        head = plain_head(model)
+        if head is None or type(self).measure is not CausalLM.measure:
+            return None
+        measured = ranked_cross_entropy(precision_suffix(head.product))
+        if measured is None:
             return None
 
         def by_head(hidden, labels):

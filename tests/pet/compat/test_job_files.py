@@ -110,8 +110,9 @@ def test_bf16_of_a_job_file_falls_back_with_one_line(base, tmp_path, caplog, sys
     }[system]
     short = ["data.max_length=64"]
     path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
-    assert load_any(path, short).train.precision == "fp32"
-    assert sum("this device has no bf16 products; train.precision is fp32" in r.message for r in caplog.records) == 1
+    assert load_any(path, short).train.precision == "auto"
+    line = "train.precision is auto: bf16 where this processor is fast at it, else fp32"
+    assert sum(line in record.message for record in caplog.records) == 1
     assert (
         load_any(path, [*short, "train.precision=bf16"]).train.precision == "bf16"
     )  # asked for here: an error when it runs

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from adapters.saving import load_adapter
+from model_zoo import engine
 from model_zoo.auto import AutoModel
+from model_zoo.engine import speed
 from model_zoo.errors import InputError
+from pet.train import precision
 from pet.train.precision import NarrowProduct, set_precision
 from pet.train.trainer import Trainer
 
@@ -46,7 +49,78 @@ def test_recomputed_layers_give_the_same_losses(fixtures):
     assert np.abs(found - expected).max() < 1e-4
 
 
-def test_precision_is_taken_back_and_bf16_is_refused_on_a_cpu(fixtures):
+needs_bf16 = pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
+
+
+@needs_bf16
+@pytest.mark.parametrize("compiled", [True, False])
+def test_bfloat16_trains_like_single(fixtures, compiled):
+    found, expected, trainer = losses(fixtures, precision="bf16", compiled=compiled)
+    assert 1e-5 < np.abs(found / expected - 1).max() < 2e-3
+    assert trainer.precision.name == "bf16"
+
+
+@needs_bf16
+def test_of_a_model_in_bfloat16_the_linear_cells_are_and_nothing_else(fixtures):
+    """Adapters compute in float32, and so does attention."""
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    load_adapter(model, fixtures / "llama_mha" / "lora_train_init")
+
+    def rounded():
+        return {name.rpartition(".")[0] for name, cell in model.cells_and_names() if isinstance(cell, engine.Rounded)}
+
+    names = list(model.parameters_dict())
+    for fast in (False, True):
+        model.set_fast(fast)
+        set_precision(model, "bf16")
+        model.set_fast(False)
+        found = rounded()
+        assert {name.rpartition(".")[2] for name in found} > {"q_proj", "down_proj", "lm_head"}
+        assert not any("adapter" in name or "core" in name for name in found)
+        set_precision(model, "fp32")
+        assert not rounded() and list(model.parameters_dict()) == names
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "speedup", "chosen"),
+    [
+        ("fp32", "", 9.0, "fp32"),
+        ("bf16", "", 9.0, "bf16"),
+        ("auto", "", 9.0, "bf16 (auto: bf16 products take 1/9.0 of float32's time here)"),
+        ("auto", "", 1.1, "fp32 (auto: bf16 products take 1/1.1 of float32's time here)"),
+        ("auto", "an old processor", 0.0, "fp32 (auto: no bf16 products: an old processor)"),
+    ],
+)
+def test_auto_takes_what_is_fast_and_says_why(monkeypatch, asked, reason, speedup, chosen):
+    monkeypatch.setattr(precision, "no_bf16", lambda: reason)
+    monkeypatch.setattr(precision, "bf16_speedup", lambda: speedup)
+    assert str(precision.choose_precision(asked)) == chosen
+
+
+def test_bfloat16_is_refused_where_it_is_not_there_and_noted_where_it_is_slow(monkeypatch, caplog):
+    monkeypatch.setattr(precision, "no_bf16", lambda: "an old processor")
+    with pytest.raises(InputError, match="no matrix product here: an old processor; use fp32, or auto"):
+        precision.choose_precision("bf16")
+    monkeypatch.setattr(precision, "no_bf16", lambda: "")
+    monkeypatch.setattr(precision, "bf16_speedup", lambda: 0.5)
+    assert precision.choose_precision("bf16").name == "bf16"
+    assert [r.message for r in caplog.records] == [
+        "train.precision: bf16 products are slower than float32's here (0.5 times as fast)"
+    ]
+
+
+def test_the_speed_is_measured_once_and_kept_beside_the_kernels(monkeypatch, tmp_path):
+    library = tmp_path / "native-x.so"
+    monkeypatch.setattr(speed, "library", lambda: library)
+    monkeypatch.setattr(speed, "measured_speedup", lambda path: 3.25)
+    assert speed.bf16_speedup.__wrapped__() == 3.25
+    monkeypatch.setattr(speed, "measured_speedup", lambda path: 1.0)
+    assert speed.bf16_speedup.__wrapped__() == 3.25
+    next(tmp_path.glob("native-x.*")).write_text("")  # cut off: measured again
+    assert speed.bf16_speedup.__wrapped__() == 1.0
+
+
+def test_half_precision_is_taken_back(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     names = list(model.parameters_dict())
 
@@ -59,5 +133,3 @@ def test_precision_is_taken_back_and_bf16_is_refused_on_a_cpu(fixtures):
     once = narrow()
     set_precision(model, "fp32")
     assert once > 10 and narrow() == 0
-    with pytest.raises(InputError, match="bf16 has no matrix product on a CPU"):
-        set_precision(model, "bf16")

@@ -1,0 +1,78 @@
+"""Whether there are bfloat16 products in C, and how fast they are: measured once per machine."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from contextlib import suppress
+
+import mindspore as ms
+import numpy as np
+
+from model_zoo.atomic import write_text
+from model_zoo.engine.build import NoCompiler, library
+
+SIZES = 512, 1024, 1024
+"""Rows, columns and depth of the product that is timed: 1 GFLOP."""
+
+ROUNDS = 7
+"""Of which each kind's fastest counts: a busy machine makes some of them slow."""
+
+INSTRUCTIONS = {1: "AVX512-BF16", 2: "AMX"}
+
+
+def no_bf16() -> str:
+    """Why there are no bfloat16 products on this device, in one line; "" where there are."""
+    if ms.get_context("device_target") != "CPU":
+        return ""
+    try:
+        found = ctypes.CDLL(str(library())).pet_bf16()
+    except NoCompiler as error:
+        return f"on a CPU they are computed by kernels in C, and there are none: {error}"
+    return "" if found else "this processor has neither AMX nor AVX512-BF16 instructions, or the compiler has none"
+
+
+@functools.cache
+def bf16_speedup() -> float:
+    """How many times as fast as float32's bfloat16 products are here, on all threads. It is kept in a file beside the
+    kernels, so that all processes go by the same."""
+    path = library()
+    kept = path.with_suffix(".speed")
+    with suppress(OSError, ValueError):
+        return float(kept.read_text())
+    found = measured_speedup(path)
+    with suppress(OSError):
+        write_text(kept, f"{found:.2f}\n")
+        found = float(kept.read_text())  # another process may have written it meanwhile
+    return found
+
+
+def measured_speedup(path) -> float:
+    """The same, measured now."""
+    rows, columns, depth = SIZES
+    arrays = [np.ones(shape, np.float32) for shape in ((rows, depth), (columns, depth), (rows, columns))]
+    shapes = [(ctypes.c_int64 * 2)(*array.shape) for array in arrays]
+    given = (
+        (ctypes.c_void_p * 3)(*[array.ctypes.data for array in arrays]),
+        (ctypes.c_int * 3)(2, 2, 2),
+        (ctypes.c_void_p * 3)(*[ctypes.addressof(shape) for shape in shapes]),
+    )
+    kernels = ctypes.CDLL(str(path))
+    best = {"product_of_rows": np.inf, "product_of_rows_bf16": np.inf}
+    for _ in range(ROUNDS):
+        for name in best:
+            begin = time.perf_counter()
+            getattr(kernels, name)(3, *given, None, None, None)
+            best[name] = min(best[name], time.perf_counter() - begin)
+    single, low = best.values()
+    return single / low
+
+
+def describe_bf16() -> str:
+    """The instructions, and the speed; or why there are no such products."""
+    reason = no_bf16()
+    if reason:
+        return f"none: {reason}"
+    kind = INSTRUCTIONS[ctypes.CDLL(str(library())).pet_bf16()]
+    return f"by {kind}, {bf16_speedup():.1f} times as fast as float32"
