@@ -79,6 +79,13 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
     return known
 
 
+def start_again(workers: int, devices: Sequence[int] | None = None) -> int:
+    """Runs this program again in so many processes; their exit code."""
+    from pet.launching.launcher import launch
+
+    return launch([sys.executable, *sys.orig_argv[1:]], workers, devices=devices)
+
+
 def script(main: Callable[[], int | None]) -> None:
     """Runs a script's ``main``: what is wrong with the input is one message and exit code 2."""
     tolerate_encodings()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from adapters.schema import require
 from model_zoo.errors import InputError, nearest
-from pet.compat.translation import callback, clip, elsewhere, flag, number
-from pet.recipe.translation import Ignored, Translation
+from pet.compat.command_line import start_again
+from pet.compat.deepspeed import put_deepspeed
+from pet.compat.outputs import HIDDEN, Outputs, call, tensors
+from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number
+from pet.recipe.translation import Ignored, Refused, Translation
+
+log = logging.getLogger("pet")
 
 ENVIRONMENTS = {
     "pytorch": "standalone",
@@ -51,7 +58,13 @@ TABLE = {
     "hostfile": elsewhere,
     "training_script": LAUNCHED,
     "training_paras": LAUNCHED,
-    "deepspeed_config": Ignored("optimizer_shard divides the optimizer's state"),
+    "deepspeed_config": elsewhere,
+    "optimizer_type": choice("train.optimizer", OPTIMIZERS),
+    "tokenizer": elsewhere,
+    "timers": Ignored("metrics.jsonl has each step's time"),
+    "save_best": Refused("the best checkpoint is that of the smallest loss", (None,)),
+    "extra_args": Ignored("a script has its own arguments"),
+    "load_rng": WHOLE,
     "deepspeed_activation_checkpointing": Ignored("checkpoint_activations says it"),
     "num_checkpoints": Ignored("layers are recomputed as a whole or not at all"),
     "tensorboard": callback("tensorboard"),
@@ -85,7 +98,8 @@ class Trainer:
         settings: FlagAI's: ``epochs``, ``batch_size`` (rows per process), ``lr``, ``weight_decay``, ``warm_up``,
             ``gradient_accumulation_steps``, ``clip_grad``, ``seed``, ``fp16``, ``checkpoint_activations``,
             ``log_interval``, ``eval_interval``, ``save_interval``, ``save_dir``, ``load_dir`` (a run directory to go on
-            from), ``experiment_name`` …
+            from), ``experiment_name`` … With a DeepSpeed environment, ``deepspeed_config`` is read
+            (`pet.compat.deepspeed`) and beats them, but for ``batch_size``.
 
     In any environment but ``standalone``, ``num_gpus`` above 1 starts the script again in so many processes, as FlagAI
     does, and this one ends with their exit code; ``pet launch -n N -- python SCRIPT`` does the same from outside.
@@ -102,6 +116,7 @@ class Trainer:
                 f"{nearest(env_type, ENVIRONMENTS)}"
             )
         self.env_type, self.settings = ENVIRONMENTS[env_type], settings
+        self.deepspeed = env_type.startswith("deepspeed")
         self._translation().finish()
         if self._must_start():
             raise SystemExit(self._start())
@@ -127,9 +142,11 @@ class Trainer:
 
         Args:
             model: a model, with or without an adapter on it.
-            optimizer, lr_scheduler: None; the settings choose them.
+            optimizer: an optimizer of MindSpore, or of torch, whose kind and numbers are taken; None for the settings.
+            lr_scheduler: the learning rate by the step, see `pet.compat.optimizers.rates_of`.
             train_dataset, valid_dataset: indexable datasets of dictionaries.
-            metric_methods: none; loss, perplexity and accuracy are measured.
+            metric_methods: pairs of a name and a function of logits ``(N, S, V)`` and labels ``(N, S)``, Tensors of all
+                evaluation rows, which may take ``meta`` (None) and ``tokenizer`` besides; measured on one process.
             collate_fn: from a list of samples to a dictionary with ``input_ids`` ``(B, S)``, and ``labels`` unshifted
                 with −100 where nothing is learnt; where they are left out every token is one.
 
@@ -137,27 +154,43 @@ class Trainer:
             InputError: what cannot be served, or data of another form.
         """
         from pet.compat.objects import Objects, recipe_beside_objects, run
+        from pet.compat.optimizers import put_optimizer, rates_of
+        from pet.launching.environment import read_job
 
-        for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-            if value is not None:
-                raise InputError(f"Trainer.train: {name}: the trainer makes its own by lr, warm_up and weight_decay")
-        if list(metric_methods):
-            raise InputError("Trainer.train: metric_methods: loss, perplexity and accuracy are measured; no others")
+        if metric_methods and read_job().size > 1:
+            raise InputError("Trainer.train: metric_methods: are measured on one process; leave them out here")
         if train_dataset is None:
             raise InputError("Trainer.train: train_dataset is missing")
         t = self._translation()
-        schedule = t.settings.pop("eval.every_steps", None)
+        every = t.settings.pop("eval.every_steps", None)
+        rates = put_optimizer(t, optimizer) if optimizer is not None else None
+        rates = rates if lr_scheduler is None else rates_of(lr_scheduler)
+        t.finish()
         t.put("eval.metrics", ["loss", "perplexity", "accuracy"])
         if "output.dir" not in t.settings:
             t.put("output.dir", os.path.join("checkpoints", str(t.get("name", "experiment"))))
         recipe = recipe_beside_objects(t, "flagai", self.settings.get("load_dir"))
         own = type(self).forward_step is not Trainer.forward_step
+        fields = own and {"loss", "logits", *HIDDEN} & set(self.forward_step.__code__.co_names)
+        if fields:
+            log.warning("forward_step: model(**data).%s: runs operator by operator, slower than a graph", min(fields))
 
         def forward(data, model):
-            return self.forward_step(data, model, None)
+            return self.forward_step(data, Outputs(model) if fields else model, None)
+
+        def metrics(batches):
+            import mindspore as ms
+            from mindspore import ops
+
+            rows = [(Outputs(model)(**tensors(batch)).logits, ms.Tensor(batch["labels"])) for batch in batches]
+            logits, labels = (ops.concat(parts) for parts in zip(*rows, strict=True))
+            more = {"meta": None, "tokenizer": self.settings.get("tokenizer")}
+            return {name: float(call(method, logits, labels, **more)) for name, method in metric_methods}
 
         objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
-        summary = run(recipe, objects, eval_schedule={"every_steps": schedule} if schedule and valid_dataset else None)
+        objects.compiled, objects.rates = not fields, rates
+        objects.metrics = metrics if metric_methods else None
+        summary = run(recipe, objects, eval_schedule={"every_steps": every} if every and valid_dataset else None)
         self.directory = Path(recipe.output.dir)
         return summary
 
@@ -166,14 +199,20 @@ class Trainer:
         if self.env_type == "standalone":
             return 1, 1
         numbers = {"num_nodes": self.settings.get("num_nodes"), "num_gpus": self.settings.get("num_gpus")}
-        hosts = Path(self.settings.get("hostfile") or "")
-        if numbers["num_nodes"] is None and hosts.is_file():
-            lines = hosts.read_text(encoding="utf-8").splitlines()
-            numbers["num_nodes"] = sum(bool(line.partition("#")[0].strip()) for line in lines)
+        if hosts := self._hosts():
+            slots = re.search(r"slots\s*=\s*(\d+)", hosts[0])
+            found = {"num_nodes": len(hosts), "num_gpus": int(slots[1]) if slots else None}
+            numbers = {name: found[name] if value is None else value for name, value in numbers.items()}
         for name, value in numbers.items():
             numbers[name] = 1 if value is None else value
             require("flagai.Trainer", name, numbers[name], int, ge=1)
         return numbers["num_nodes"], numbers["num_gpus"]
+
+    def _hosts(self) -> list[str]:
+        """The lines of the hostfile, ``address slots=N``."""
+        path = Path(self.settings.get("hostfile") or "")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return [text for line in lines if (text := line.partition("#")[0].strip())]
 
     def _must_start(self) -> bool:
         """Whether several processes are asked for and nobody has started them."""
@@ -183,17 +222,17 @@ class Trainer:
 
     def _start(self) -> int:
         """Runs this program again in as many processes as are asked for; their exit code."""
-        from pet.launching.launcher import launch
-
         nodes, gpus = self._asked()
         if nodes > 1 or self.settings.get("not_call_launch") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
-            more = f" --nnodes {nodes} --node-rank K --master HOST:PORT" if nodes > 1 else ""
+            first = (*self._hosts(), "HOST")[0].split()[0]
+            master = f"{self.settings.get('master_ip') or first}:{self.settings.get('master_port') or 'PORT'}"
+            more = f" --nnodes {nodes} --node-rank K --master {master}" if nodes > 1 else ""
             where = " on every machine" if nodes > 1 else ""
             raise InputError(
                 f"flagai.Trainer: num_nodes x num_gpus = {nodes * gpus} processes, but this is one; start the script"
                 f"{where} by: pet launch -n {gpus}{more} -- python SCRIPT"
             )
-        return launch([sys.executable, *sys.orig_argv[1:]], gpus)
+        return start_again(gpus)
 
     def _translation(self) -> Translation:
         from pet.launching.environment import read_job
@@ -216,6 +255,11 @@ class Trainer:
             t.put("parallel.data", size // tensor)
             t.put("parallel.tensor", tensor)
             t.put("parallel.shard_optimizer", (self.env_type == "optimizer_shard" and size > 1) or None)
+            if self.deepspeed and (path := self.settings.get("deepspeed_config")):
+                put_deepspeed(t, path)
+                if size == tensor:
+                    t.settings.pop("parallel.shard_optimizer", None)
+                t.put("train.batch_size", self.settings.get("batch_size"))
             if isinstance(t.get("train.batch_size"), int):
                 t.put("train.batch_size", t.get("train.batch_size") * (size // tensor))
         return t

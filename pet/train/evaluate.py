@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -207,19 +207,20 @@ class Evaluation:
         losses: `LossEvaluation`.
         answers: `Answers`, or None where there are no questions; then only the metrics of the loss are measured.
         settings: the ``eval`` section.
+        measures: gives further numbers.
 
     Attributes:
         samples: the first answers of the last evaluation.
     """
 
-    def __init__(self, losses: LossEvaluation, answers: Answers | None, settings):
-        self.losses, self.answers, self.settings = losses, answers, settings
+    def __init__(self, losses: LossEvaluation, answers: Answers | None, settings, measures: Callable | None = None):
+        self.losses, self.answers, self.settings, self.measures = losses, answers, settings, measures
         self.samples: list[Answer] = []
 
     def __call__(self) -> dict[str, float]:
         """The metrics by name, loss and perplexity always among them."""
         wanted = self.settings.metrics
-        found = self.from_logits()
+        found = {**self.from_logits(), **(self.measures() if self.measures else {})}
         written = [name for name in wanted if name in GENERATED]
         if self.answers is not None and (written or self.settings.shown_samples):
             limit = self.settings.generated_samples if written else self.settings.shown_samples

@@ -134,6 +134,9 @@ def execute(
     callbacks: Iterable = (),
     objective=None,
     save: Callable | None = None,
+    compiled: bool = True,
+    rates: Callable[[int], float] | None = None,
+    measures: Callable[[], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
     """The run itself, once everything that can be wrong with the recipe has been looked at.
 
@@ -145,6 +148,8 @@ def execute(
         objective: see `start`.
         save: `save_result`, or what stands in for it where the recipe does not say all, since model or data are
             objects. Such a run has no recipe.yaml: it could not be run again from that.
+        compiled, rates: those of `pet.train.trainer.Trainer`.
+        measures: further numbers for every evaluation.
     """
     from pet.run_directory import RECIPE, open_for
     from pet.train import report
@@ -157,7 +162,7 @@ def execute(
     begin, complete, save = time.perf_counter(), save is None, save or save_result
     model, directory = prepared.model, Path(recipe.output.dir)
     objective = objective or make_objective(recipe.train)
-    evaluation = make_evaluation(recipe, prepared, distributed, objective)
+    evaluation = make_evaluation(recipe, prepared, distributed, objective, compiled, measures)
     counted = count(model, distributed)
     title = recipe.name or directory.name
     built_in = ["progress", "metrics", "samples", "plot"] if distributed.is_main else []
@@ -193,6 +198,8 @@ def execute(
         finish=finish,
         origins=origins_of(recipe) if distributed.is_main and complete else None,
         title=f"{title}: {recipe.adapter.method} on {Path(prepared.base).name}" if complete else title,
+        compiled=compiled,
+        rates=rates,
     )
     if recipe.train.resume:
         trainer.resume()  # which checks the checkpoint: a run that is refused writes nothing
@@ -220,26 +227,27 @@ def execute(
     return summary
 
 
-def make_evaluation(recipe, prepared, distributed, objective):
+def make_evaluation(recipe, prepared, distributed, objective, compiled: bool = True, measures: Callable | None = None):
     """What measures a run's model, by the recipe's ``eval`` section; None where there is nothing to measure on."""
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 
     if prepared.eval_feed is None:
         return None
-    losses, answers = LossEvaluation(prepared.model, prepared.eval_feed, objective, distributed=distributed), None
+    how, answers = {"distributed": distributed, "compiled": compiled}, None
+    losses = LossEvaluation(prepared.model, prepared.eval_feed, objective, **how)
     if prepared.questions:
         rows = recipe.eval.batch_size or recipe.train.batch_size
         generation = recipe.generation.in_evaluations()
         answers = Answers(prepared.model, prepared.tokenizer, prepared.questions, generation, rows, recipe.train.seed)
-    return Evaluation(losses, answers, recipe.eval)
+    return Evaluation(losses, answers, recipe.eval, measures)
 
 
-def measure(recipe, prepared, distributed, objective=None) -> dict[str, float]:
-    """The metrics of a model that is not trained here."""
+def measure(recipe, prepared, distributed, objective=None, **how) -> dict[str, float]:
+    """The metrics of a model that is not trained here; `how` is that of `make_evaluation`."""
     from pet.train.measuring import fast
     from pet.train.objectives import make_objective
 
-    evaluation = make_evaluation(recipe, prepared, distributed, objective or make_objective(recipe.train))
+    evaluation = make_evaluation(recipe, prepared, distributed, objective or make_objective(recipe.train), **how)
     with fast(prepared.model):
         return evaluation()
 

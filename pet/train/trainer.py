@@ -80,6 +80,7 @@ class Trainer(Measuring, Saving):
         origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume.
         title: what the run is called in pictures.
         compiled: False runs everything operator by operator, to look for mistakes in a cell.
+        rates: the learning rate of each step, counted from 0, in place of the settings' schedule.
         settings: fields of the ``train`` section by name, over ``train``.
 
     Raises:
@@ -111,6 +112,7 @@ class Trainer(Measuring, Saving):
         origins: dict[str, list] | None = None,
         title: str = "training",
         compiled: bool = True,
+        rates: Callable[[int], float] | None = None,
         **settings,
     ):
         from pet.recipe.training import Eval
@@ -126,7 +128,7 @@ class Trainer(Measuring, Saving):
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
         self.feed = as_feed(train_data, self.settings.accumulation, model)
         self.total_steps = total_steps(self.feed, self.settings)
-        self.schedule = Schedule.from_settings(self.settings, self.total_steps)
+        self.schedule = rates or Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)
         self.watch = LossWatch(self.settings.max_loss_ratio)
         self.position = Position()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 import pet
 from model_zoo.errors import InputError
@@ -116,6 +118,116 @@ def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
         Trainer(env_type="pytorchDDP", num_nodes=2, num_gpus=1)
 
 
+class Documented(Trainer):
+    """As FlagAI's document writes it."""
+
+    def forward_step(self, data, model, mems):
+        output = model(**data)
+        self.shape = output.hidden_states.shape
+        return {"loss": output.loss, "logits": output.logits, "hidden_states": output.decoder_hidden_states}
+
+
+def first_count(logits, labels, meta=None):
+    """How many labels are the first token's."""
+    assert logits.shape[:2] == labels.shape
+    return (labels.asnumpy()[:, 0] == labels.asnumpy()[0, 0]).sum()
+
+
+def test_a_forward_step_gets_outputs_by_their_names(base, tmp_path, caplog):
+    """The same losses as by the trainer's own, compiled forward; an optimizer, a schedule and measures are given."""
+    random, found = np.random.default_rng(0), {}
+    rows = [{"input_ids": row, "labels": row} for row in random.integers(10, 40, (4, 9))]
+    for kind in (Documented, Trainer):
+        model = pet.apply_lora(pet.AutoModel.from_pretrained(str(base)), rank=2)
+        optimizer = nn.AdamWeightDecay(model.trainable_params(), learning_rate=0.5, beta2=0.9)
+        directory = tmp_path / kind.__name__
+        trainer = kind(batch_size=2, epochs=2, eval_interval=2, log_interval=1, save_dir=str(directory))
+        given = {"optimizer": optimizer, "lr_scheduler": lambda step: 0.01 * (step + 1)}
+        summary = trainer.train(
+            model, train_dataset=rows, valid_dataset=rows, metric_methods=[["first", first_count]], **given
+        )
+        assert summary["after"]["first"] == sum(row["input_ids"][0] == rows[0]["input_ids"][0] for row in rows)
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        assert [line["learning_rate"] for line in lines] == pytest.approx([0.01, 0.02, 0.03, 0.04])
+        assert "eval_first" in lines[1]
+        found[kind] = [line["loss"] for line in lines]
+        if kind is Documented:
+            assert trainer.shape == (2, 9, 32)
+    assert found[Documented] == pytest.approx(found[Trainer], rel=1e-5)
+    assert sum("operator by operator" in record.message for record in caplog.records) == 1
+
+
+def test_optimizers_are_taken_by_their_numbers(recipes):
+    cell, data = nn.Dense(2, 2), [{"input_ids": [1, 2]}]
+    rate = nn.PolynomialDecayLR(0.2, 0.1, 4, 1.0)
+    for optimizer, expected in (
+        (nn.Adam(cell.trainable_params(), 0.1, beta1=0.8, weight_decay=0.2), ("adam", 0.1, [0.8, 0.999], 1e-8, 0.2)),
+        (nn.Momentum(cell.trainable_params(), 0.1, momentum=0.7), ("momentum", 0.1, 0.7)),
+        (nn.Lamb(cell.trainable_params(), rate), ("lamb",)),
+    ):
+        Trainer().train(object(), optimizer=optimizer, train_dataset=data)
+        recipe, objects, _ = recipes.pop()
+        train = recipe.train
+        known = (train.optimizer, train.learning_rate, train.betas, train.eps, train.weight_decay)
+        if train.optimizer == "momentum":
+            known = (*known[:2], train.momentum)
+        for value, wanted in zip(known, expected, strict=False):
+            assert value == (pytest.approx(wanted) if not isinstance(wanted, str) else wanted)
+    assert [objects.rates(step) for step in (0, 2, 9)] == pytest.approx([0.2, 0.15, 0.1])
+    for scheduler in ([0.1, 0.2, 0.3], lambda step: 0.1 * (step + 1)):
+        Trainer().train(object(), lr_scheduler=scheduler, train_dataset=data)
+        assert recipes.pop()[1].rates(1) == pytest.approx(0.2)
+    grouped = nn.Adam([{"params": [cell.weight], "lr": 0.1}, {"params": [cell.bias]}], 0.2)
+    with pytest.raises(InputError, match=r"is_group_lr.*train\.groups"):
+        Trainer().train(object(), optimizer=grouped, train_dataset=data)
+    apart = [{"params": [cell.weight], "weight_decay": 0.1}, {"params": [cell.bias], "weight_decay": 0.0}]
+    Trainer().train(object(), optimizer=nn.AdamWeightDecay(apart, 0.2), train_dataset=data)
+    train = recipes.pop()[0].train
+    assert train.weight_decay == pytest.approx(0.1) and not train.decay_vectors
+    with pytest.raises(InputError, match="int is no function of the step"):
+        Trainer().train(object(), lr_scheduler=5, train_dataset=data)
+
+
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 3,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.7,
+    "steps_per_print": 10,
+    "zero_optimization": {"stage": 2, "cpu_offload": True},
+    "fp16": {"enabled": True, "loss_scale": 0, "loss_scale_window": 500},
+    "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_num_steps": 5}},
+    "activation_checkpointing": {"partition_activations": True},
+}
+
+
+def test_a_deepspeed_file_is_read(monkeypatch, recipes, tmp_path, caplog):
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(DEEPSPEED))
+    data = [{"input_ids": [1, 2]}]
+    Trainer(env_type="deepspeed", deepspeed_config=str(path), lr=1.0).train(object(), train_dataset=data)
+    train, parallel = recipes[-1][0].train, recipes[-1][0].parallel
+    assert (train.batch_size, train.accumulation, train.clip_norm, train.precision) == (3, 2, 0.7, "fp16")
+    assert (train.optimizer, train.learning_rate, train.betas, train.eps) == ("adamw", 2e-5, [0.9, 0.95], 1e-6)
+    assert (train.schedule, train.warmup, train.weight_decay) == ("linear", 5, 0.0)
+    assert not parallel.shard_optimizer  # one process
+    (said,) = {record.message for record in caplog.records if "deepspeed.json" in record.message}
+    assert "zero_optimization.stage: 2: the optimizer's state is divided (stage 1)" in said
+    for name, value in {"RANK_ID": "0", "RANK_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "8118"}.items():
+        monkeypatch.setenv(name, value)
+    for stage, divided in ((0, False), (1, True)):
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        trainer = Trainer(env_type="deepspeed", deepspeed_config=str(path), batch_size=4, num_gpus=2)
+        trainer.train(object(), train_dataset=data)
+        assert recipes[-1][0].parallel.shard_optimizer is divided
+        assert recipes[-1][0].train.batch_size == 8
+    path.write_text(json.dumps({"fp16": {"loss_scale": 128}, "optimizer": {"type": "OneBitAdam"}}))
+    with pytest.raises(
+        InputError, match=r"fp16.loss_scale: 128: a fixed loss scale(.|\n)*'OneBitAdam' is not supported"
+    ):
+        Trainer(env_type="deepspeed", deepspeed_config=str(path))
+
+
 def test_load_dir_goes_on_from_another_run(base, tmp_path, recipes):
     rows = [{"input_ids": row} for row in np.random.default_rng(0).integers(10, 40, (4, 9))]
 
@@ -134,5 +246,5 @@ def test_load_dir_goes_on_from_another_run(base, tmp_path, recipes):
         Trainer(load_dir=str(tmp_path)).train(model, train_dataset=rows, collate_fn=collate)
     with pytest.raises(InputError, match="train_dataset is missing"):
         Trainer().train(model)
-    with pytest.raises(InputError, match="optimizer: the trainer makes its own"):
+    with pytest.raises(InputError, match="optimizer: 'object' is not supported; known: adamw"):
         Trainer().train(model, optimizer=object(), train_dataset=rows)

@@ -1,0 +1,69 @@
+"""DeepSpeed's JSON files: batch, precision, clipping, optimizer, schedule, and whether the state is divided."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from model_zoo.atomic import read_json
+from pet.compat.translation import OPTIMIZERS, choice, clip, flag, number
+from pet.recipe.translation import Ignored, Refused, Translation
+
+ENGINE = Ignored("it says how DeepSpeed works, not what comes of it")
+SCHEDULERS = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
+
+
+def _stage(t: Translation, name: str, value: Any) -> None:
+    t.put("parallel.shard_optimizer", int(value) > 0)
+    if int(value) > 1:
+        t.ignore(f"{name}: {value}", "the optimizer's state is divided (stage 1); the numbers are the same")
+
+
+TABLE = {
+    "train_batch_size": Ignored("it follows from the micro-batch, the accumulation and the processes"),
+    "train_micro_batch_size_per_gpu": "train.batch_size",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clipping": clip,
+    "fp16.enabled": flag("train.precision", "fp16"),
+    "bf16.enabled": flag("train.precision", "bf16"),
+    "bfloat16.enabled": flag("train.precision", "bf16"),
+    "fp16.loss_scale": Refused("a fixed loss scale is not here; 0 lets it adapt"),
+    "fp16.*": Ignored("the loss scale adapts itself"),
+    "zero_optimization.stage": _stage,
+    "zero_optimization.*": ENGINE,
+    "optimizer.type": choice("train.optimizer", OPTIMIZERS),
+    "optimizer.params.lr": number("train.learning_rate"),
+    "optimizer.params.betas": "train.betas",
+    "optimizer.params.eps": number("train.eps"),
+    "optimizer.params.weight_decay": number("train.weight_decay"),
+    "optimizer.params.*_adam*": ENGINE,
+    "scheduler.type": choice("train.schedule", SCHEDULERS),
+    "scheduler.params.warmup_max_lr": number("train.learning_rate"),
+    "scheduler.params.warmup_min_lr": Refused("the warm-up begins at 0"),
+    "scheduler.params.warmup_num_steps": number("train.warmup", int),
+    "scheduler.params.total_num_steps": Ignored("the run's length says it"),
+    **dict.fromkeys(("activation_checkpointing.*", "steps_per_print", "wall_clock_breakdown", "zero_*"), ENGINE),
+    **dict.fromkeys(("communication_data_type", "prescale_gradients", "dump_state", "*.enabled"), ENGINE),
+}
+
+
+def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
+    """Puts a file's settings over those that are there; ``"auto"`` leaves them.
+
+    Raises:
+        InputError: no such file, or no JSON.
+    """
+    given = {name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")) if value != "auto"}
+    t.apply(given, TABLE, f"{os.path.basename(path)}: ")
+    if "zero_optimization.stage" not in given:
+        t.put("parallel.shard_optimizer", False)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys as dotted ones."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
