@@ -34,7 +34,7 @@ from model_zoo.engine.build import NoCompiler
 from model_zoo.engine.cells import available, precision_suffix
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
-from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy
+from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packing_kernels
 from model_zoo.engine.plain import Rounded
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
@@ -63,6 +63,7 @@ __all__ = [
     "set_kernels",
     "sum_of_squares",
     "token_attention",
+    "token_cross_entropy",
     "uses_kernel",
 ]
 

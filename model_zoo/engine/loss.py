@@ -161,6 +161,36 @@ class RankedCrossEntropy(nn.Cell):
         return column_sum(losses, 0), column_sum(first, 0)
 
 
+class TokenCrossEntropy(nn.Cell):
+    """The same for each row by itself: losses ``(N,)``, 0 where the target is negative, and their gradients ``(N, H)``.
+    The weight is taken as frozen."""
+
+    def __init__(self, low: str = ""):
+        super().__init__()
+        self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
+
+    def construct(self, hidden, weight, targets):
+        losses, gradient, _ = self.kernel(hidden, weight, targets)
+        return losses, gradient
+
+    def bprop(self, hidden, weight, targets, out, dout):
+        rows, width = hidden.shape
+        slopes = tile(reshape(dout[0], (rows, 1)), (1, width))
+        return out[1] * slopes, zeros_like(weight), zeros_like(targets)
+
+
+class MeasuredTokens(nn.Cell):
+    """`TokenCrossEntropy` without gradients, for measuring: losses ``(N,)`` first."""
+
+    def __init__(self, low: str = ""):
+        super().__init__()
+        self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
+
+    def construct(self, hidden, weight, targets):
+        losses, first, _ = self.kernel(hidden, weight, targets)
+        return losses, first
+
+
 def logit_bytes(tokens: int, vocabulary: int) -> int:
     """The most that a piece's logits and their gradient take."""
     tensors = 1 if available() else 2  # the kernel computes in place, and takes twice the rows for it
@@ -193,3 +223,9 @@ def cross_entropy(ignored: int, trained: bool, low: str = ""):
 def ranked_cross_entropy(low: str = ""):
     """`RankedCrossEntropy`, or None without C kernels. ``low`` as in `cross_entropy`."""
     return shared(RankedCrossEntropy, low) if available() else None
+
+
+def token_cross_entropy(measured: bool = False, low: str = ""):
+    """`TokenCrossEntropy`, or without gradients `MeasuredTokens`; None without C kernels. ``low`` as in
+    `cross_entropy`."""
+    return shared(MeasuredTokens if measured else TokenCrossEntropy, low) if available() else None

@@ -139,11 +139,11 @@ def read_file(
         columns: role → name of the file's column.
         system: a system message for conversations that bring none.
         answers: the last message must be an answer. Without (for prediction) it may be missing.
-        conversations, documents: of an objective that reads rows itself; ``format`` and ``columns`` are not used then.
+        conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
     """
     convert: Callable[[Record], Row] | None = None
     if conversations is not None:
-        convert = _documents_of(path, conversations, documents, answers)
+        convert = _documents_of(path, conversations, documents, answers, columns or {})
     elif place != (0, 0):  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
         convert = _converter(path, list(first.columns), format, columns or {}, answers)
@@ -164,12 +164,15 @@ def read_file(
         yield row
 
 
-def _documents_of(path: Path, conversations: Callable, documents: int, answers: bool) -> Callable[[Record], Row]:
-    """Rows by a function of the objective's."""
+def _documents_of(
+    path: Path, conversations: Callable, documents: int, answers: bool, columns: Mapping[str, str]
+) -> Callable[[Record], Row]:
+    """Rows by a function of the objective's, which sees the roles of ``columns`` as columns."""
 
     def convert(record: Record) -> Row:
         try:
-            found = conversations(dict(record.columns))
+            renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
+            found = conversations({**record.columns, **renamed})
         except (KeyError, TypeError, ValueError) as error:
             text = f"no column {error}" if isinstance(error, KeyError) else str(error)
             raise _Wrong(text) from error

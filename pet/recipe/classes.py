@@ -22,9 +22,24 @@ CALLBACKS = {
 }
 MOMENTS = ("start", "step", "evaluation", "save", "end")
 """Methods of a callback."""
-OBJECTIVES = {"causal": "pet.train.objectives.causal:CausalLM"}
-OPTIONS = {"causal": ("label_smoothing", "r_drop_alpha")}
-"""Settings of the ``train`` section that belong to one objective; set for another, they are an error."""
+PAIRS = {
+    "dpo": "pet.train.objectives.pairs:DPO",
+    "ipo": "pet.train.objectives.pairs:IPO",
+    "robust": "pet.train.objectives.pairs:Robust",
+    "simpo": "pet.train.objectives.pairs:SimPO",
+    "orpo": "pet.train.objectives.pairs:ORPO",
+}
+"""Objectives over pairs of answers."""
+OBJECTIVES = {**dict.fromkeys(("causal", "sft"), "pet.train.objectives.causal:CausalLM"), **PAIRS}
+OPTIONS = {
+    "label_smoothing": ("causal", "sft", "dpo", "robust"),
+    "r_drop_alpha": ("causal", "sft"),
+    "beta": tuple(PAIRS),
+    "sft_weight": tuple(PAIRS),
+    "gamma": ("simpo",),
+    "reference": ("dpo", "ipo", "robust"),
+}
+"""Settings of the ``train`` section that belong to some objectives; set for others, they are an error."""
 PARTS = ("from_settings", "prepare", "count", "loss", "measure", "metrics", "forward", "measured")
 """Methods of an objective."""
 
@@ -50,8 +65,11 @@ def find_objective(name: str) -> type:
 
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
-    if objective == "causal":  # the class is MindSpore's, which looking at data does without
-        return {}
+    if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without
+        from pet.data import preferences
+
+        paired = {"conversations": preferences.pairs, "documents": 2, "train_on": "last"}
+        return paired if objective in PAIRS else {}
     cls = find_objective(objective)
     return {"conversations": cls.conversations, "documents": cls.documents}
 

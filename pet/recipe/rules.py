@@ -132,7 +132,7 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
         "decay": (("wsd",), "schedule"),
         "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
         "loss_scale": (("fp16",), "precision"),
-        **{option: ((name,), "objective") for name, options in OPTIONS.items() for option in options},
+        **{option: (users, "objective") for option, users in OPTIONS.items()},
     }
     for name, (users, chooser) in uses.items():
         chosen = getattr(train, chooser)
@@ -142,6 +142,8 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
                 f"train.{chooser}",
                 f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}",
             )
+    if train.objective == "robust" and train.label_smoothing >= 0.5:
+        yield _find("train.label_smoothing", "train.objective", "robust takes less than half of the pairs to be wrong")
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")

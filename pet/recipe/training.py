@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from pet.recipe.fields import HerePath, Names, Section, StepsOrShare
+from pet.recipe.fields import HerePath, Names, RecipePath, Section, StepsOrShare
 
 
 class LossScale(Section):
@@ -98,7 +98,24 @@ class Train(Section):
         description="Activation (gradient) checkpointing: less memory, more time.",
     )
     objective: str = Field(
-        "causal", description="Training objective: causal (next token), or module:Class for a custom one."
+        "causal",
+        description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
+        "ipo, robust, simpo or orpo; or module:Class for a custom one.",
+    )
+    beta: float | None = Field(
+        None,
+        gt=0,
+        description="Of preferences: how strongly the model is held to the reference; in orpo the weight of the odds. "
+        "Default: 0.1, in simpo 2.",
+    )
+    sft_weight: float = Field(
+        0.0, ge=0, description="Of preferences: weight of the preferred answer's mean negative log-likelihood."
+    )
+    gamma: float = Field(0.5, ge=0, description="Of simpo: margin that the preferred answer is to have.")
+    reference: RecipePath | None = Field(
+        None,
+        description="Of dpo, ipo and robust: directory of the adapter that is the reference. Default: adapter.load "
+        "where the run starts from one, else the base.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")
     neftune_alpha: float = Field(

@@ -61,6 +61,7 @@ class LossEvaluation:
         """What the objective's `metrics` makes of the sums over all batches."""
         if getattr(self.model, "adapter_state", None) != self.state:
             self.compile_anew()
+        self.objective.begin(self.model, self.feed, False, self.distributed, self.compiled)
         training = self.model.training
         self.model.set_train(False)
         totals = np.zeros(self.objective.sums + 1, np.float64)  # the last is the count

@@ -168,6 +168,10 @@ class Trainer(Measuring, Saving):
             eval_feed = as_feed(eval_data, 1, model)
             losses = LossEvaluation(model, eval_feed, self.objective, distributed=self.distributed, compiled=compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
+        feeds = {True: self.feed, False: getattr(getattr(self.evaluation, "losses", None), "feed", None)}
+        for training, feed in feeds.items():
+            if feed is not None:
+                self.objective.begin(model, feed, training, self.distributed, compiled)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ class CustomForward(Objective):
         self.known = (*MODEL_ARRAYS, *objective.arrays)
         self.names: tuple[str, ...] | None = None
 
+    def begin(self, *arguments) -> None:
+        self.objective.begin(*arguments)
+
     def count(self, batch: dict[str, Any]) -> int:
         return self.objective.count(batch)
 

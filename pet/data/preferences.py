@@ -1,0 +1,97 @@
+"""Rows that compare answers, in the forms in which such data is published.
+
+=====================  ==========================================================================================
+what is compared       columns
+=====================  ==========================================================================================
+two answers            prompt (or question, instruction [input]; messages, conversations, conversation) [system];
+                       chosen, rejected: a text, a message, or messages, with or without the question before them
+two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
+                       turn are the same
+=====================  ==========================================================================================
+
+``data.columns`` names columns that are called otherwise: ``{prompt: query, chosen: better}``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction")
+TURN = re.compile(r"\n*\b(Human|Assistant):[ \n]?")
+SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+Messages = list[dict[str, Any]]
+
+
+def pairs(columns: Mapping[str, Any]) -> list[Messages]:
+    """The two conversations of a row, the preferred one first.
+
+    Raises:
+        KeyError: a column is missing.
+        ValueError: the row cannot be used; the message says why.
+    """
+    question = _question(columns)
+    chosen, rejected = (_conversation(name, columns[name], question) for name in ("chosen", "rejected"))
+    if _plain(chosen) == _plain(rejected):
+        raise ValueError("chosen and rejected are the same")
+    if _plain(chosen[:-1]) != _plain(rejected[:-1]):
+        raise ValueError("chosen and rejected differ before their last answer")
+    return [chosen, rejected]
+
+
+def _question(columns: Mapping[str, Any]) -> Messages:
+    """What stands before the answers; empty where these bring it along."""
+    found: Messages = []
+    if columns.get("system"):
+        found.append({"role": "system", "content": columns["system"]})
+    value = next((columns[name] for name in QUESTIONS if columns.get(name)), None)
+    if isinstance(value, list):
+        return found + value
+    if isinstance(value, str) and len(turns := _turns(value)) > 1:
+        return found + (turns if turns[-1]["content"] else turns[:-1])
+    if value is not None:
+        more = columns.get("input") or ""
+        found.append({"role": "user", "content": "\n".join(filter(None, (value, more)))})
+    return found
+
+
+def _conversation(name: str, answer: Any, question: Messages) -> Messages:
+    """An answer with all that stands before it."""
+    if isinstance(answer, Mapping):
+        answer = [dict(answer)]
+    if isinstance(answer, list):
+        if not answer or not all(isinstance(message, Mapping) for message in answer):
+            raise ValueError(f"{name}: expected messages")
+        first = _plain(answer[:1])[0][0]
+        if first == "system":
+            return answer
+        # messages that begin with a question bring it along
+        return (_system(question) if first in ("user", "human") else question) + answer
+    if not isinstance(answer, str):
+        raise ValueError(f"{name}: expected a text or messages")
+    if question:
+        return [*question, {"role": "assistant", "content": answer}]
+    found = _turns(answer)
+    if len(found) < 2:
+        raise ValueError(f"{name}: no question; expected a column {' or '.join(QUESTIONS)}, or Human: and Assistant:")
+    return found
+
+
+def _system(question: Messages) -> Messages:
+    return [message for message in question[:1] if _plain([message])[0][0] == "system"]
+
+
+def _turns(text: str) -> Messages:
+    """``Human: … Assistant: …`` as messages; nothing for other texts."""
+    parts = TURN.split(text)
+    if parts[0].strip():
+        return []
+    return [
+        {"role": SPEAKERS[who], "content": said.strip()} for who, said in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+def _plain(messages: Messages) -> list[tuple[Any, Any]]:
+    """Messages as (role, content), whatever their keys are called."""
+    return [(one.get("role", one.get("from")), one.get("content", one.get("value"))) for one in messages]

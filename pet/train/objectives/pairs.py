@@ -1,0 +1,84 @@
+"""Losses over pairs of answers; `Preference` says what ``better`` and ``worse`` are."""
+
+from __future__ import annotations
+
+from mindspore import ops
+
+from pet.train.objectives.preference import Preference
+
+
+class DPO(Preference):
+    """Direct preference optimization (Rafailov et al. 2023): ``−log σ(β·Δ)``.
+
+    Args:
+        label_smoothing: ε, the share of pairs whose order is taken to be wrong (conservative DPO).
+    """
+
+    def __init__(self, *common, label_smoothing: float = 0.0):
+        super().__init__(*common)
+        self.label_smoothing = label_smoothing
+
+    @classmethod
+    def from_settings(cls, settings) -> DPO:
+        found = super().from_settings(settings)
+        found.label_smoothing = settings.label_smoothing
+        return found
+
+    def losses(self, better, worse):
+        margin, share = self.beta * (better - worse), self.label_smoothing
+        return -(1.0 - share) * ops.logsigmoid(margin) - share * ops.logsigmoid(-margin)
+
+
+class Robust(DPO):
+    """DPO whose gradient is unbiased where a share ε of the pairs is in the wrong order (Chowdhury et al. 2024)."""
+
+    def losses(self, better, worse):
+        margin, share = self.beta * (better - worse), self.label_smoothing
+        return (-(1.0 - share) * ops.logsigmoid(margin) + share * ops.logsigmoid(-margin)) / (1.0 - 2.0 * share)
+
+
+class IPO(Preference):
+    """``(Δ − 1/(2β))²``, with means over tokens (Azar et al. 2023)."""
+
+    per_token = True
+
+    def losses(self, better, worse):
+        return (better - worse - 1.0 / (2.0 * self.beta)) ** 2
+
+
+class SimPO(Preference):
+    """``−log σ(β·(p_c − p_r) − γ)``, with means over tokens and no reference (Meng et al. 2024).
+
+    Args:
+        gamma: γ, the margin that the preferred answer is to have.
+    """
+
+    per_token, uses_reference, default_beta = True, False, 2.0
+
+    def __init__(self, *common, gamma: float = 0.5):
+        super().__init__(*common)
+        self.gamma = gamma
+
+    @classmethod
+    def from_settings(cls, settings) -> SimPO:
+        found = super().from_settings(settings)
+        found.gamma = settings.gamma
+        return found
+
+    def losses(self, better, worse):
+        return -ops.logsigmoid(self.beta * (better - worse) - self.gamma)
+
+
+class ORPO(Preference):
+    """``−p_c − β·log σ(log odds(p_c) − log odds(p_r))``, with means over tokens and no reference (Hong et al. 2024)."""
+
+    per_token, uses_reference = True, False
+
+    def losses(self, better, worse):
+        odds = better - worse - (log_of_rest(better) - log_of_rest(worse))
+        return -better - self.beta * ops.logsigmoid(odds)
+
+
+def log_of_rest(p):
+    """``log(1 − exp(p))`` of log-probabilities."""
+    return ops.log(-ops.expm1(ops.minimum(p, -1e-6)))

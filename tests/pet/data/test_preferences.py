@@ -1,0 +1,60 @@
+"""Published forms of preference data, and what cannot be used."""
+
+import pytest
+
+from pet.data.preferences import pairs
+
+USER, GOOD, BAD = (
+    {"role": role, "content": text} for role, text in (("user", "Q"), ("assistant", "A"), ("assistant", "B"))
+)
+EXPECTED = [[USER, GOOD], [USER, BAD]]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": "Q", "chosen": "A", "rejected": "B"},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": "Q", "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 1.0},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"messages": [USER], "chosen": GOOD, "rejected": BAD},
+        {"instruction": "Q", "input": "", "chosen": "A", "rejected": "B"},
+        {"chosen": "\n\nHuman: Q\n\nAssistant: A", "rejected": "\n\nHuman: Q\n\nAssistant: B"},
+    ],
+)
+def test_forms(columns):
+    assert pairs(columns) == EXPECTED
+
+
+def test_sharegpt_with_ranking():
+    turns = [{"from": "human", "value": "Q"}]
+    good, bad = {"from": "gpt", "value": "A"}, {"from": "gpt", "value": "B"}
+    assert pairs({"conversations": turns, "chosen": good, "rejected": bad}) == [[*turns, good], [*turns, bad]]
+
+
+def test_system_and_earlier_turns_stay():
+    system = {"role": "system", "content": "S"}
+    assert pairs({"system": "S", "prompt": "Q", "chosen": "A", "rejected": "B"})[0] == [system, USER, GOOD]
+    talk = "\n\nHuman: H\n\nAssistant: I\n\nHuman: Q\n\nAssistant:"
+    first, second = pairs({"chosen": f"{talk} A", "rejected": f"{talk} B"})
+    assert [one["content"] for one in first] == ["H", "I", "Q", "A"] and second[:-1] == first[:-1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": "Q", "chosen": "A", "rejected": "A"}, "the same"),
+        ({"chosen": "A", "rejected": "B"}, "no question"),
+        ({"prompt": "Q", "chosen": 3, "rejected": "B"}, "chosen: expected a text or messages"),
+        ({"prompt": "Q", "chosen": [], "rejected": "B"}, "chosen: expected messages"),
+        ({"chosen": [USER, GOOD], "rejected": [BAD, GOOD]}, "differ before"),
+    ],
+)
+def test_what_cannot_be_compared(columns, message):
+    with pytest.raises(ValueError, match=message):
+        pairs(columns)
+
+
+def test_a_missing_answer_is_a_missing_column():
+    with pytest.raises(KeyError, match="rejected"):
+        pairs({"prompt": "Q", "chosen": "A"})

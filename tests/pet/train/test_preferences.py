@@ -1,0 +1,289 @@
+"""Preferences: formulas against torch, the curve against TRL, packing, references, data."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+import yaml
+
+from pet.cli.main import main
+from pet.data.dataset import IGNORED, TokenDataset
+from pet.data.loader import Loader
+from pet.data.settings import DataSettings
+from pet.names import bundled_models
+from pet.recipe.training import Train
+from pet.train.objectives import make_objective
+from pet.train.objectives.preference import keys_of, picked_of_hidden, picked_of_logits
+from pet.train.trainer import Trainer
+
+VOCABULARY = 11
+OBJECTIVES = {
+    "dpo": {"beta": 0.3},
+    "dpo smoothed": {"beta": 0.3, "label_smoothing": 0.1, "sft_weight": 0.5},
+    "robust": {"label_smoothing": 0.2},
+    "ipo": {"beta": 0.4},
+    "simpo": {"beta": 1.5, "gamma": 0.7},
+    "orpo": {"beta": 0.25},
+}
+
+
+def pairs_of(seed: int, count: int):
+    """Random pairs as documents (ids, trained), each pair's answers after the same question."""
+    random, documents = np.random.default_rng(seed), []
+    for _ in range(count):
+        question = random.integers(0, VOCABULARY, random.integers(1, 4)).tolist()
+        for _ in range(2):
+            answer = random.integers(0, VOCABULARY, random.integers(1, 5)).tolist()
+            documents.append((question + answer, [False] * len(question) + [True] * len(answer)))
+    return documents
+
+
+def dataset(documents) -> TokenDataset:
+    found = TokenDataset.from_samples(documents)
+    found.documents = 2
+    return found
+
+
+def packed(documents, rows: int = 2):
+    settings = DataSettings(packing="pack", max_length=12, shuffle=False)
+    return next(iter(Loader(dataset(documents), rows, settings).batches(0)))
+
+
+def by_torch(name: str, settings, logits, batch, references):
+    """The loss of a batch by the formulas, pair by pair."""
+    import torch
+    from torch.nn.functional import logsigmoid
+
+    total, beta = 0.0, settings.get("beta", 0.1)
+    log_p = torch.log_softmax(logits, -1)
+    for row, members in enumerate(batch["sample_ids"]):
+        found = {}
+        for number, key in enumerate(members):
+            own = [at for at in range(batch["labels"].shape[1]) if batch["document"][row, at] == number]
+            learnt = [at for at in own if batch["labels"][row, at] != IGNORED]
+            found[key] = torch.stack([log_p[row, at - 1, batch["labels"][row, at]] for at in learnt])
+        for chosen, rejected in zip(members[::2], members[1::2], strict=True):
+            pc, pr = found[chosen], found[rejected]
+            delta = pc.sum() - references[chosen] - pr.sum() + references[rejected]
+            share = settings.get("label_smoothing", 0.0)
+            if name == "dpo":
+                loss = -(1 - share) * logsigmoid(beta * delta) - share * logsigmoid(-beta * delta)
+            elif name == "robust":
+                loss = -(1 - share) * logsigmoid(beta * delta) + share * logsigmoid(-beta * delta)
+                loss = loss / (1 - 2 * share)
+            elif name == "ipo":
+                means = (pc.sum() - references[chosen]) / len(pc) - (pr.sum() - references[rejected]) / len(pr)
+                loss = (means - 1 / (2 * beta)) ** 2
+            elif name == "simpo":
+                loss = -logsigmoid(beta * (pc.mean() - pr.mean()) - settings["gamma"])
+            else:
+                odds = [p.mean() - torch.log1p(-torch.exp(p.mean())) for p in (pc, pr)]
+                loss = -pc.mean() - beta * logsigmoid(odds[0] - odds[1])
+            total = total + loss - settings.get("sft_weight", 0.0) * pc.mean()
+    return total
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_and_gradients_are_the_formulas(name):
+    torch = pytest.importorskip("torch")
+    settings = OBJECTIVES[name]
+    objective = make_objective(Train(objective=name.split()[0], **settings))
+    documents = pairs_of(1, 5)
+    references = dict(enumerate(np.random.default_rng(2).normal(-5, 1, len(documents)).tolist()))
+    if not objective.uses_reference:
+        references = dict.fromkeys(references, 0.0)
+    objective.known[True] = references
+    batch = objective.prepare(packed(documents), training=True)
+    assert objective.count(batch) == 5
+    logits = np.random.default_rng(3).normal(0, 1, (*batch["labels"].shape, VOCABULARY)).astype(np.float32)
+    arrays = [ms.Tensor(batch[array]) for array in objective.arrays]
+    value, gradient = ms.value_and_grad(lambda x: objective.loss(x, *arrays))(ms.Tensor(logits))
+    leaf = torch.tensor(logits.astype(np.float64), requires_grad=True)
+    expected = by_torch(name.split()[0], settings, leaf, batch, references)
+    expected.backward()
+    assert float(value) == pytest.approx(float(expected.detach()), rel=1e-5)
+    np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
+    measured = [float(one) for one in objective.measure(ms.Tensor(logits), *arrays)]
+    assert measured[0] == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_log_probabilities_of_labels_without_logits():
+    import pet
+
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    for parameter in model.get_parameters():
+        parameter.requires_grad = False
+    random = np.random.default_rng(0)
+    hidden = ms.Tensor(random.normal(size=(12, model.config.dims.hidden)).astype(np.float32))
+    labels = random.integers(0, model.config.dims.vocab, (2, 6)).astype(np.int32)
+    labels[0, :3] = IGNORED
+    slopes = ms.Tensor(random.normal(size=12).astype(np.float32))
+    objective = make_objective(Train(objective="dpo"))
+
+    def by_logits(x):
+        return picked_of_logits(objective.token, model.head(x), ms.Tensor(labels)) * slopes
+
+    expected, slope = ms.value_and_grad(lambda x: by_logits(x).sum())(hidden)
+    for measured in (False, True):
+        if (picked := picked_of_hidden(model, measured)) is None:
+            pytest.skip("no C kernels here: logits are used")
+        found = (picked(hidden, ms.Tensor(labels)) * slopes).sum()
+        assert float(found) == pytest.approx(float(expected), rel=1e-5)
+    picked = picked_of_hidden(model)
+    found = ms.grad(lambda x: (picked(x, ms.Tensor(labels)) * slopes).sum())(hidden)
+    np.testing.assert_allclose(found.asnumpy(), slope.asnumpy(), atol=1e-5)
+
+
+def test_documents_of_rows_without_numbers_have_keys():
+    batch = {"labels": np.array([[IGNORED, 1, IGNORED, 2], [IGNORED] * 4]), "sample_ids": ["row 0", "row 1"]}
+    documents = np.array([[0, 0, 1, 1], [0, 1, 2, 3]])
+    assert keys_of(batch, documents) == [[("row 0", 0), ("row 0", 1)], []]
+
+
+@pytest.fixture
+def finetune(tmp_path, capsys):
+    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
+    rows = [
+        {"prompt": f"What is {number}?", "chosen": f"two {number}", "rejected": f"one {number}"} for number in range(24)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(name: str, *settings: str, adapter=None, **train):
+        recipe = {
+            "model": {"path": "llama_tiny"},
+            "data": {"train": "pairs.jsonl", "eval_fraction": 0.25, "max_length": 48, "packing": "none"},
+            "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
+            "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
+            "eval": {"shown_samples": 0},
+            "output": {"dir": str(tmp_path / name)},
+        }
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+        code = main(["finetune", str(tmp_path / f"{name}.yaml"), *settings])
+        said = capsys.readouterr()
+        if code:
+            return said.err, None
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return lines, json.loads((tmp_path / name / "summary.json").read_text())
+
+    return run
+
+
+def test_a_fresh_adapter_begins_at_ln_2_and_learns_to_prefer(finetune, tmp_path):
+    lines, summary = finetune("first")
+    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5) and lines[0]["pairs"] == 6
+    assert summary["before"]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert summary["after"]["loss"] < 0.4 and summary["after"]["reward_accuracy"] == 1
+    assert summary["after"]["reward_margin"] == pytest.approx(
+        summary["after"]["reward_chosen"] - summary["after"]["reward_rejected"]
+    )
+    tuned = {"method": "lora", "load": str(tmp_path / "first/adapter")}
+    again, after = finetune("second", adapter=tuned, steps=2)
+    assert again[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), "the adapter that it starts from is its reference"
+    assert after["before"]["logp_chosen"] == pytest.approx(summary["after"]["logp_chosen"], rel=1e-4)
+    other, _ = finetune("third", adapter=tuned, steps=1, reference=str(tmp_path / "second/adapter"))
+    assert abs(other[0]["loss"] - np.log(2)) > 1e-3
+
+
+def test_packed_pairs_are_measured_as_single_ones(finetune):
+    (_, alone), (lines, together) = (
+        finetune("alone", "train.steps=1", objective="ipo"),
+        finetune("packed", "train.steps=1", "data.packing=pack", objective="ipo"),
+    )
+    assert together["before"] == pytest.approx(alone["before"], rel=1e-4, abs=1e-4)
+    assert lines[0]["pairs"] > 6, "several pairs in a row"
+
+
+def test_every_weight_may_be_trained(finetune):
+    lines, summary = finetune("full", adapter={"method": "none"}, learning_rate=1e-3)
+    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert summary["after"]["loss"] < summary["before"]["loss"]
+
+
+def test_settings_of_other_objectives_are_an_error(finetune):
+    said, _ = finetune("wrong", objective="simpo", label_smoothing=0.1, reference="x")
+    assert "train.label_smoothing: has no effect with train.objective: simpo" in said
+    said, _ = finetune("wrong", objective="robust", label_smoothing=0.6)
+    assert "robust takes less than half" in said
+
+
+def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
+    with open(tmp_path / "pairs.jsonl", "a") as file:
+        for row in (
+            {"prompt": "?", "chosen": "x", "rejected": "x"},
+            {"prompt": "?", "chosen": "x"},
+            {"chosen": "x", "rejected": "y"},
+        ):
+            file.write(json.dumps(row) + "\n")
+    said, _ = finetune("wrong")
+    for line, text in ((25, "are the same"), (26, "no column 'rejected'"), (27, "chosen: no question")):
+        assert f"pairs.jsonl:{line}: " in said and text in said
+
+
+@pytest.mark.slow
+def test_the_curve_of_trl(tmp_path):
+    """Twenty steps of TRL's DPOTrainer with PEFT, and of this library from the same adapter on the same tokens."""
+    torch = pytest.importorskip("torch")
+    try:
+        from datasets import Dataset
+        from trl import DPOConfig, DPOTrainer
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"TRL cannot be imported here: {str(error).splitlines()[0]}")
+    from peft import LoraConfig, get_peft_model
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import pet
+
+    rows = [
+        {"prompt": f"What colour is cup {number}? It is red.", "chosen": f"Cup {number} is red.", "rejected": "Red!"}
+        for number in range(40)
+    ]
+    losses = []
+
+    class InOrder(DPOTrainer):
+        def _get_train_sampler(self, *_):
+            return SequentialSampler(self.train_dataset)
+
+        def training_step(self, *arguments, **keywords):
+            losses.append(float(super().training_step(*arguments, **keywords)))
+            return torch.tensor(losses[-1])
+
+    torch.manual_seed(0)
+    directory = bundled_models()["llama_tiny"]
+    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(plain, config)
+    adapted.save_pretrained(tmp_path / "start")
+    settings = DPOConfig(
+        output_dir=str(tmp_path / "run"),
+        per_device_train_batch_size=4,
+        max_steps=20,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        report_to=[],
+        save_strategy="no",
+        bf16=False,
+        max_length=None,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    theirs = InOrder(adapted, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    documents = []
+    for row in theirs.train_dataset:
+        for answer in (row["chosen_ids"], row["rejected_ids"]):
+            documents.append((row["prompt_ids"] + answer, [False] * len(row["prompt_ids"]) + [True] * len(answer)))
+    theirs.train()
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    pet.load_adapter(model, tmp_path / "start")
+    pet.set_adapter(model, "default")
+    order = DataSettings(packing="none", max_length=max(len(ids) for ids, _ in documents), shuffle=False)
+    loader = Loader(dataset(documents), 4, order)
+    ours = Trainer(model, loader, objective="dpo", steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
+    ours.train()
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    np.testing.assert_allclose([line["loss"] for line in ours.history], losses, atol=1e-4)
