@@ -66,10 +66,10 @@ def find_objective(name: str) -> type:
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
     if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without
-        from pet.data import preferences
-
-        paired = {"conversations": preferences.pairs, "documents": 2, "train_on": "last"}
-        return paired if objective in PAIRS else {}
+        if objective not in PAIRS:
+            return {}
+        read = importlib.import_module("pet.data.preferences").pairs
+        return {"conversations": read, "documents": 2, "train_on": "last"}
     cls = find_objective(objective)
     return {"conversations": cls.conversations, "documents": cls.documents}
 

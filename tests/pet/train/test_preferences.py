@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import mindspore as ms
 import numpy as np
@@ -200,6 +201,32 @@ def test_every_weight_may_be_trained(finetune):
     lines, summary = finetune("full", adapter={"method": "none"}, learning_rate=1e-3)
     assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert summary["after"]["loss"] < summary["before"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data", "tensor"])
+def test_layouts_equal_one_process(finetune, layout):
+    (one, alone), (lines, divided) = finetune("one", steps=3), finetune("two", f"parallel.{layout}=2", steps=3)
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert divided["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_resuming_gives_the_same_bits(finetune, tmp_path):
+    finetune("whole", "train.save_every=2", steps=4)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
+    shutil.rmtree(tmp_path / "resumed/adapter")
+    finetune("resumed", "--resume", "train.save_every=2", steps=4)
+    name = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_pipeline_and_streams_have_no_reference(finetune):
+    said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0")
+    assert "data.streaming: the reference's log-probabilities are computed before the first step" in said
+    said, _ = finetune("wrong", "parallel.pipeline=2", "parallel.micro_batches=2", "eval.shown_samples=0")
+    assert "parallel.pipeline: the reference needs the whole model; orpo and simpo have none" in said
 
 
 def test_settings_of_other_objectives_are_an_error(finetune):
