@@ -144,6 +144,12 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
             )
     if train.objective == "robust" and train.label_smoothing >= 0.5:
         yield _find("train.label_smoothing", "train.objective", "robust takes less than half of the pairs to be wrong")
+    if train.objective in OPTIONS["reference"]:  # it is computed before the first step, by the whole model
+        without = "orpo and simpo have no reference"
+        if recipe.parallel.pipeline > 1:
+            yield _find("parallel.pipeline", "train.objective", f"{train.objective} needs the whole model; {without}")
+        if recipe.data.streaming:
+            yield _find("data.streaming", "train.objective", f"{train.objective} reads the data beforehand; {without}")
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")

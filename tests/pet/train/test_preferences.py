@@ -224,9 +224,9 @@ def test_resuming_gives_the_same_bits(finetune, tmp_path):
 
 def test_a_pipeline_and_streams_have_no_reference(finetune):
     said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0")
-    assert "data.streaming: the reference's log-probabilities are computed before the first step" in said
-    said, _ = finetune("wrong", "parallel.pipeline=2", "parallel.micro_batches=2", "eval.shown_samples=0")
-    assert "parallel.pipeline: the reference needs the whole model; orpo and simpo have none" in said
+    assert "data.streaming: dpo reads the data beforehand; orpo and simpo have no reference" in said
+    said, _ = finetune("wrong", "parallel.pipeline=2", "parallel.micro_batches=2", objective="ipo")
+    assert "parallel.pipeline: ipo needs the whole model; orpo and simpo have no reference" in said
 
 
 def test_settings_of_other_objectives_are_an_error(finetune):
