@@ -29,8 +29,8 @@ from model_zoo.checkpoint.saving import (
     copy_companions,
     parse_size,
     plan_shards,
+    write_weights as write_shards,
 )
-from model_zoo.checkpoint.saving import write_weights as write_shards
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 

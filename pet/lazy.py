@@ -12,28 +12,35 @@ if TYPE_CHECKING:
 
 
 def names_of(
-    package: str, table: Table, more: Callable[[], Table] = dict, check: Callable[[], None] = lambda: None
+    package: str,
+    table: Table | Callable[[], Table],
+    check: Callable[[], None] = lambda: None,
+    elsewhere: str = "\0",
 ) -> tuple[Callable, Callable]:
     """``__getattr__`` (for ``__all__`` too) and ``__dir__`` of a package.
 
     Args:
         package: its ``__name__``.
-        table: module → the names that it gives.
-        more: called for a name that is not in ``table``; gives a table of further names.
+        table: module → the names that it gives; or a function that makes the table, called for the first name.
         check: called before the first use of a name; raises where the package cannot be used.
+        elsewhere: names of modules that begin so are found, but are not in ``__all__``.
     """
     namespace = vars(sys.modules[package])
     where: dict[str, str] = {}
 
     def known() -> dict[str, str]:
-        where.update({name: module for tables in (table, more()) for module, names in tables.items() for name in names})
+        if not where:
+            where.update({name: module for module, names in found().items() for name in names})
         return where
+
+    def found() -> Table:
+        return table() if callable(table) else table
 
     def find(name: str) -> object:
         from importlib import import_module
 
         if name == "__all__":
-            return sorted(known())
+            return sorted(name for name, module in known().items() if not module.startswith(elsewhere))
         if name.startswith("__") or name not in known():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         check()
@@ -41,3 +48,16 @@ def names_of(
         return value
 
     return find, lambda: sorted({*namespace, *known()})
+
+
+def stub_table(source: str) -> dict[str, list[str]]:
+    """What the imports of the type stub beside a package's ``__init__.py`` say: module → names.
+
+    Args:
+        source: the package's ``__file__``.
+    """
+    import ast
+
+    with open(source + "i", encoding="utf-8") as file:
+        imports = [line for line in ast.parse(file.read()).body if isinstance(line, ast.ImportFrom)]
+    return {line.module: [alias.name for alias in line.names] for line in imports if line.module}

@@ -33,8 +33,8 @@ class TextGeneration:
         from pet.auto import AutoModel, AutoTokenizer
 
         if isinstance(model, (str, os.PathLike)):
-            place, model = model, AutoModel.from_pretrained(model)
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(place)
+            model = AutoModel.from_pretrained(model)
+        tokenizer = tokenizer or getattr(model, "loaded_from", None)
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         if tokenizer is None:

@@ -29,8 +29,7 @@ from pet.compat.job_files import (
     without_evaluation,
     words,
 )
-from pet.compat.mindformers.training_arguments import STEPS_WIN
-from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.translation import elsewhere, first_of, flag, number
 from pet.recipe.translation import Ignored, Refused, Translation
 

@@ -26,8 +26,7 @@ from mindspore.communication import create_group
 from mindspore.mint import distributed
 
 from pet.launching.heartbeat import waiting
-from pet.parallel.join import barrier as barrier
-from pet.parallel.join import join, world_group
+from pet.parallel.join import barrier as barrier, join, world_group
 
 
 @dataclasses.dataclass(frozen=True)

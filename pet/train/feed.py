@@ -7,13 +7,17 @@ A feed has ``steps_per_epoch(epoch)`` (None where the data streams), ``batches(e
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from model_zoo.errors import InputError
+from pet.auto import AutoTokenizer
+from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
+from pet.train.distributed import DistributedContext
 
 
 class BatchList:
@@ -132,17 +136,50 @@ def _integers(value, name: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def as_feed(data, accumulation: int = 1, model=None):
-    """A feed as it is; a list of batches as a `BatchList`.
+def as_feed(data, accumulation: int = 1, model=None, batch_size: int = 1, distributed=None):
+    """A feed as it is; a list of batches as a `BatchList`; files of rows as a loader over them.
+
+    Args:
+        batch_size: rows in a batch over all processes, where files are given.
+        distributed: the processes that share such a batch; default a single one.
 
     Raises:
-        InputError: it is neither.
+        InputError: it is none of these, or what is wrong with the files.
     """
+    if isinstance(data, (str, os.PathLike)):
+        return file_feed(data, model, accumulation, batch_size, distributed or DistributedContext())
     if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
         return BatchList(data, accumulation, model)
-    raise InputError(f"training data is a {type(data).__name__}; a pet.data.Loader or a list of batches expected")
+    raise InputError(
+        f"training data: expected a file, a pet.data.Loader or a list of batches, found {type(data).__name__}"
+    )
+
+
+def file_feed(path: str | os.PathLike, model, accumulation: int, batch_size: int, distributed: DistributedContext):
+    """Packed rows of a file or a directory of files, in any of the forms that a recipe's ``data.train`` takes.
+
+    The tokenizer is the one beside the model's checkpoint; a row has at most 512 tokens, or the model's context.
+    """
+    directory, dims = getattr(model, "loaded_from", None), getattr(getattr(model, "config", None), "dims", None)
+    if directory is None or dims is None:
+        raise InputError(
+            f"{path}: a model that is not from a checkpoint directory has no tokenizer; make batches by "
+            "pet.data.load_dataset and pet.data.make_loader"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    settings = DataSettings(max_length=min(DataSettings.max_length, dims.context))
+    return make_loader(
+        load_dataset(path, tokenizer, settings=settings),
+        max(1, batch_size // distributed.data_size),
+        settings,
+        layout=layout_of(model),
+        pad_token_id=tokenizer.pad_token_id,
+        accumulation=accumulation,
+        rank=distributed.data_rank,
+        world_size=distributed.data_size,
+    )
 
 
 def steps(feed, accumulation: int, epoch: int, start: int, model=None) -> Iterator[list[dict[str, Any]]]:

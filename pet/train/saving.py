@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.train import checkpoint as files
-from pet.train import state
+from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 
 log = logging.getLogger("pet")

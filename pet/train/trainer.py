@@ -60,8 +60,8 @@ class Trainer(Measuring, Saving):
     Args:
         model: a model with an adapter on it, or one whose weights are trained in full. What is trainable is what
             requires a gradient.
-        train_data: a `pet.data.Loader`, or a list of batches (dictionaries with ``input_ids`` and ``labels``
-            ``(B, S)``, −100 where nothing is learnt).
+        train_data: a file of rows (`pet.train.feed.file_feed`); a `pet.data.Loader`; or a list of batches
+            (dictionaries with ``input_ids`` and ``labels`` ``(B, S)``, −100 where nothing is learnt).
         eval_data: the same, for evaluation; None measures nothing.
         train: a recipe's ``train`` section (`pet.recipe.training.Train`); default: its defaults.
         eval: a recipe's ``eval`` section.
@@ -126,7 +126,8 @@ class Trainer(Measuring, Saving):
         if self.eval_settings.load_best_model_at_end and self.directory is None:
             raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
-        self.feed = as_feed(train_data, self.settings.accumulation, model)
+        share = model, self.settings.batch_size, self.distributed
+        self.feed = as_feed(train_data, self.settings.accumulation, *share)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = rates or Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)
@@ -165,7 +166,7 @@ class Trainer(Measuring, Saving):
         )
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
-            eval_feed = as_feed(eval_data, 1, model)
+            eval_feed = as_feed(eval_data, 1, *share)
             losses = LossEvaluation(model, eval_feed, self.objective, distributed=self.distributed, compiled=compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
         feeds = {True: self.feed, False: getattr(getattr(self.evaluation, "losses", None), "feed", None)}

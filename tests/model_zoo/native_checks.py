@@ -15,8 +15,7 @@ import sys
 
 import numpy as np
 
-from model_zoo.quantization import codec
-from model_zoo.quantization import codes as codes_of
+from model_zoo.quantization import codec, codes as codes_of
 from model_zoo.quantization.storage import Storage
 
 FEW_ROWS = 12

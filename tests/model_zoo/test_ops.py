@@ -15,9 +15,7 @@ from mindspore import Tensor, nn, ops
 
 from model_zoo import engine, layers, rotary
 from model_zoo.auto import AutoModel
-from model_zoo.engine import cells, plain_attention
-from model_zoo.engine import loss as engine_loss
-from model_zoo.engine import plain as kernels
+from model_zoo.engine import cells, loss as engine_loss, plain as kernels, plain_attention
 from model_zoo.engine.build import library
 from model_zoo.engine.ops import OPS
 

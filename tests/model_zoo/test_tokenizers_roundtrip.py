@@ -4,8 +4,7 @@ import json
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import (

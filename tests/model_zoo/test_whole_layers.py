@@ -17,8 +17,7 @@ from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
-from model_zoo.engine import available
-from model_zoo.engine import run as whole
+from model_zoo.engine import available, run as whole
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import alias_in_place, allocate_workspace

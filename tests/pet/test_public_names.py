@@ -8,11 +8,22 @@ import sys
 import pytest
 
 import pet
+from adapters.settings import SETTINGS
+from pet.lazy import stub_table
 
 
 def test_every_name_stands_once():
-    names = [name for table in (pet._NAMES, pet._configs()) for names in table.values() for name in names]
+    names = [name for names in stub_table(pet.__file__).values() for name in names]
     assert len(names) == len(set(names))
+
+
+def test_the_configuration_of_every_method_is_public():
+    assert {method.config.rsplit(".", 1)[1] for method in SETTINGS} <= set(pet.__all__)
+
+
+def test_names_of_other_systems_are_reachable_but_not_this_library_s():
+    assert pet.TrainingArguments.__module__.startswith("pet.compat")
+    assert "TrainingArguments" in dir(pet) and "TrainingArguments" not in pet.__all__ and "Trainer" in pet.__all__
 
 
 @pytest.mark.parametrize("front", ["pet", "pet.compat.mindformers"])

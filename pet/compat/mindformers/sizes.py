@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.counting import layout_of
-from model_zoo.counting import sizes as sizes_of
+from model_zoo.counting import layout_of, sizes as sizes_of
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations

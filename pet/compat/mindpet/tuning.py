@@ -20,8 +20,7 @@ from pet.compat.mindpet.errors import (
     ReadYamlFileError,
     WrongType,
 )
-from pet.train.objectives.rdrop import RDropLoss as MeanRDropLoss
-from pet.train.objectives.rdrop import rdrop_repeat as repeat
+from pet.train.objectives.rdrop import RDropLoss as MeanRDropLoss, rdrop_repeat as repeat
 
 
 def freeze_modules(model: nn.Cell, include: list[str] | None = None, exclude: list[str] | None = None) -> None:

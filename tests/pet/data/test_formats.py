@@ -6,12 +6,10 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from model_zoo.errors import InputError
-from pet.data import read_rows
-from pet.data import readers as readers_module
+from pet.data import read_rows, readers as readers_module
 from pet.data.readers import Problems, read_records
 
 

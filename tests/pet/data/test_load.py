@@ -12,8 +12,16 @@ import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
-from pet.data import Counts, DataSettings, Loader, TokenDataset, load_dataset, load_questions, split_dataset
-from pet.data import cache as cache_module
+from pet.data import (
+    Counts,
+    DataSettings,
+    Loader,
+    TokenDataset,
+    cache as cache_module,
+    load_dataset,
+    load_questions,
+    split_dataset,
+)
 from pet.data.workers import Workers
 
 

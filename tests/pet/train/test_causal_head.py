@@ -7,8 +7,7 @@ from mindspore import ParameterTuple
 
 from adapters.apply import apply_lora
 from model_zoo.auto import AutoModel
-from model_zoo.engine import available
-from model_zoo.engine import loss as engine_loss
+from model_zoo.engine import available, loss as engine_loss
 from model_zoo.graph import Graph
 from pet.data.dataset import IGNORED
 from pet.train.feed import complete
