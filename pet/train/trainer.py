@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapters.apply import trainable_parameters
 from model_zoo import progress
@@ -48,6 +48,11 @@ from pet.train.stop import (
     no_memory,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pet.keywords import TrainSettings
+
 log = logging.getLogger("pet")
 
 
@@ -58,8 +63,7 @@ class Trainer(Measuring, Saving):
     paths, datasets), and `pet.compat.mindformers.trainer.Trainer` is made of them, which has the same methods.
 
     Args:
-        model: a model with an adapter on it, or one whose weights are trained in full. What is trainable is what
-            requires a gradient.
+        model: a model with an adapter on it, or one whose weights are all trained: what requires a gradient is.
         train_data: a file of rows (`pet.train.feed.file_feed`); a `pet.data.Loader`; or a list of batches
             (dictionaries with ``input_ids`` and ``labels`` ``(B, S)``, −100 where nothing is learnt).
         eval_data: the same, for evaluation; None measures nothing.
@@ -68,27 +72,23 @@ class Trainer(Measuring, Saving):
         directory: the run directory; None writes no file.
         callbacks: callbacks, their built-in names, or ``module:Class``.
         forward_step: ``(data, model) → {"loss": …, "logits": …}`` or a loss, called within the compiled step in place
-            of the model. ``data`` has the arrays of the batch, input_ids, labels, position_ids, start and end among
-            them.
+            of the model. ``data`` has the batch's arrays: input_ids, labels, position_ids, start, end and others.
         objective: what is learnt, in place of ``train.objective``.
         evaluation: what measures the model, in place of the one made of ``eval_data``.
-        distributed: sums over processes; default a single one.
-        save_extra: called with a checkpoint's directory while it is written, to put more into it
-            (`pet.train.checkpoint.save`).
-        finish: called with the outcome when the last step is done and everything is to be written; gives the outcome
-            that `train` returns and the callbacks' ``end`` gets. Not called where the run fails or a signal ends it.
+        distributed: the other processes; default none.
+        save_extra: called with a checkpoint's directory while it is written (`pet.train.checkpoint.save`).
+        finish: from the outcome after the last step to what `train` returns; not called where a run fails or is ended.
         origins: digests of what the run is made from (`pet.train.origins`), kept in checkpoints and compared by resume.
         title: what the run is called in pictures.
-        compiled: False runs everything operator by operator, to look for mistakes in a cell.
+        compiled: False runs everything operator by operator, to debug a cell.
         rates: the learning rate of each step, counted from 0, in place of the settings' schedule.
         settings: fields of the ``train`` section by name, over ``train``.
 
     Raises:
-        InputError: an unknown setting, nothing to train, data of an unknown form, or the best weights are to be loaded
-            at the end and there is no directory to keep them in.
+        InputError: an unknown setting, nothing to train, data of an unknown form, or no directory for the best weights.
     """
 
-    def __new__(cls, model=None, train_data=None, *more, **arguments):
+    def __new__(cls, model=None, train_data=None, *more, **arguments) -> Trainer:
         if cls is Trainer and train_data is None:
             return import_module("pet.compat.mindformers").Trainer(model, *more, **arguments)
         return super().__new__(cls)
@@ -113,7 +113,7 @@ class Trainer(Measuring, Saving):
         title: str = "training",
         compiled: bool = True,
         rates: Callable[[int], float] | None = None,
-        **settings,
+        **settings: Unpack[TrainSettings],
     ):
         from pet.recipe.training import Eval
 
@@ -134,19 +134,11 @@ class Trainer(Measuring, Saving):
         self.watch = LossWatch(self.settings.max_loss_ratio)
         self.position = Position()
         self.history: list[dict[str, Any]] = []
-        self.stop_reason: str | None = None
-        self.origins = origins
-        self.phase = LOADING
+        self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.callbacks, self.compiled, self.finish = make_callbacks(callbacks), compiled, finish
-        segments = make_segments(
-            trainable_parameters(model),
-            learning_rate=self.settings.learning_rate,
-            weight_decay=self.settings.weight_decay,
-            decay_vectors=self.settings.decay_vectors,
-            groups=self.settings.groups,
-            lora_plus_ratio=self.settings.lora_plus_ratio,
-        )
+        self.phase, self.callbacks, self.compiled, self.finish = LOADING, make_callbacks(callbacks), compiled, finish
+        names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
+        segments = make_segments(trainable_parameters(model), **{name: getattr(self.settings, name) for name in names})
         self.precision = choose_precision(self.settings.precision)
         set_precision(model, self.precision.name)
         if self.settings.recompute:

@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,11 @@ def test_every_name_stands_once():
 
 def test_the_configuration_of_every_method_is_public():
     assert {method.config.rsplit(".", 1)[1] for method in SETTINGS} <= set(pet.__all__)
+
+
+def test_the_keyword_arguments_that_editors_know_are_the_schema_s():
+    write_keywords = runpy.run_path(str(Path(__file__).parents[1] / "typing" / "write_keywords.py"))
+    assert write_keywords["STUB"].read_text("utf-8") == write_keywords["source"](), "run tests/typing/write_keywords.py"
 
 
 def test_names_of_other_systems_are_reachable_but_not_this_library_s():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_zoo.errors import InputError, nearest
 from pet.compat.translation import (
@@ -21,6 +21,11 @@ from pet.compat.translation import (
     positive,
 )
 from pet.recipe.translation import Ignored, Refused, Translation
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pet.keywords import TrainingArgumentSettings
 
 
 def _strategy(translation: Translation, name: str, value: Any) -> None:
@@ -126,7 +131,7 @@ class TrainingArguments:
         InputError: an unknown name; the nearest is given.
     """
 
-    def __init__(self, output_dir: str | None = None, **settings):
+    def __init__(self, output_dir: str | None = None, **settings: Unpack[TrainingArgumentSettings]):
         unknown = [name for name in settings if name not in TABLE]
         if unknown:
             raise InputError.collect(f"TrainingArguments has no {name!r}{nearest(name, TABLE)}" for name in unknown)
