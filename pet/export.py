@@ -216,7 +216,7 @@ class _Merge:
             return self.checkpoint.raw(stored, described[name][0])
 
         _, sizes = plan_shards(described, limit)
-        _check_room(output, sum(sizes.values()))
+        check_room(output, sum(sizes.values()))
         with staged(output, replaces=WEIGHTS) as stage:
             write_shards(stage, described, data, limit)
             stored = types.pop() if len(types) == 1 else None
@@ -272,7 +272,7 @@ class _Merge:
         return result
 
 
-def _check_room(output: Path, needed: int) -> None:
+def check_room(output: Path, needed: int) -> None:
     """InputError when the disk has no room for the result: better now than after an hour."""
     existing = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free

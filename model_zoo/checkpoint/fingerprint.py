@@ -66,8 +66,7 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
             if name in stored:
                 return pieces(name)
             if name in packed:
-                matrix = packed[name].dequantized()
-                return _pieces(matrix if matrix.shape == shapes[name] else np.ascontiguousarray(matrix.T))
+                return _pieces(packed[name].published())
             return _pieces(held[name][0])
 
         return digest(config, described, own)

@@ -17,6 +17,7 @@ from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import base_parameters
 from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
 from model_zoo.errors import InputError
+from model_zoo.quantization import files
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -58,7 +59,8 @@ def save_pretrained(
         directory: destination. The files take their places together, at the end; weights of an earlier checkpoint
             are removed.
         max_shard_size: bytes per weight file, as a number or as ``"5GB"``, ``"500MiB"``. A single tensor may exceed it.
-        dtype: floating-point type of the file; ``None`` keeps each parameter's own.
+        dtype: floating-point type of the file; ``None`` keeps each parameter's own, and packed weights packed, as
+            bitsandbytes has them. A type dequantises these.
 
     A head tied to the embedding is written only where the family's published files hold it, too. Tokenizer and
     generation files of the directory that the model was loaded from are copied along.
@@ -74,14 +76,33 @@ def save_pretrained(
         if saved not in parameters:
             parameters[saved] = parameters[model.family.tied[saved]]
     target = float_name(dtype) if dtype is not None else None
+    packed = {name: parameter.packed_in for name, parameter in parameters.items() if hasattr(parameter, "packed_in")}
     described = {
-        name: (target or float_name(parameter.dtype), tuple(parameter.shape)) for name, parameter in parameters.items()
+        name: (target or float_name(parameter.dtype), tuple(parameter.shape))
+        for name, parameter in parameters.items()
+        if name not in packed
     }
     types = {word for word, _ in described.values()}
     config = model.config.for_file(model.config.to_dict(), types.pop() if len(types) == 1 else None)
+    config.pop("quantization_config", None)
+    arrays = {}
+    for name, cell in packed.items():
+        if target is not None:
+            described[name] = (target, model.config.shapes()[name])
+            continue
+        path = name.removesuffix(".weight")
+        described.update(files.described(path, cell.storage, cell.shape))
+        arrays.update(files.written(path, cell.storage, cell.shape, cell.arrays()))
+        config["quantization_config"] = files.config_section(cell.storage, files.projections(model.config, packed))
+
+    def data(name: str) -> np.ndarray:
+        if name in arrays:
+            return arrays[name]
+        return packed[name].published() if name in packed else parameters[name].asnumpy()
+
     limit = parse_size(max_shard_size)
     with staged(directory, replaces=WEIGHTS) as stage:
-        write_weights(stage, described, lambda name: parameters[name].asnumpy(), limit)
+        write_weights(stage, described, data, limit)
         write_json(stage / "config.json", config)
         source = getattr(model, "loaded_from", None)
         if source:

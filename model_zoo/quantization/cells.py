@@ -92,10 +92,12 @@ class QuantizedLinear(Linear):
     Attributes:
         storage: the form of W.
         in_features, out_features: its shape.
+        published_transposed: whether checkpoints have W as ``(in, out)``, as GPT-2's do.
         loaded: `codec.glance` at what was loaded.
     """
 
     loaded: int | None = None
+    published_transposed = False
 
     @property
     def unchanged(self) -> bool:
@@ -135,6 +137,11 @@ class QuantizedLinear(Linear):
     def arrays(self) -> codec.Arrays:
         """{part: its array}: on a CPU the parameters' own memory."""
         return {part: parameter.asnumpy() for part, parameter in self.part_parameters().items()}
+
+    def published(self) -> np.ndarray:
+        """W in float32 as unpacked checkpoints have it."""
+        matrix = self.dequantized()
+        return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
 
     def put(self, arrays: codec.Arrays) -> None:
         """Writes the parts; compiled graphs see the new values."""
@@ -177,8 +184,7 @@ def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:
     reason = storage.why_not(shape)
     if reason is not None:
         raise InputError(f"{path} cannot be stored as {storage}: {reason}")
-    if isinstance(cell, Conv1D):
-        cell.add_bias = ops.BiasAdd()
+    cell.published_transposed = isinstance(cell, Conv1D)
     del cell._params["weight"]
     for part, (dtype, extent) in storage.parts(shape).items():
         value = Parameter(initializer("zeros", extent, getattr(ms, dtype)), name=part_name(path, part))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from model_zoo.configs import Config
 from model_zoo.errors import InputError, shown
 from model_zoo.quantization import codec
 from model_zoo.quantization.codes import MAPS
@@ -233,6 +234,33 @@ def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     return PackedTensor(Storage("int4", into // count, zeros=True), (out, into), stored, layout)
 
 
+def quantize_stored(
+    checkpoint, stored: str, storage: Storage, shape: tuple[int, int], transposed: bool, out: codec.Arrays | None = None
+) -> codec.Arrays:
+    """A checkpoint's unpacked matrix in codes and factors, read in pieces.
+
+    Args:
+        checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
+        stored: the tensor's name in it.
+        shape: ``(out, in)``.
+        transposed: whether it lies as ``(in, out)``.
+        out: as in `codec.quantize`.
+
+    Raises:
+        InputError: NaN or infinity in it.
+    """
+
+    def rows(some: slice) -> np.ndarray:
+        if transposed:
+            return checkpoint.read(stored, (slice(None), some), "float32").T
+        return checkpoint.read(stored, (some,), "float32")
+
+    try:
+        return codec.quantize(storage, shape, rows, out)
+    except InputError as error:
+        raise InputError(f"{checkpoint.directory}: {stored} {error}") from None
+
+
 # Writing them ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +308,13 @@ def written(path: str, storage: Storage, shape: tuple[int, int], parts: codec.Ar
     return {**found, f"{path}.{STATE}{storage.kind}": quant_state(storage, shape, offset)}
 
 
+def projections(config: Config, packed: Container[str]) -> list[str]:
+    """Paths of a model's projections whose weights are not among the packed ones; of a tied head, too."""
+    found = [path for path, cell in config.cells().items() if cell.kind in ("linear", "conv1d")]
+    found += [config.family.head] if config.tied_head() is not None else []
+    return [path for path in found if f"{path}.weight" not in packed]
+
+
 def config_section(storage: Storage, left: Iterable[str]) -> dict[str, Any]:
     """``quantization_config`` of config.json, as transformers writes it.
 
@@ -297,7 +332,7 @@ def config_section(storage: Storage, left: Iterable[str]) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": storage.double,
         "llm_int8_enable_fp32_cpu_offload": False,
         "llm_int8_has_fp16_weight": False,
-        "llm_int8_skip_modules": sorted(left) or None,
+        "llm_int8_skip_modules": sorted(left),
         "llm_int8_threshold": 6.0,
         "load_in_4bit": four,
         "load_in_8bit": not four,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mindspore as ms
-import numpy as np
 from mindspore import nn
 
 from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear, quantize_cell
+from model_zoo.quantization.files import quantize_stored
 from model_zoo.quantization.plan import Quantization
 from model_zoo.quantization.storage import Storage
 
@@ -64,17 +64,7 @@ def fill(cell: QuantizedLinear, checkpoint, stored: str) -> None:
         for part, array in checkpoint.parts(stored).items():
             arrays[part][...] = array
     else:
-        transposed = checkpoint.shape(stored) != cell.shape
-
-        def rows(some: slice) -> np.ndarray:
-            if transposed:  # GPT-2's
-                return checkpoint.read(stored, (slice(None), some), "float32").T
-            return checkpoint.read(stored, (some,), "float32")
-
-        try:
-            codec.quantize(cell.storage, cell.shape, rows, arrays)
-        except InputError as error:
-            raise InputError(f"{checkpoint.directory}: {stored} {error}") from None
+        quantize_stored(checkpoint, stored, cell.storage, cell.shape, cell.published_transposed, arrays)
     if not on_host:
         cell.put(arrays)
     cell.loaded = codec.glance(arrays)

@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("pet.cli.predict", "answer questions from the command line or a file"),
     "chat": ("pet.cli.chat", "chat with a model on the terminal"),
     "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
+    "quantize": ("pet.cli.quantize", "write a checkpoint in 8 or 4 bits"),
     "export": ("pet.cli.export", "export a run's adapter or merged model for sharing"),
     "convert": ("pet.cli.convert", "MindFormers .ckpt files to Hugging Face directories, and back"),
     "transform": ("pet.cli.transform", "convert a sharded checkpoint to another layout, or to a whole one"),

@@ -1,0 +1,46 @@
+"""``pet quantize``: a checkpoint in 8 or 4 bits, from disk to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from pet.cli.parser import Parser
+from pet.names import find_model
+
+EXAMPLES = [
+    ("pet quantize glm_tiny --type nf4 --double --output packed", "4 bits per weight, factors in 8 bits"),
+    ("pet quantize glm_tiny --type int8 --output packed8", "8 bits per weight"),
+]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Pack, and say what was done."""
+    parser = Parser(
+        "pet quantize",
+        "Write a checkpoint with its projections in 8 or 4 bits, as transformers with bitsandbytes reads it. One "
+        "matrix is in memory at a time.",
+        EXAMPLES,
+    )
+    parser.add_argument("base", metavar="MODEL", help="checkpoint directory, or the name of a bundled tiny base")
+    parser.add_argument("--type", default="nf4", help="nf4, fp4 or int8 (default nf4)")
+    parser.add_argument("--block", type=int, default=64, help="weights that share a factor (default 64; int8 has rows)")
+    parser.add_argument("--double", action="store_true", help="quantise the factors too (nf4, fp4)")
+    parser.add_argument("--skip", metavar="NAME,NAME", help="projections that stay as they are; default: the head")
+    parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
+    )
+    parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
+    options = parser.read(arguments)
+    output = Path(options.output)
+    if output.is_dir() and any(output.iterdir()) and not options.force:
+        raise InputError(f"--output {output}: holds something already; give another directory, or --force")
+    skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))
+    quantization = Quantization(options.type, options.block, options.double, skip)
+    from pet.quantize import quantize_checkpoint
+
+    print(quantize_checkpoint(find_model(options.base), output, quantization, options.max_shard_size))
+    return 0

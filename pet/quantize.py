@@ -1,0 +1,120 @@
+"""A checkpoint in 8 or 4 bits, from disk to disk, one matrix at a time, as transformers with bitsandbytes reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from model_zoo.atomic import staged, write_json
+from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
+from model_zoo.counting import config_of
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from model_zoo.quantization.files import config_section, described, projections, quantize_stored, written
+from pet.export import check_room
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizeReport:
+    """What was written; prints as one line.
+
+    Attributes:
+        directory: the checkpoint that was written.
+        packed: how many matrices are packed in it.
+        nbytes, before: of all tensors, and of those that they were made of.
+    """
+
+    directory: Path
+    packed: int
+    nbytes: int
+    before: int
+
+    def __str__(self) -> str:
+        sizes = f"{self.nbytes / 1e6:,.1f} MB instead of {self.before / 1e6:,.1f}"
+        return f"{self.directory}: {self.packed} matrices packed, {sizes}"
+
+
+def quantize_checkpoint(
+    base: str | Path,
+    output: str | Path,
+    quantization: Quantization,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> QuantizeReport:
+    """Writes a checkpoint with its projections in 8 or 4 bits. Everything else stays as it is stored.
+
+    Args:
+        base: Hugging Face checkpoint directory that is not packed yet.
+        output: directory to write. Its files appear together at the end, or not at all.
+        quantization: type, block, and what is left out. int4 has no form in such files.
+        max_shard_size: bytes per weight file, as a number or as ``"5GB"``.
+
+    Raises:
+        InputError: a base that is packed already, a matrix that has no such blocks or holds NaN, no room on the disk.
+    """
+    limit, values = parse_size(max_shard_size), read_config(base)
+    if Path(base).resolve() == Path(output).resolve():
+        raise InputError(f"{output}: is the base itself; give another directory for the result")
+    config, storage = config_of(values), quantization.storage
+    with open_checkpoint(base) as checkpoint:
+        if checkpoint.packed:
+            raise InputError(f"{base}: is in 8 or 4 bits already; give the unquantised base")
+        places, cells = quantization.places(config), config.cells()
+        sources, copies = assignment(checkpoint, config.shapes(), config.family.tied, config.family.ignored_tensors)
+        tensors, path_of = {}, {}
+        for name, stored in [*sources.items(), *((stored, stored) for stored in copies)]:
+            path, _, last = name.rpartition(".")
+            if last == "weight" and path in places:
+                parts = described(path, storage, places[path])
+                tensors.update(parts)
+                path_of.update(dict.fromkeys(parts, path))
+            else:
+                tensors[name] = checkpoint.info(stored)[:2]
+        data = _Tensors(checkpoint, {**{stored: stored for stored in copies}, **sources}, path_of)
+        data.pack = lambda path: written(
+            path,
+            storage,
+            places[path],
+            quantize_stored(checkpoint, sources[f"{path}.weight"], storage, places[path], cells[path].transposed),
+        )
+        left = projections(config, {f"{path}.weight" for path in places})
+        size = _nbytes(tensors)
+        check_room(Path(output), size)
+        with staged(output, replaces=WEIGHTS) as stage:
+            write_weights(stage, tensors, data, limit)
+            values["quantization_config"] = config_section(storage, left)
+            write_json(stage / "config.json", config.for_file(values))
+            copy_companions(checkpoint.directory, stage, output)
+        before = sum(checkpoint.info(stored).nbytes for stored in sources.values())
+        return QuantizeReport(Path(output), len(places), size, before)
+
+
+def _nbytes(tensors) -> int:
+    widths = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+    return sum(prod(shape) * widths.get(dtype, 1) for dtype, shape in tensors.values())
+
+
+class _Tensors:
+    """Tensors by name as they are written. Those of a packed matrix come in two runs, by type: the last matrix is kept
+    until another one is asked for.
+
+    Attributes:
+        pack: path → the tensors of a matrix.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, sources: dict[str, str], path_of: dict[str, str]):
+        self.checkpoint, self.sources, self.path_of = checkpoint, sources, path_of
+        self.last: tuple[str, dict[str, np.ndarray]] = ("", {})
+        self.pack = None
+
+    def __call__(self, name: str):
+        path = self.path_of.get(name)
+        if path is None:
+            return self.checkpoint.blocks(self.sources[name])
+        if self.last[0] != path:
+            self.last = ("", {})
+            self.last = (path, self.pack(path))
+        return self.last[1][name]

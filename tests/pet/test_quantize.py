@@ -1,0 +1,104 @@
+"""``pet quantize`` and saving packed models: transformers with bitsandbytes opens the result to the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pet
+from model_zoo.checkpoint.reading import Checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import read_file
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from pet.cli.main import main
+from pet.quantize import quantize_checkpoint
+
+KINDS = {
+    "nf4": Quantization("nf4"),
+    "nf4_double": Quantization("nf4", double=True),
+    "fp4": Quantization("fp4"),
+    "int8": Quantization("int8"),
+}
+
+
+def tensors(directory):
+    return {key: value for path in directory.glob("*.safetensors") for key, value in read_file(path).items()}
+
+
+def same_tensors(mine, theirs, float_types=True):
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        if "quant_state" not in name:  # JSON
+            assert np.array_equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_its_tensors_are_those_of_transformers(fixtures, tmp_path, name):
+    base, theirs = fixtures / "bitsandbytes/base", fixtures / "bitsandbytes" / name
+    report = quantize_checkpoint(base, tmp_path / "out", KINDS[name], max_shard_size="100KB")
+    assert report.packed == 14 and len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    same_tensors(tensors(tmp_path / "out"), tensors(theirs))
+    written, recorded = (read_config(one)["quantization_config"] for one in (tmp_path / "out", theirs))
+    assert written.pop("llm_int8_skip_modules") == ["lm_head"]  # what it leaves out by itself
+    recorded.pop("llm_int8_skip_modules")
+    assert written == recorded
+    model = pet.AutoModel.from_pretrained(str(tmp_path / "out"))
+    again = pet.AutoModel.from_pretrained(str(base), quantization=KINDS[name])
+    model.save_pretrained(tmp_path / "saved")
+    again.save_pretrained(tmp_path / "again", dtype=None)
+    same_tensors(tensors(tmp_path / "saved"), tensors(tmp_path / "out"))
+    same_tensors(tensors(tmp_path / "again"), tensors(tmp_path / "out"))
+    model.save_pretrained(tmp_path / "wide", dtype="float32")
+    assert "quantization_config" not in read_config(tmp_path / "wide")
+    with Checkpoint(tmp_path / "wide") as wide, Checkpoint(theirs) as packed:
+        assert not wide.packed and all(np.array_equal(wide.read(key), packed.read(key)) for key in wide.names)
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "glm4_0414"])
+@pytest.mark.parametrize("name", KINDS)
+def test_transformers_opens_it_to_the_same_numbers(fixtures, tmp_path, family, name):
+    torch = pytest.importorskip("torch", reason="transformers with bitsandbytes opens it where both are installed")
+    transformers, bitsandbytes = pytest.importorskip("transformers"), pytest.importorskip("bitsandbytes")
+    pytest.importorskip("accelerate")
+    quantize_checkpoint(fixtures / family, tmp_path / "out", KINDS[name])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, device_map="cpu")
+    found = dict(theirs.named_parameters())
+    with Checkpoint(tmp_path / "out") as checkpoint:
+        assert len(checkpoint.packed) > 5
+        for key, one in checkpoint.packed.items():
+            mine = checkpoint.read(key)
+            mine = mine.T if one.transposed else mine
+            if name == "int8":
+                matrix = bitsandbytes.functional.int8_vectorwise_dequant(found[key].data, found[key].SCB)
+            else:
+                matrix = plain_dequantized(bitsandbytes, torch, found[key])
+            assert np.array_equal(mine, matrix.numpy()), key
+
+
+def plain_dequantized(bitsandbytes, torch, parameter):
+    """By its path without vectors: the one for AVX-512 takes wrong factors where a row is not whole blocks."""
+    from bitsandbytes.backends.default.ops import _dequantize_4bit_compute as plain
+
+    state = parameter.quant_state
+    factors = state.absmax
+    if state.nested:
+        factors = bitsandbytes.functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    assert state.dtype == torch.float32
+    return plain(parameter.data.reshape(-1), factors, state.code, state.blocksize, state.shape, torch.float32)
+
+
+def test_the_command(fixtures, tmp_path, capsys):
+    base = str(fixtures / "bitsandbytes/base")
+    assert main(["quantize", base, "--type", "nf4", "--double", "--output", str(tmp_path / "out")]) == 0
+    assert "14 matrices packed" in capsys.readouterr().out
+    for arguments, words in [
+        (["--type", "nf5"], "nf5"),
+        (["--type", "int4", "--block", "32"], "int4 has no form in bitsandbytes' files"),
+        (["--type", "int8", "--double"], "no double quantisation"),
+        (["--skip", "q_prj"], "names no projection"),
+    ]:
+        assert main(["quantize", base, *arguments, "--output", str(tmp_path / "other")]) == 2
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+    with pytest.raises(InputError, match="in 8 or 4 bits already"):
+        quantize_checkpoint(tmp_path / "out", tmp_path / "other", KINDS["nf4"])
