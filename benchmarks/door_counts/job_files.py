@@ -61,15 +61,16 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
         "text": ("text",),
         "chat": ("messages",),
         "sharegpt": ("conversations",),
+        "pairs": ("prompt", "chosen", "rejected"),
     }
-    roles = {"alpaca": ("prompt", "answer"), "text": ("text",)}.get(kind, ("messages",))
+    roles = {"alpaca": ("prompt", "answer"), "text": ("text",), "pairs": names["pairs"]}.get(kind, ("messages",))
     turns = (("from", "human", "value"), ("from", "gpt", "value"))
     turns = turns if kind == "sharegpt" else (("role", "user", "content"), ("role", "assistant", "content"))
     lines = []
     for number in range(12):
         texts = [TEXT.format(f"{word} {number}") for word in ("A question", "An answer")]
         talk = [{who: role, what: text} for (who, role, what), text in zip(turns, texts, strict=False)]
-        contents = {"alpaca": texts, "text": texts[1:]}.get(kind, [talk])
+        contents = {"alpaca": texts, "text": texts[1:], "pairs": [*texts, "No."]}.get(kind, [talk])
         own = names.get(kind, names["alpaca"])
         lines.append({columns.get(role, name): one for role, name, one in zip(roles, own, contents, strict=False)})
     path = directory / f"{kind}{'_'.join(['', *sorted(columns.values())])}.jsonl"
@@ -91,12 +92,13 @@ def attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, str] | None]:
         return None, ("fails", f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def recipe_of(path: Path, base: str, work: Path) -> Any:
+def recipe_of(values: dict[str, Any], translate: Callable, path: Path, base: str, work: Path) -> Any:
     """The recipe of a job file at tiny sizes, with a base and data of this machine."""
-    from pet.compat.yaml_files import load_any, translate_file
+    from pet.compat.yaml_files import load_any
 
-    said = translate_file(path)[1].settings
-    data = rows(said.get("data.format", "auto"), said.get("data.columns", {}), work)
+    said = translate(values, path).settings
+    kind = "pairs" if said.get("train.objective") else said.get("data.format", "auto")
+    data = rows(kind, said.get("data.columns", {}), work)
     given = {
         **SIZES,
         "model.path": base,
@@ -111,11 +113,14 @@ def recipe_of(path: Path, base: str, work: Path) -> Any:
     return load_any(path, given)
 
 
-def count(clone: Path, work: Path, about: Callable[[dict[str, Any]], tuple[str, str] | None]) -> list[Case]:
+def count(
+    clone: Path, work: Path, translate: Callable, about: Callable[[dict[str, Any]], tuple[str, str] | None]
+) -> list[Case]:
     """What becomes of each file.
 
     Args:
         clone, work: of the repository; for files of this count.
+        translate: the system's door.
         about: from a file's contents to the bundled base in place of its own, and what keeps it from being used here if
             anything does; None where it is not counted.
     """
@@ -134,7 +139,7 @@ def count(clone: Path, work: Path, about: Callable[[dict[str, Any]], tuple[str, 
         base, hindrance = found
         path = work / "job.yaml"
         path.write_bytes(content)
-        recipe, problem = attempt(lambda path=path, base=base: recipe_of(path, base, work))
+        recipe, problem = attempt(lambda args=(values, translate, path, base, work): recipe_of(*args))
         problem = ("refused", hindrance) if hindrance else problem
         if problem:
             cases.append(Case(name, *problem))

@@ -24,4 +24,6 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
 
 def count(clone: Path, work: Path) -> list[Case]:
     """What becomes of each file."""
-    return job_files.count(clone, work, about)
+    from pet.compat.llama_factory import translate
+
+    return job_files.count(clone, work, translate, about)

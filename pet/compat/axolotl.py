@@ -20,8 +20,8 @@ from pet.compat.job_files import (
     either,
     entry_problems,
     local_model,
+    preferences,
     put_data,
-    quantise,
     share,
     steps,
     targets,
@@ -52,6 +52,17 @@ ENTRY = {
     **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
 }
 """Keys of a data set's entry -> the role of the column that they name."""
+RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
+RANKED_TYPES = ("chat_template", "chatml", "llama3", "zephyr", "None")
+"""Of data sets of preferences; their columns are recognised."""
+RL = ("dpo", "ipo", "simpo", "orpo")
+KEYS = {
+    **dict.fromkeys(("rl_beta", "dpo_beta", "orpo_alpha"), "beta"),
+    "rpo_alpha": "sft_weight",
+    "dpo_label_smoothing": "label_smoothing",
+    "simpo_gamma": "gamma",
+}
+"""Settings of preferences, by the names of all releases."""
 PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin")
 """Plugins that change speed or logs."""
 
@@ -65,9 +76,11 @@ def _datasets(t: Translation, name: str, value: Any) -> None:
             entry, kind = {**entry, **{k: v for k, v in kind.items() if k.startswith("field_")}}, "alpaca"
             _prompt(t, f"{name}.type", entry["type"])
         kind = str(kind).partition(".")[0].partition(":")[0]
-        if kind not in FORMATS:
-            t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(FORMATS)}")
-        columns = entry_problems(t, name, entry, ENTRY)
+        ranked = t.get("train.objective") is not None
+        known = RANKED_TYPES if ranked else tuple(FORMATS)
+        if kind not in known:
+            t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(known)}")
+        columns = entry_problems(t, name, entry, {**ENTRY, **(RANKING if ranked else {})})
         files = entry.get("data_files") or entry.get("path")
         found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]
     put_data(t, "data.train" if name == "datasets" else "data.eval", name, found)
@@ -103,6 +116,11 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
     """Of the first releases: rows of this length hold samples of at most ``sequence_len``."""
     t.put("data.packing", "pack")
     t.ignore(name, "samples are packed into rows of sequence_len")
+
+
+def _four_bits(t: Translation, name: str, value: Any) -> None:
+    if value:
+        t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
 
 
 def _every(key: str) -> Any:
@@ -145,13 +163,18 @@ TABLE = {
     "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
     "loraplus_lr_ratio": number("train.lora_plus_ratio"),
     "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
-    "load_in_8bit": lambda t, n, v: quantise(t, n, "int8") if v else None,
-    "load_in_4bit": lambda t, n, v: quantise(t, n, "nf4") if v else None,
-    "bnb_config_kwargs": SPEED,
+    "load_in_8bit": flag("model.quantization.type", "int8"),
+    "load_in_4bit": _four_bits,
+    "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
     "gptq": Refused("checkpoints quantised by GPTQ are not read"),
     "gptq_*": Ignored("gptq is off"),
-    "rl": Refused("only supervised tuning"),
-    "trl": Refused("only supervised tuning"),
+    "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
+    "trl": Refused("nothing is generated in training"),
+    "vllm": Refused("nothing is generated in training"),
+    "precompute_ref_log_probs": SPEED,
+    "dpo_use_*": Refused("a loss that is not here; see train.objective"),
+    "dpo_loss_*": Refused("a loss that is not here; see train.objective"),
+    "cpo_alpha": Refused("a loss that is not here; see train.objective"),
     "datasets": _datasets,
     "test_datasets": _datasets,
     "dataset_prepared_path": CACHE,
@@ -263,6 +286,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
+    given = preferences(t, values["rl"] if values.get("rl") in RL else "sft", given, KEYS)
     order = sorted(given, key=lambda name: name == "batch_size")  # it counts in micro_batch_size
     t.apply({name: given[name] for name in order}, TABLE)
     without_evaluation(t)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pet.recipe.schema import Model
-from pet.recipe.translation import Ignored, Refused, Translation
+from pet.recipe.classes import OPTIONS
+from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 Rules = Callable[[Translation, str, Any], None]
 
@@ -69,14 +69,6 @@ def steps(key: str) -> Rules:
     return lambda t, n, v: t.put(key, int(v)) if v >= 1 else t.refuse(n, f"{v}: a number of steps is supported")
 
 
-def quantise(t: Translation, name: str, kind: str) -> None:
-    """The frozen base in few bits."""
-    if "quantization" in Model.model_fields:
-        t.put("model.quantization.type", kind)
-    else:
-        t.refuse(name, f"weights are not quantised to {kind} here; without it LoRA runs on the weights as they are")
-
-
 def local_model(t: Translation, name: str, value: Any) -> None:
     """The base: a directory, or a name on a hub, which has to be downloaded before."""
     from pet.names import bundled_models, preset_names
@@ -95,6 +87,8 @@ def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, di
         found: path, format and columns of each.
     """
     t.put(key, [str(path) for path, _, _ in found])
+    if t.get("train.objective", "sft") != "sft":  # the objective reads rows itself
+        found = [(path, "auto", columns) for path, _, columns in found]
     gone = [str(path) for path, _, _ in found if not Path(path).expanduser().exists()]
     if gone:
         t.lack(key, name, f"{', '.join(gone)}: no such file; nothing is downloaded")
@@ -106,6 +100,29 @@ def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, di
         t.put("data.columns", columns or None)
     elif any(columns for _, _, columns in found):
         t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
+
+
+def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """Puts an objective and those of its settings that a file has; both systems' beta is 0.1 for all of them.
+
+    Args:
+        objective: of the recipe; sft for none.
+        given: all settings of the file.
+        keys: names of settings of preferences -> the recipe's key.
+
+    Returns:
+        The other settings.
+    """
+    if objective != "sft":
+        t.put("train.objective", objective)
+        t.put("train.beta", 0.1)
+    for name in keys.keys() & given.keys():
+        key = keys[name]
+        if objective in OPTIONS.get(key, ()) and given[name] is not None:
+            t.put(f"train.{key}", given[name] if isinstance(given[name], str) else float(given[name]))
+        elif not is_off(given[name]) and given[name] != 0:
+            t.ignore(name, f"it has no part in the objective {objective}")
+    return {name: value for name, value in given.items() if name not in keys}
 
 
 def without_evaluation(t: Translation, given: Collection[str] = ("eval.every_steps", "eval.every_epochs")) -> None:

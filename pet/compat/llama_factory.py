@@ -20,8 +20,8 @@ from pet.compat.job_files import (
     SPEED,
     either,
     local_model,
+    preferences,
     put_data,
-    quantise,
     share,
     steps,
     targets,
@@ -33,23 +33,45 @@ from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUME
 from pet.compat.translation import elsewhere, first_of, flag, number
 from pet.recipe.translation import Ignored, Refused, Translation
 
+PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+"""Losses of stage dpo -> objectives."""
+KEYS = {
+    **dict.fromkeys(("pref_beta", "dpo_beta", "orpo_beta"), "beta"),
+    **dict.fromkeys(("pref_ftx", "dpo_ftx"), "sft_weight"),
+    "dpo_label_smoothing": "label_smoothing",
+    "simpo_gamma": "gamma",
+    "ref_model_adapters": "reference",
+}
+"""Settings of preferences, by the names of all releases."""
 OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
 LOSS = Refused("a loss that is not here; see train.objective")
 
 
 def _quantised(t: Translation, name: str, value: Any) -> None:
-    kinds = {4: "nf4", 8: "int8"}
-    if value in kinds:
-        quantise(t, name, kinds[value])
+    if value == 4:
+        t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
+    elif value == 8:
+        t.put("model.quantization.type", "int8")
     elif value:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
+
+
+def _double(t: Translation, name: str, value: Any) -> None:
+    if t.get("model.quantization.type") == "nf4":
+        t.put("model.quantization.double", bool(value))
 
 
 TABLE = {
     **ARGUMENTS,
     "model_name_or_path": local_model,
     "adapter_name_or_path": "adapter.load",
-    "stage": Refused("only supervised tuning and pre-training (sft, pt)", harmless=("sft", "pt")),
+    "stage": Refused("supported are sft, pt, dpo and orpo", harmless=("sft", "pt", "dpo", "orpo")),
+    **dict.fromkeys(
+        ("pref_loss", "dpo_loss"), Refused(f"supported are {', '.join(PREFERENCES)}", harmless=tuple(PREFERENCES))
+    ),
+    "pref_bco_weight": Refused("a loss that is not here; see train.objective"),
+    "ref_model": Refused("the reference is the base without adapters; ref_model_adapters names an adapter"),
+    "ref_model_quantization_bit": SPEED,
     "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
     "lora_target": targets,
     "lora_rank": "adapter.rank",
@@ -117,7 +139,7 @@ TABLE = {
     "quantization_bit": _quantised,
     "quantization_method": Refused("bitsandbytes' formats are supported", harmless=("bitsandbytes", "bnb")),
     "quantization_type": Refused("4 bits are NF4", harmless=("nf4",)),
-    "double_quantization": SPEED,
+    "double_quantization": _double,
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
     "trust_remote_code": MODEL,
     "use_fast_tokenizer": MODEL,
@@ -181,6 +203,7 @@ DEFAULTS = {
     "eval.batch_size": 8,
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
+RANKING = {"chosen": "chosen", "rejected": "rejected"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
     "sharegpt": {"messages": "messages", "system": "system"},
@@ -202,7 +225,11 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.settings.pop("train.epochs")
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
-    t.apply(given, TABLE)
+    loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
+    stages = {"dpo": PREFERENCES.get(loss, "dpo"), "orpo": "orpo"}
+    given = preferences(t, stages.get(values.get("stage"), "sft"), given, KEYS)
+    order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
+    t.apply({name: given[name] for name in order}, TABLE)
     home = Path(values.get("dataset_dir") or "data")
     for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         if names := values.get(name):
@@ -228,8 +255,9 @@ def _dataset(t: Translation, home: Path, name: str) -> tuple[str, str, dict[str,
         t.lack("data.train", "dataset", f"{name}: its formatting {kind!r} is not supported")
         return name, "auto", {}
     columns = {role: column for role, column in (entry.get("columns") or {}).items() if column}
-    beyond = [role for role in columns if role not in COLUMNS[kind]]
-    if beyond or entry.get("ranking"):
-        t.lack("data.train", "dataset", f"{name}: {', '.join(beyond or ['ranking'])}: such data cannot be read")
-    known = {COLUMNS[kind][role]: column for role, column in columns.items() if role in COLUMNS[kind]}
+    roles = {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
+    beyond = [role for role in columns if role not in roles]
+    if beyond:
+        t.lack("data.train", "dataset", f"{name}: {', '.join(beyond)}: such data cannot be read")
+    known = {roles[role]: column for role, column in columns.items() if role in roles}
     return str(home / entry["file_name"]) if "file_name" in entry else name, kind, known

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from model_zoo.errors import InputError
-from pet.compat.yaml_files import load_any, translate_file
+from pet.compat import axolotl, llama_factory
+from pet.compat.yaml_files import load_any
 
 
 def write(path, text):
@@ -52,7 +53,9 @@ def test_llama_factory(base, tmp_path):
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
     for more, message in (
-        ({"quantization_bit": 4}, "quantization_bit: weights are not quantised to nf4"),
+        ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
+        ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo and orpo"),
+        ({"stage": "dpo", "pref_loss": "hinge"}, "pref_loss: 'hinge': supported are sigmoid, ipo, orpo, simpo"),
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
         ({"template": "alpaca"}, "template: 'alpaca': the prompt is that of the model's own tokenizer"),
         ({"rope_scaling": "linear"}, "rope_scaling: 'linear': positions are those"),
@@ -90,7 +93,7 @@ def test_axolotl(base, tmp_path):
     assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
     assert recipe.eval.every_epochs == 0.5
     for more, message in (
-        ({"load_in_4bit": True, "adapter": "qlora"}, "load_in_4bit: weights are not quantised to nf4"),
+        ({"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo"),
         ({"adapter": "oft"}, "adapter: 'oft': lora and qlora are supported"),
         ({"special_tokens": {"eos_token": "<end>"}}, "special_tokens: eos_token: the tokenizer keeps its own"),
         ({"plugins": ["my.Plugin"]}, "plugins: my.Plugin: see callbacks"),
@@ -179,7 +182,7 @@ def test_keys_that_are_off_or_without_influence_are_noted_by_reason(job, base, c
 )
 def test_axolotls_kinds_of_data(tmp_path, entry, settings):
     file = {**JOBS["axolotl"], "datasets": [{"path": "rows.jsonl", **entry}]}
-    _, translation = translate_file(write(tmp_path / "job.yaml", yaml.safe_dump(file)))
+    translation = axolotl.translate(file, tmp_path / "job.yaml")
     assert not translation.problems
     assert {key: translation.get(key) for key in settings} == settings
 
@@ -199,9 +202,86 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
     (tmp_path / "dataset_info.json").write_text(json.dumps(index))
     (tmp_path / "talk.json").write_text("[]")
     file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "talk"}
-    _, translation = translate_file(write(tmp_path / "job.yaml", yaml.safe_dump(file)))
+    translation = llama_factory.translate(file, tmp_path / "job.yaml")
     assert translation.get("data.train") == [str(tmp_path / "talk.json")]
     assert (translation.get("data.format"), translation.get("data.columns")) == ("sharegpt", {"messages": "turns"})
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
     with pytest.raises(InputError, match="seen: images: such data cannot be read"):
         load_any(path, ["model.path=llama_tiny"])
+
+
+def test_quantised_bases(tmp_path):
+    four = {"model.quantization.type": "nf4", "model.quantization.double": True}
+    eight = {"model.quantization.type": "int8"}
+    for translate, system, given, expected in (
+        (llama_factory.translate, "llama_factory", {"quantization_bit": 4}, four),
+        (
+            llama_factory.translate,
+            "llama_factory",
+            {"double_quantization": False, "quantization_bit": 4},
+            {**four, "model.quantization.double": False},
+        ),
+        (llama_factory.translate, "llama_factory", {"quantization_bit": 8}, eight),
+        (axolotl.translate, "axolotl", {"load_in_4bit": True, "adapter": "qlora"}, four),
+        (axolotl.translate, "axolotl", {"load_in_8bit": True, "load_in_4bit": False}, eight),
+    ):
+        translation = translate({**JOBS[system], **given}, tmp_path / "job.yaml")
+        assert not translation.problems
+        found = {key: value for key, value in translation.settings.items() if key.startswith("model.quantization")}
+        assert found == expected
+
+
+DPO = {"objective": "dpo"}
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "expected"),
+    [
+        ("llama_factory", {"stage": "dpo"}, {"objective": "dpo", "beta": 0.1}),
+        (
+            "llama_factory",
+            {"stage": "dpo", "pref_beta": 0.3, "pref_ftx": 0.5},
+            DPO | {"beta": 0.3, "sft_weight": 0.5},
+        ),
+        (
+            "llama_factory",
+            {"stage": "dpo", "pref_loss": "simpo", "simpo_gamma": 0.7},
+            {"objective": "simpo", "beta": 0.1, "gamma": 0.7},
+        ),
+        ("llama_factory", {"stage": "orpo", "orpo_beta": 0.2}, {"objective": "orpo", "beta": 0.2}),
+        ("llama_factory", {"stage": "sft", "pref_beta": 0.3}, {}),
+        (
+            "axolotl",
+            {"rl": "dpo", "dpo_beta": 0.2, "rpo_alpha": 1.0},
+            {"objective": "dpo", "beta": 0.2, "sft_weight": 1.0},
+        ),
+        ("axolotl", {"rl": "orpo", "orpo_alpha": 0.25}, {"objective": "orpo", "beta": 0.25}),
+    ],
+)
+def test_preferences(tmp_path, system, given, expected):
+    module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
+    rows = [
+        {"path": "rows.jsonl", "type": "chat_template.default", "field_chosen": "better", "field_rejected": "worse"}
+    ]
+    more = {"datasets": rows} if "rl" in given else {}
+    translation = module.translate({**JOBS[system], **given, **more}, tmp_path / "job.yaml")
+    assert not translation.problems
+    found = {key.removeprefix("train."): value for key, value in translation.settings.items()}
+    names = ("objective", "beta", "sft_weight", "gamma", "label_smoothing")
+    assert {name: found[name] for name in names if name in found} == expected
+    if "rl" in given:
+        assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse"}
+    if given.get("stage") == "sft":
+        assert "pref_beta" in translation.ignored
+
+
+def test_llama_factorys_ranked_data_set(tmp_path):
+    columns = {"messages": "talk", "chosen": "good", "rejected": "bad"}
+    index = {"ranked": {"file_name": "r.json", "formatting": "sharegpt", "ranking": True, "columns": columns}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    file = {**JOBS["llama_factory"], "stage": "dpo", "dataset_dir": str(tmp_path), "dataset": "ranked"}
+    translation = llama_factory.translate(file, tmp_path / "job.yaml")
+    assert (translation.get("data.format"), translation.get("data.columns")) == (
+        "auto",
+        {"messages": "talk", "chosen": "good", "rejected": "bad"},
+    )
