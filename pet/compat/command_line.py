@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from model_zoo.errors import InputError, nearest
 from pet.compat.translation import ANY_LAYOUT, COMPILED
@@ -34,6 +35,10 @@ WITHOUT_MEANING = {
     "auto_trans_ckpt": ANY_LAYOUT.why,
     "src_strategy": ANY_LAYOUT.why,
     "strategy_load_checkpoint": ANY_LAYOUT.why,
+    "transform_process_num": ANY_LAYOUT.why,
+    "predict_batch_size": "an answer does not depend on the others",
+    "trust_remote_code": "no code is loaded with a model",
+    "modal_type": "models here read text only",
 }
 
 
@@ -50,8 +55,37 @@ def add_switch(parser: argparse.ArgumentParser, name: str, meaning: str, default
     parser.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=default, help=meaning)
 
 
-def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def place_or_switch(text: str) -> bool | str:
+    """A word for true or false, or else a path."""
+    try:
+        return boolean(text)
+    except argparse.ArgumentTypeError:
+        return text
+
+
+def settings(words: Sequence[str]) -> dict[str, Any]:
+    """``["a.b=1"]`` → ``{"a.b": 1}``, the values read as YAML.
+
+    Raises:
+        InputError: a word without ``=``.
+    """
+    import yaml
+
+    pairs = [word.partition("=") for word in words]
+    if wrong := [word for word, pair in zip(words, pairs, strict=True) if not (pair[0] and pair[1])]:
+        raise InputError(f"--options {wrong[0]}: KEY=VALUE was expected")
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
+
+
+def read(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, dotted: bool = False
+) -> argparse.Namespace:
     """The arguments; those without meaning here are named in one warning.
+
+    Args:
+        parser: knows the others.
+        arguments: default: the command line's.
+        dotted: unknown ``--a.b value`` are added to ``options`` as ``a.b=value``.
 
     Raises:
         InputError: an argument that is not known; it might change the results.
@@ -62,13 +96,15 @@ def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None
     own = [name.lstrip("-") for action in parser._actions for name in action.option_strings]
     while left:
         word = left.pop(0)
-        name, equals, _ = word.lstrip("-").partition("=")
+        name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("--"):
             problems.append(f"argument {word!r} is not known")
             continue
         if not equals and left and not left[0].startswith("--"):
-            left.pop(0)
-        if name in WITHOUT_MEANING:
+            value = left.pop(0)
+        if dotted and "." in name:
+            known.options.append(f"{name}={value}")
+        elif name in WITHOUT_MEANING:
             ignored[name] = WITHOUT_MEANING[name]
         else:
             problems.append(f"--{name} is not known{nearest(name, own)}")

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
-from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from pet.launching.environment import servers_of
 from pet.launching.launcher import parse_devices
-
-
-def read_table(path: str) -> list[dict[str, Any]]:
-    """The servers of a rank table, each ``{"server_id": host, "device": [{"device_id", "rank_id"}, …]}``.
-
-    Raises:
-        InputError: no such file, or no rank table.
-    """
-    try:
-        servers = read_json(path, "a rank table")["server_list"]
-        for server in servers:
-            str(server["server_id"]), [(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"rank table {path}: cannot be read: {error!r}") from None
-    return servers
 
 
 def devices(span: str, table: str = "") -> str:
     """``0,1,2,3`` for ``[0,4]``; with a rank table, the device numbers that it gives to these ranks."""
     wanted = parse_devices(span)
     if table:
-        known = {int(one["rank_id"]): int(one["device_id"]) for each in read_table(table) for one in each["device"]}
+        known = {int(one["rank_id"]): int(one["device_id"]) for each in servers_of(table) for one in each["device"]}
         missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise InputError(f"rank table {table}: has no rank {missing[0]}")
@@ -52,7 +36,7 @@ def place(span: str, size: int, table: str = "") -> str:
     options = f"-n {count} --devices {chosen}"
     if nodes == 1:
         return options
-    host = read_table(table)[0]["server_id"] if table else os.environ.get("MASTER_ADDR")
+    host = servers_of(table)[0]["server_id"] if table else os.environ.get("MASTER_ADDR")
     if not host:
         raise InputError("the first machine's address is not known; give a rank table, or set MASTER_ADDR")
     return f"{options} --nnodes {nodes} --node-rank {node} --master {host}:{os.environ.get('MASTER_PORT', '8118')}"

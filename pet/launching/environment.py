@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import Any
 
+from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 
 DEFAULT_PORT = 8118
@@ -85,9 +87,30 @@ def _number(environ: Mapping[str, str], key: str, default: int | None = None) ->
 
 
 def _master(environ: Mapping[str, str]) -> str:
-    """MASTER_ADDR and MASTER_PORT, or the first host that ModelArts lists, or this machine."""
-    host = environ.get("MASTER_ADDR") or environ.get("VC_WORKER_HOSTS", "").split(",")[0] or "127.0.0.1"
+    """MASTER_ADDR and MASTER_PORT, or the first host that ModelArts or a table of several servers lists, or this
+    machine.
+    """
+    host = environ.get("MASTER_ADDR") or environ.get("VC_WORKER_HOSTS", "").split(",")[0]
+    if not host and (table := environ.get("RANK_TABLE_FILE")):
+        servers = servers_of(table)
+        host = servers[0]["server_id"] if len(servers) > 1 else ""
+    host = host or "127.0.0.1"
     return f"{host}:{_number(environ, 'MASTER_PORT', DEFAULT_PORT)}"
+
+
+def servers_of(path: str) -> list[dict[str, Any]]:
+    """The servers of a rank table, each ``{"server_id": host, "device": [{"device_id", "rank_id"}, …]}``.
+
+    Raises:
+        InputError: no such file, or no rank table.
+    """
+    try:
+        servers = read_json(path, "a rank table")["server_list"]
+        for server in servers:
+            str(server["server_id"]), [(int(one["rank_id"]), int(one["device_id"])) for one in server["device"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"rank table {path}: cannot be read: {error!r}") from None
+    return servers
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -32,6 +32,7 @@ from pet.launching.heartbeat import BEAT_FILE
 from pet.launching.watch import Watch, accelerators_present, find_hanging
 
 LOG_DIRECTORY = "output/log"
+LOG_NAME = "worker.log"
 IDLE_LIMIT = 10.0
 """Seconds without any sign of life after which a worker counts as hanging: the whole job must end within 20 s, also
 where the worker gets two thirds of a core alone."""
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--secret", help=f"which the machines of --nnodes share; better in {SECRET}, which ps lacks")
     parser.add_argument("--devices", metavar="0,1,…", help="device index of each worker (default 0 … N-1)")
     parser.add_argument("--log-dir", default=LOG_DIRECTORY, help=f"default {LOG_DIRECTORY}")
+    parser.add_argument("--log-name", default=LOG_NAME, help=f"of the file in rank_N below it (default {LOG_NAME})")
     parser.add_argument(
         "--hang-timeout",
         type=float,
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         master=arguments.master,
         devices=devices or None,
         log_directory=arguments.log_dir,
+        log_name=Path(arguments.log_name).name,
         idle_limit=arguments.hang_timeout,
         secret=arguments.secret,
     )
@@ -122,6 +125,7 @@ def launch(
     log_directory: str | os.PathLike = LOG_DIRECTORY,
     idle_limit: float = IDLE_LIMIT,
     secret: str | None = None,
+    log_name: str = LOG_NAME,
 ) -> int:
     """Runs ``command`` in that many processes and waits for all of them.
 
@@ -159,14 +163,14 @@ def launch(
             Control(nodes, node, split_address(master), workers, job_secret(secret)) if several else Alone(workers)
         )
         with control:
-            return _Workers(command, workers, control, devices, Path(log_directory), idle_limit).wait()
+            return _Workers(command, workers, control, devices, Path(log_directory), log_name, idle_limit).wait()
 
 
 class _Workers:
     """The processes of this machine."""
 
-    def __init__(self, command, count, control, devices, log_directory: Path, idle_limit: float):
-        self.control, self.count, self.log_directory = control, count, log_directory
+    def __init__(self, command, count, control, devices, log_directory: Path, log_name: str, idle_limit: float):
+        self.control, self.count, self.log_directory, self.log_name = control, count, log_directory, log_name
         self.failure: tuple[int, str, int] | None = None  # exit code, message, rank
         self.grace = GRACE
         self.processes: list[subprocess.Popen] = []
@@ -193,7 +197,7 @@ class _Workers:
             raise
 
     def _log(self, local: int) -> Path:
-        return self.log_directory / f"rank_{self.control.first_rank + local}" / "worker.log"
+        return self.log_directory / f"rank_{self.control.first_rank + local}" / self.log_name
 
     def _beat_file(self, local: int) -> Path:
         """Two jobs may share a log directory, but not what their workers promise."""

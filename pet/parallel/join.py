@@ -1,8 +1,9 @@
 """Joining the job that this process belongs to, and leaving it without stalling the others.
 
-Whoever started the workers (environment.py) decides how they find each other: msrun and a rank table are served by
-MindSpore's own ``init()``; ``pet launch`` and bare RANK_ID/RANK_SIZE by a key-value store on MASTER_ADDR:MASTER_PORT,
-which is several times faster and needs no scheduler process. HCCL moves the data on Ascend, MCCL on a CPU.
+Whoever started the workers (environment.py) decides how they find each other: msrun, and a rank table on an
+accelerator, are served by MindSpore's own ``init()``; ``pet launch``, bare RANK_ID/RANK_SIZE and a rank table on a CPU
+by a key-value store on MASTER_ADDR:MASTER_PORT, which is several times faster and needs no scheduler process. HCCL
+moves the data on Ascend, MCCL on a CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import traceback
 from datetime import timedelta
 
+from model_zoo.errors import InputError
 from pet.launching.environment import Job, read_job, split_address
 from pet.launching.heartbeat import waiting
 
@@ -79,7 +81,7 @@ def _connect(job: Job) -> Job:
         ms.set_device(target, job.device)
     if communication.GlobalComm.INITED:  # the user's script has done it
         pass
-    elif job.launcher in ("msrun", "rank_table"):
+    elif job.launcher == "msrun" or (job.launcher == "rank_table" and target != "CPU"):
         communication.init()
     else:
         from mindspore.communication.management import _init_with_store
@@ -87,7 +89,13 @@ def _connect(job: Job) -> Job:
 
         host, port = split_address(job.master)
         limit = timedelta(seconds=JOIN_LIMIT)
-        store = TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
+        try:
+            store = TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
+        except (RuntimeError, OSError) as error:
+            raise InputError(
+                f"the workers cannot meet at {job.master} ({str(error).splitlines()[0]}); if another program has this "
+                "port, set MASTER_PORT"
+            ) from None
         backend = {"CPU": "mccl", "Ascend": "hccl"}.get(target, "nccl")
         _init_with_store(backend=backend, timeout=limit, world_size=job.size, rank=job.rank, store=store)
     if target == "CPU":

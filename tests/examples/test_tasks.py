@@ -170,7 +170,7 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     # tests share their machine: a worker that waits for a turn does not hang
     options = {"PET_LAUNCH_OPTIONS": "--hang-timeout 120"}
     run("bash", "run_distribute_single_node.sh", f"python {script}", "", "[0,2]", 2, timeout=900, **options)
-    said = (tmp_path / "output/log/rank_1/worker.log").read_text()
+    said = (tmp_path / "output/log/rank_1/mindformer.log").read_text()
     assert "process 1 of 2" in said
     found = [ast.literal_eval(line) for line in said.splitlines() if line.startswith(("{", "[{"))]
     measured, (answer,) = found[-2:]
@@ -205,7 +205,7 @@ def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
     table.write_text(json.dumps({"server_list": [{"server_id": "127.0.0.1", "device": devices}]}))
 
     def said():
-        found = sorted((tmp_path / "output/log").glob("rank_*/worker.log"))
+        found = sorted((tmp_path / "output/log").glob("rank_*/mindformer.log"))
         return [(log.parent.name, log.read_text().split()) for log in found]
 
     one = ["bash", "run_distribute_single_node.sh", "python probe.txt"]

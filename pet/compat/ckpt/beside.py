@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,33 @@ def kinds_in(path: Path) -> tuple[bool, bool]:
         return any(map(is_weight, file.tensors)), any(map(is_lora, file.tensors))
 
 
+def whole(source: str | os.PathLike, strategy: str | os.PathLike | None = None) -> Path:
+    """The one file of whole tensors that a path stands for; of a folder of several ranks it is made beside it.
+
+    Args:
+        source: see `find_ckpt`.
+        strategy: how the ranks divide the tensors. Default: the folder ``strategy`` in the source or beside it.
+
+    Raises:
+        InputError: no such file, several ranks without a strategy, or one that does not fit.
+    """
+    from pet.parallel.transform import transform
+
+    path = Path(source).expanduser()
+    files = [] if path.is_file() else sorted(path.glob("rank_*/*.ckpt"))
+    places = [Path(strategy)] if strategy else [path / "strategy", path.parent / "strategy"]
+    place = next((one for one in places if one.exists()), None)
+    if len({file.parent for file in files}) < 2 or place is None:
+        return find_ckpt(path)
+
+    def make(output: Path) -> None:
+        shutil.rmtree(output, ignore_errors=True)
+        transform(path, output, place)
+
+    newest = max(file.stat().st_mtime_ns for file in files)
+    return find_ckpt(_beside(path, "whole", {"strategy": str(place), "newest": newest}, make))
+
+
 def converted(
     source: str | os.PathLike, config: str | os.PathLike | Mapping[str, Any] | None = None, form: Form | None = None
 ) -> Path:
@@ -32,7 +60,7 @@ def converted(
     Raises:
         InputError: see `to_directory`; or something else lies in the way.
     """
-    path = find_ckpt(source)
+    path = whole(source)
     facts = {"config": config_for(path, config), "rearranged": bool(form and form.use_rearrange_rope)}
     return _beside(path, "hf", facts, lambda output: to_directory(path, output, config, form))
 
@@ -42,17 +70,19 @@ def bring(
     config: str | os.PathLike | Mapping[str, Any] | None = None,
     form: Form | None = None,
     alpha: float | None = None,
+    strategy: str | os.PathLike | None = None,
 ) -> tuple[str | None, Path | None]:
     """(checkpoint directory, adapter directory) for a ``.ckpt`` file of weights or of LoRA matrices; one is None.
 
     Args:
         source, config, form: see `to_directory`.
         alpha: of LoRA matrices.
+        strategy: see `whole`.
 
     Raises:
         InputError: a file with both kinds, LoRA without an alpha; see `converted`.
     """
-    path = find_ckpt(source)
+    path = whole(source, strategy)
     weights, lora = kinds_in(path)
     if weights and lora:
         raise InputError(

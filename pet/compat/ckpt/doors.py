@@ -69,8 +69,8 @@ def find_ckpt(path: str | os.PathLike) -> Path:
     files = sorted(ranks[0].glob("*.ckpt"), key=lambda file: file.stat().st_mtime) if len(ranks) == 1 else []
     if len(ranks) > 1:
         raise InputError(
-            f"{path}: holds {len(ranks)} ranks, of which each may have a part of the weights; put them together by "
-            "pet transform, or give one rank's file if it is whole"
+            f"{path}: holds {len(ranks)} ranks, of which each may have a part of the weights; name the strategy by "
+            "src_strategy_path_or_dir, put them together by pet transform, or give one rank's file if it is whole"
         )
     if not files:
         raise InputError(f"{path}: there is no .ckpt file")

@@ -258,13 +258,13 @@ class Request:
     def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
         from pet.compat.ckpt.beside import bring
-        from pet.compat.mindformers.sizes import alpha_of, form_of
+        from pet.compat.mindformers.sizes import alpha_of, form_of, strategy_of
         from pet.compat.yaml_files import load_any
 
         if self.base_recipe is not None:
             kind, file, values = self.job_file()
             if kind == "mindformers":
-                return bring(checkpoint, file, form_of(values), alpha_of(values))
+                return bring(checkpoint, file, form_of(values), alpha_of(values), strategy_of(values))
             recipe = load_any(self.base_recipe, check_files=False)
             return bring(checkpoint, recipe.model.path, None, getattr(recipe.adapter, "alpha", None))
         model = self.model if is_path(self.model) else self.model.config.to_dict()

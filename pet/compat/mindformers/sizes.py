@@ -155,3 +155,8 @@ def alpha_of(values: Mapping[str, Any]) -> float | None:
     """``lora_alpha`` of the file's pet_config; None where it has none."""
     alpha = (model_section(values).get("pet_config") or {}).get("lora_alpha")
     return None if alpha is None else float(alpha)
+
+
+def strategy_of(values: Mapping[str, Any]) -> str | None:
+    """Where the file says how a folder of ranks divides the weights; None where it does not."""
+    return values.get("src_strategy_path_or_dir") or None

@@ -66,6 +66,7 @@ TABLE = {
     "label_smoothing_factor": "train.label_smoothing",
     "seed": "train.seed",
     "data_seed": "data.seed",
+    "num_samples": "data.max_samples",
     "save_steps": "train.save_every",
     "save_strategy": _strategy,
     "save_total_limit": "train.keep_last",

@@ -12,6 +12,7 @@ from model_zoo.errors import InputError
 from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
+from pet.compat.mindformers.targets import targets_of
 from pet.compat.translation import (
     ANY_LAYOUT,
     COMPILED,
@@ -30,20 +31,6 @@ from pet.compat.translation import (
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import Ignored, Refused, Translation
 
-# Matrices of MindFormers' models -> ours.
-MATRICES = {
-    "wq": "q_proj",
-    "wk": "k_proj",
-    "wv": "v_proj",
-    "wo": "o_proj",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-    "query_key_value": "query_key_value",
-    "dense_h_to_4h": "dense_h_to_4h",
-    "dense_4h_to_h": "dense_4h_to_h",
-    "qkv_proj": "query_key_value",
-}
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
@@ -145,7 +132,7 @@ PET = {
     "lora_rank": "adapter.rank",
     "lora_alpha": number("adapter.alpha"),
     "lora_dropout": number("adapter.dropout"),
-    "target_modules": lambda t, n, v: t.put("adapter.targets", targets_of(t, v)),
+    "target_modules": elsewhere,  # it depends on the model
     "prefix_seq_len": "adapter.length",
     "pre_seq_len": "adapter.length",
     "prefix_token_num": "adapter.length",
@@ -162,23 +149,6 @@ PET = {
     "freeze_include": Refused("the base is frozen; see pet.freeze_modules for more"),
     "freeze_exclude": Refused("the base is frozen; see pet.freeze_modules for more"),
 }
-
-
-def targets_of(translation: Translation, expression: Any) -> list[str] | None:
-    """Our names for MindFormers' expression over its own: ``.*wq|.*wv`` → ``["q_proj", "v_proj"]``."""
-    parts = [expression] if isinstance(expression, str) else list(expression)
-    words = [word for part in parts for word in str(part).split("|")]
-    found = []
-    for word in words:
-        name = re.sub(r"^\^?(\.\*)?(\\?\.)?|(\.?\*)?\$?$", "", word).rpartition(".")[2]
-        if re.fullmatch(r"dense[123]", name):
-            translation.ignore(
-                "pet_config.target_modules",
-                f"{name} is a part of one matrix here: the family's default is adapted whole",
-            )
-            return None
-        found.append(MATRICES.get(name, name if re.fullmatch(r"\w+", name) else f"re:{word}"))
-    return found
 
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -260,11 +230,13 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
         t.refuse("load_checkpoint", "is missing; give a Hugging Face checkpoint directory")
         return
     t.put("model.path", str(path))
+    base = None
+    with contextlib.suppress(InputError):  # not there; or a .ckpt file, which is read by the file's own sizes
+        base = model_config(path)
     if scratch:
         t.put("model.from_scratch", True)
-    elif config:
-        with contextlib.suppress(InputError):  # not there; or a .ckpt file, which is read by the file's own sizes
-            _compare(t, values, model_config(path), from_command)
+    elif config and base is not None:
+        _compare(t, values, base, from_command)
     if off := dropouts(values):
         t.ignore("model.model_config", f"{', '.join(off)}: the base's own dropout is off")
     if config.get("seq_length"):
@@ -275,6 +247,9 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
         method = method_of(pet.get("pet_type"))
         t.put("adapter.method", method)
         t.apply({**(LORA_DEFAULTS if method == "lora" else {}), **pet}, PET, "pet_config.")
+        if (targets := pet.get("target_modules")) and (base or preset):
+            base = base or model_config(preset)
+            t.put("adapter.targets", targets_of(t, targets, config.get("type"), base))
     elif lora:
         for key, value in lora.items():
             t.put(f"adapter.{key}", value)
@@ -351,11 +326,13 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
     paths = loader.get("dataset_dir") or loader.get("dataset_files")
     if paths:
         t.put(key, paths)
+    if key == "data.train":
+        t.put("data.max_samples", loader.get("num_samples"))
     columns = loader.get("origin_columns") or ()
     if len(columns) == 2:
         t.put("data.columns", dict(zip(("prompt", "answer"), columns, strict=True)))
         t.put("data.format", "prompt_completion")
-    known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns"}
+    known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
     others = sorted({*section, *loader} - known)
     if others:
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(others)}: {LOADERS.why}")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pytest
 
 import pet
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
+from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import to_file
+from pet.compat.yaml_files import load_any
+from pet.parallel.transform import transform
 
 
 def test_front_doors_take_ckpt_files(base, tmp_path):
@@ -41,7 +47,6 @@ def test_front_doors_take_ckpt_files(base, tmp_path):
 
 def test_a_job_file_with_ckpt_files(base, tmp_path, capsys, lora_file):
     from pet.cli.main import main
-    from pet.compat.yaml_files import load_any
 
     to_file(base, tmp_path / "gpt.ckpt")
     job = tmp_path / "job.yaml"
@@ -96,3 +101,39 @@ def test_the_command(base, tmp_path, capsys, lora_file):
     ).read_bytes()
     assert "a file ending in .ckpt was expected" in pet_convert(base, "--output", "e")[1]
     assert pet_convert("absent.ckpt", "--output", "e") == (2, "pet convert: absent.ckpt: no such file\n")
+
+
+def divide(file, directory):
+    """A ``.ckpt`` file's matrices by rows over two ranks, as MindSpore would; returns the strategy's place."""
+    with CkptFile(file) as whole:
+        shapes = {name: whole.read(name).shape for name in whole.tensors}
+    entries = {
+        name: {"dev_matrix": [2], "tensor_map": [0, *[-1] * (len(shape) - 1)] if len(shape) == 2 else [-1]}
+        for name, shape in shapes.items()
+    }
+    strategy = directory.parent / "layout/ckpt_strategy_rank_0.json"
+    strategy.parent.mkdir(parents=True)
+    strategy.write_text(json.dumps({"parallel_strategy_item": {}, "parallel_layout_item": entries}))
+    transform(file, directory, None, strategy)
+    return strategy
+
+
+def test_a_folder_of_ranks_is_put_together_by_its_strategy(base, tmp_path):
+    to_file(base, tmp_path / "gpt.ckpt")
+    strategy = divide(tmp_path / "gpt.ckpt", tmp_path / "divided")
+    job = tmp_path / "job.yaml"
+    sizes = "hidden_size: 32, num_layers: 2, num_heads: 2, seq_length: 128, vocab_size: 1216"
+    text = (
+        "run_mode: finetune\nrunner_config: {epochs: 1, batch_size: 4}\nload_checkpoint: divided\n"
+        f"model: {{model_config: {{type: GPT2Config, {sizes}, pet_config: {{pet_type: lora}}}}}}\n"
+        f"train_dataset: {{data_loader: {{dataset_dir: {base}/data.jsonl}}}}\n"
+    )
+    job.write_text(text)
+    with pytest.raises(InputError, match=r"holds 2 ranks.*src_strategy_path_or_dir"):
+        load_any(job)
+    job.write_text(f"{text}src_strategy_path_or_dir: {strategy}\n")
+    place = load_any(job).model.path
+    loaded, original = (pet.AutoModel.from_pretrained(one).parameters_dict() for one in (place, str(base)))
+    assert loaded.keys() == original.keys()
+    for name, tensor in original.items():
+        assert np.array_equal(loaded[name].asnumpy(), tensor.asnumpy()), name

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +15,7 @@ from model_zoo.errors import InputError
 from pet.compat.mindformers import Trainer
 from pet.compat.yaml_files import load_any
 
+ROOT = Path(__file__).parents[3]
 JOB = {
     "run_mode": "train",
     "load_checkpoint": "",
@@ -154,3 +158,25 @@ def test_the_columns_of_the_loader(job):
 def test_what_would_change_results_is_refused(job, changes, message):
     with pytest.raises(InputError, match=message):
         load_any(job(**changes), ["model.path=llama_tiny"], check_files=False)
+
+
+def test_the_arguments_of_run_mindformer(job, rows, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "pet")
+    recipes = []
+    run = lambda self, mode, *rest: recipes.append(self.recipe(mode, self.load_checkpoint))  # noqa: E731
+    monkeypatch.setattr(Trainer, "_run", run)
+    script = runpy.run_path(str(ROOT / "examples/run_mindformer.py"))
+    words = f"""--config {job(model__model_config__pet_config={"pet_type": "lora"})} --run_mode finetune
+        --load_checkpoint llama_tiny --train_dataset_dir {rows} --num_samples 3 --gradient_accumulation_steps 2
+        --predict_batch_size 4 --src_strategy_path_or_dir x --options runner_config.epochs=4 lr_schedule.type=linear
+        --runner_config.batch_size 1 --optimizer.weight_decay=0.5"""
+    monkeypatch.setattr(sys, "argv", ["run_mindformer.py", *words.split()])
+    script["main"]()
+    (recipe,) = recipes
+    train = recipe.train
+    assert (recipe.data.max_samples, train.accumulation, train.epochs, train.batch_size) == (3, 2, 4, 1)
+    assert (train.schedule, train.weight_decay) == ("linear", 0.5)
+    assert "--predict_batch_size: an answer does not depend on the others" in notes(caplog)
+    monkeypatch.setattr(sys, "argv", ["run_mindformer.py", *words.split(), "--register_path", "research"])
+    with pytest.raises(InputError, match="--register_path is not known"):
+        script["main"]()

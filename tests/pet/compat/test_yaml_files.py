@@ -189,18 +189,29 @@ def test_what_a_file_is_for(base, tmp_path, capsys):
     assert "What is 0?" in capsys.readouterr().out
 
 
-def test_targets_by_mindformers_expressions():
-    from pet.compat.mindformers.yaml_file import targets_of
+@pytest.mark.parametrize(
+    ("kind", "base", "expression", "expected", "noted"),
+    [
+        ("LlamaConfig", "llama_tiny", ".*wq|.*wk|.*wv|.*wo", ["q_proj", "k_proj", "v_proj", "o_proj"], False),
+        ("LlamaConfig", "llama_tiny", "w1|w2", ["gate_proj", "down_proj"], False),
+        ("LlamaConfig", "llama_tiny", ".*w_qkv.*", ["q_proj", "k_proj", "v_proj"], False),
+        ("LlamaConfig", "glm_tiny", ".*wq|.*wv", ["query_key_value"], True),
+        ("ChatGLM2Config", "glm4_tiny", ".*query_key_value*", ["q_proj", "k_proj", "v_proj"], False),
+        ("ChatGLM2Config", "glm4_tiny", ".*dense_left$", ["gate_up_proj"], True),
+        ("GLMConfig", "glm_tiny", ".*query_key_value*|.*dense$", ["query_key_value", "attention.dense"], False),
+        ("GPT2Config", "gpt_tiny", ".*dense1$|.*dense3$", ["c_attn"], True),
+        ("GPT2Config", "gpt_tiny", ".*dense.*|.*projection", ["c_attn", "attn.c_proj", "mlp.c_proj"], False),
+        ("LlamaConfig", "llama_tiny", ["q_proj", ".*v_proj$|[kq]_proj"], ["q_proj", "v_proj", "re:[kq]_proj"], False),
+    ],
+)
+def test_targets_by_mindformers_expressions(kind, base, expression, expected, noted):
+    from pet.compat.mindformers.targets import targets_of
+    from pet.names import model_config
     from pet.recipe.translation import Translation
 
-    for expression, expected in (
-        (".*wq|.*wk|.*wv|.*wo", ["q_proj", "k_proj", "v_proj", "o_proj"]),
-        (".*query_key_value*", ["query_key_value"]),
-        ([".*dense_h_to_4h$", ".*w1"], ["dense_h_to_4h", "gate_proj"]),
-        (".*dense1$|.*dense3$", None),
-    ):
-        assert targets_of(t := Translation("file"), expression) == expected
-        assert bool(t.ignored) == (expected is None)
+    t = Translation("file")
+    assert targets_of(t, expression, kind, model_config(base)) == expected
+    assert bool(t.ignored) == noted
 
 
 def test_mindformers_callbacks_in_a_recipe(base, caplog):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from importlib.metadata import distribution
@@ -66,6 +67,35 @@ def test_collectives(tmp_path):
     done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], CHECK + "print('all is well')")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout and "all is well" in (tmp_path / "output/log/rank_1/worker.log").read_text()
+
+
+def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
+    """As MindFormers' own wrappers start them: one process each, RANK_TABLE_FILE naming addresses of accelerators."""
+    devices = [{"device_id": str(rank), "device_ip": "192.1.27.6", "rank_id": str(rank)} for rank in range(2)]
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"server_list": [{"server_id": "10.1.2.3", "device": devices}]}))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pet.compat.mindformers import init_context\nprint(init_context(use_parallel=True))\n"
+        "from pet.parallel.join import barrier\nbarrier()\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "RANK_TABLE_FILE": str(table), "RANK_SIZE": "2", "MASTER_PORT": str(port)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env={**environment, "RANK_ID": str(rank), "DEVICE_ID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert ["(0, 2)" in workers[0].communicate()[0], "(1, 2)" in workers[1].communicate()[0]] == [True, True]
+    assert [worker.returncode for worker in workers] == [0, 0]
 
 
 def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
