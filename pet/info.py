@@ -14,9 +14,10 @@ from typing import Any
 
 from model_zoo.checkpoint.dtypes import STORAGE, float_name
 from model_zoo.checkpoint.reading import read_config
-from model_zoo.counting import parameter_shapes, sizes
+from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.presets import PRESETS, preset
+from model_zoo.quantization import Quantization
 
 # float32 values that an optimizer keeps for each trained parameter
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
@@ -36,6 +37,7 @@ class Description:
         trainable: parameters that are trained.
         batch, length: of the step.
         dtype: the base's type in memory.
+        quantization: what of it is packed in 8 or 4 bits.
         memory: bytes by what they are for.
     """
 
@@ -49,6 +51,7 @@ class Description:
     length: int
     dtype: str
     memory: dict[str, int]
+    quantization: Quantization | None = None
 
     @property
     def share(self) -> float:
@@ -60,6 +63,11 @@ class Description:
     def total(self) -> int:
         """Bytes of everything together."""
         return sum(self.memory.values())
+
+    @property
+    def held(self) -> str:
+        """The forms of the base's weights."""
+        return self.dtype + (f", projections in {self.quantization.storage}" if self.quantization else "")
 
     def to_dict(self) -> dict[str, Any]:
         """The same for a program to read."""
@@ -75,6 +83,7 @@ class Description:
             "batch": self.batch,
             "length": self.length,
             "dtype": self.dtype,
+            "quantization": dataclasses.asdict(self.quantization) if self.quantization else None,
             "memory_bytes": {**self.memory, "total": self.total},
         }
 
@@ -90,7 +99,7 @@ class Description:
             ("parameters", f"{self.parameters:,}"),
             ("trained", f"{what}: {self.trainable:,} ({self.share:.4%})"),
             ("", ""),
-            ("memory of a training step", f"batch {self.batch} × {self.length} tokens, base in {self.dtype}"),
+            ("memory of a training step", f"batch {self.batch} × {self.length} tokens, base in {self.held}"),
             *((f"  {key}", f"{value / MIB:>12,.1f} MiB") for key, value in self.memory.items()),
             ("  total", f"{self.total / MIB:>12,.1f} MiB"),
         ]
@@ -106,6 +115,7 @@ def describe(
     dtype: object = None,
     optimizer: str = "adamw",
     recompute: bool = False,
+    quantization: Quantization | None = None,
 ) -> Description:
     """What training a model would take, without loading it.
 
@@ -119,6 +129,7 @@ def describe(
             float32, with its gradients and optimizer state.
         optimizer: adamw, adam, lamb (two states each), momentum (one), sgd, adafactor (next to none).
         recompute: keep only each layer's input, and compute the rest again in the backward pass.
+        quantization: what of the base is packed in 8 or 4 bits; activations are then float32.
 
     Raises:
         InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
@@ -141,13 +152,19 @@ def describe(
     method, cells, trainable = (None, 0, parameters) if adapter is None else count_adapter(config, adapter)
     width = STORAGE[held].itemsize
     memory = {"weights": parameters * (width if method else 4)}
+    if quantization is not None:
+        if method is None:
+            raise InputError(f"weights in {quantization.type} cannot be trained; choose a method")
+        places = quantization.places(config_of(config)).values()
+        packed = sum(quantization.storage.nbytes(shape) for shape in places)
+        memory["weights"] = packed + (parameters - sum(map(prod, places))) * width
     if method:
         memory["adapter"] = trainable * 4
     memory["gradients"] = trainable * 4
     memory["optimizer"] = trainable * 4 * OPTIMIZER_STATES[optimizer]
-    held_in_pass = held if method else "float32"
+    held_in_pass = held if method and quantization is None else "float32"
     memory["activations"] = activations(config, adapter, batch, length, held_in_pass, recompute)
-    return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory)
+    return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory, quantization)
 
 
 def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

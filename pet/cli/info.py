@@ -32,11 +32,14 @@ def stored_facts(directory: Path) -> Facts:
     from model_zoo.checkpoint.reading import open_checkpoint
 
     with open_checkpoint(directory) as checkpoint:
-        infos = [checkpoint.info(name) for name in checkpoint.names]
+        files = checkpoint.files.values()
+        infos = [file.info(name) for file in files for name in file.tensors]
+        forms = dict(Counter(str(one.storage) for one in checkpoint.packed.values()))
         return {
             "tensors": len(infos),
             "stored_mb": sum(info.end - info.start for info in infos) / 1e6,
             "stored_types": dict(Counter(info.dtype for info in infos)),
+            **({"packed": forms} if forms else {}),
         }
 
 
@@ -46,7 +49,14 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
 
     adapter = {"method": options.method, **settings_of(options.settings)}
     description = describe(
-        name, adapter, options.batch, options.length, options.dtype, options.optimizer, options.recompute
+        name,
+        adapter,
+        options.batch,
+        options.length,
+        options.dtype,
+        options.optimizer,
+        options.recompute,
+        quantization_of(options),
     )
     facts, text = {"kind": "model", **description.to_dict()}, str(description)
     if name not in names.preset_names() or Path(name).is_dir():
@@ -54,6 +64,23 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
         facts.update(stored)
         text += "\n\n" + "\n".join(_lines(stored))
     return facts, text
+
+
+def quantization_options(parser: Parser) -> None:
+    """The options that say how a base would be packed."""
+    parser.add_argument("--quantization", metavar="TYPE", help="of the base's projections: int8, nf4, fp4 or int4")
+    parser.add_argument("--double", action="store_true", help="with --quantization: factors in 8 bits, too")
+
+
+def quantization_of(options: Any):
+    """The `Quantization` of these options; None for none."""
+    from model_zoo.quantization import Quantization
+
+    if options.quantization is None:
+        if options.double:
+            raise InputError("--double has no effect without --quantization")
+        return None
+    return Quantization(options.quantization, double=options.double)
 
 
 def settings_of(words: Sequence[str]) -> Facts:
@@ -142,6 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows per step (default 1)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of the base in memory; left out: as its configuration says")
+    quantization_options(parser)
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="with activation checkpointing")
     parser.add_argument("--json", action="store_true", help="as JSON")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from model_zoo.errors import InputError, nearest
+from pet.cli.info import quantization_options
 from pet.cli.parser import Parser
 
 EXAMPLES = [
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--micro-batch", type=int, metavar="N", help="rows of one forward pass; left out: the best")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of base and activations; left out: as its configuration says, or float32")
+    quantization_options(parser)
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="a second within a machine (default 56GB)")
@@ -75,7 +77,7 @@ def look(options, cluster):
     from adapters.methods import method_config
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
-    from pet.cli.info import settings_of
+    from pet.cli.info import quantization_of, settings_of
     from pet.meta_model import MetaModel
     from pet.names import model_config
     from pet.planning.search import OPTIMIZER_STATES, Work, plan
@@ -97,14 +99,17 @@ def look(options, cluster):
     length = min(512, context) if options.length is None else options.length
     if length > context:
         raise InputError(f"--length is {length}, but the context of {options.model} holds {context} tokens")
+    quantization = quantization_of(options)
     work = Work(
         MetaModel(config),
         adapter,
         4 * options.devices if options.batch is None else options.batch,
         length,
-        float_name(options.dtype or stored or "float32"),
+        float_name(options.dtype or (None if quantization else stored) or "float32"),
         options.optimizer,
         options.recompute,
         options.micro_batch,
+        None if options.dtype or quantization is None else stored,
+        quantization,
     )
     return plan(work, cluster)

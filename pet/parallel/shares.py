@@ -55,10 +55,6 @@ class Share:
         """How many numbers that is."""
         return prod(self.part)
 
-    def bytes(self, width: int) -> int:
-        """Memory of it, with ``width`` bytes for a number of the base."""
-        return self.size * (4 if self.adapter and not self.copied else width)
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

@@ -23,7 +23,7 @@ def machine_memory() -> float:
     return total
 
 
-def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float:
+def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     """Bytes of a step in the fullest process, as `pet plan` counts them.
 
     Args:
@@ -31,7 +31,7 @@ def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float
         config: the model's config.json.
         adapter: the method's configuration; None trains every weight.
         length: tokens of a row.
-        dtype: of the weights.
+        types: ``dtype``, ``stored`` and ``quantization`` of a `pet.planning.search.Work`.
     """
     from pet.meta_model import MetaModel
     from pet.parallel.shares import shares
@@ -41,11 +41,22 @@ def step_memory(recipe, config: dict, adapter, length: int, dtype: str) -> float
     train, layout = recipe.train, recipe.parallel
     rows = train.batch_size * (2 if train.r_drop_alpha else 1)
     micro = max(1, rows // layout.data // (layout.micro_batches or 1))
-    work = Work(MetaModel(config), adapter, rows, length, dtype, train.optimizer, train.recompute, micro)
+    settings = {"optimizer": train.optimizer, "recompute": train.recompute, "micro_batch": micro}
+    work = Work(MetaModel(config), adapter, rows, length, **settings, **types)
     divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline)
     cluster = Cluster(layout.processes, math.inf)
     places = (layout.data, layout.tensor, layout.pipeline, layout.shard_optimizer, micro)
     return candidate(work, cluster, divided, *places).total
+
+
+def types_of(model) -> dict[str, str]:
+    """The types of a model's activations and matrices: that of its norms, and that of its embedding."""
+    from model_zoo.checkpoint.dtypes import float_name
+    from model_zoo.checkpoint.reading import base_parameters
+
+    own = [one for one in base_parameters(model).values() if not hasattr(one, "packed_in")]
+    types = {len(one.shape) == 2: float_name(one.dtype) for one in reversed(own)}
+    return {"dtype": types.get(False, types[True]), "stored": types.get(True)}
 
 
 def check_room(recipe, prepared) -> None:
@@ -60,7 +71,6 @@ def check_room(recipe, prepared) -> None:
     """
     import mindspore as ms
 
-    from model_zoo.checkpoint.dtypes import float_name
     from pet.recipe.adapter import recipe_method
 
     if ms.get_context("device_target") != "CPU":
@@ -68,10 +78,10 @@ def check_room(recipe, prepared) -> None:
     feed, config = prepared.train_feed, prepared.model.config.to_dict()
     known = feed.steps_per_epoch(0) is not None
     length = max(length for _, length in feed.shapes(0)) if known else recipe.data.max_length
-    dtype = float_name(next(p.dtype for p in prepared.model.get_parameters() if getattr(p, "adapter", None) is None))
+    types = {**types_of(prepared.model), "quantization": recipe.model.quantization.settings()}
     try:
         adapter = recipe_method(recipe.adapter, recipe.train.seed, prepared.tokenizer)
-        needed = step_memory(recipe, config, adapter, length, dtype) * recipe.parallel.processes
+        needed = step_memory(recipe, config, adapter, length, **types) * recipe.parallel.processes
     except (
         InputError,
         AttributeError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
@@ -11,9 +12,10 @@ from typing import Any
 from adapters.method import MethodConfig
 from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
 from pet.meta_model import MetaModel
 from pet.parallel.pipeline import bubble
-from pet.parallel.shares import Layout, shares
+from pet.parallel.shares import Layout, Share, shares
 from pet.planning.activations import activation_bytes
 from pet.planning.cluster import Cluster
 from pet.planning.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
@@ -33,10 +35,12 @@ class Work:
         adapter: a method's configuration; None trains every weight.
         batch: rows of one optimizer step, over all devices.
         length: tokens of a row.
-        dtype: of the base's weights and of activations.
+        dtype: of activations, and of the base's weights where `stored` says nothing else.
         optimizer: its name.
         recompute: whether every layer keeps its input only.
         micro_batch: rows of one forward pass on one replica; None tries all.
+        stored: type that the base's frozen matrices are held in, where it is another one.
+        quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
     """
 
     meta_model: MetaModel
@@ -47,11 +51,31 @@ class Work:
     optimizer: str = "adamw"
     recompute: bool = False
     micro_batch: int | None = None
+    stored: str | None = None
+    quantization: Quantization | None = None
 
     @property
     def width(self) -> int:
-        """Bytes of a number of the base."""
+        """Bytes of a number of an activation."""
         return STORAGE[self.dtype].itemsize
+
+    @functools.cached_property
+    def packed(self) -> dict[str, bool]:
+        """{name of a weight that is packed: whether checkpoints have it as (in, out)}."""
+        if self.quantization is None:
+            return {}
+        config = self.meta_model.config
+        return {f"{path}.weight": config.cells()[path].transposed for path in self.quantization.places(config)}
+
+    def bytes(self, share: Share) -> int:
+        """Memory of what a process has of a parameter."""
+        if share.adapter and not share.copied:
+            return 4 * share.size
+        if share.name in self.packed and not share.copied:
+            shape = share.part[::-1] if self.packed[share.name] else share.part
+            return self.quantization.storage.nbytes(shape)
+        matrix = len(share.shape) == 2 and not share.trained
+        return share.size * STORAGE[(matrix and self.stored) or self.dtype].itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +312,7 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
         buffers += block * work.width * ((stage < steps.pipeline - 1) * (ahead + 1) + (stage > 0) * 2)
         kept_inputs = ahead * block * work.width if stage > 0 else 0
     return {
-        "weights": sum(share.bytes(work.width) for share in held),
+        "weights": sum(map(work.bytes, held)),
         "gradients": 4 * trained * (2 if steps.pieces > 1 else 1),
         "optimizer": 4 * owned * OPTIMIZER_STATES[work.optimizer],
         "activations": kept_inputs + activation_bytes(work, divided, steps, stage),
@@ -310,9 +334,9 @@ def saving_bytes(work: Work, divided: Layout, steps: Steps) -> dict[str, int]:
     held = received = 0
     for share in divided.shares:
         if share.trained or (share.adapter and steps.tensor * steps.pipeline > 1):
-            whole = share.bytes(work.width) * (1 if share.division is None else share.division.members)
+            whole = work.bytes(share) * (1 if share.division is None else share.division.members)
             held += whole
-            received += whole - (share.bytes(work.width) if 0 in share.stages else 0)
+            received += whole - (work.bytes(share) if 0 in share.stages else 0)
     state = states * sum(prod(share.shape) for share in divided.shares if share.trained)
     own = owner_loads(first, steps.data)[0] if steps.zero else trained_size(first)
     return {"held": held + state, "received": received + state - states * own}

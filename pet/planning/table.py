@@ -21,6 +21,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "model_type": work.meta_model.values.get("model_type"),
         "method": "none" if work.adapter is None else work.adapter.method,
         **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute")},
+        "quantization": dataclasses.asdict(work.quantization) if work.quantization else None,
         "cluster": dataclasses.asdict(plan.cluster),
         "feasible": [one.to_dict() for one in plan.feasible],
         "infeasible": dict(plan.refused),
@@ -28,12 +29,18 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
+def held_in(work) -> str:
+    """The types of activations and of the base."""
+    found = work.dtype + (f", base in {work.stored}" if work.stored else "")
+    return found + (f", projections in {work.quantization.storage}" if work.quantization else "")
+
+
 def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     """The table of layouts, and the best one in detail."""
     work, cluster = plan.work, plan.cluster
     method = "every weight" if work.adapter is None else work.adapter.method
     lines = [
-        f"{name}: {method}, {work.batch} rows of {work.length} tokens a step, {work.dtype}, on {cluster.devices} "
+        f"{name}: {method}, {work.batch} rows of {work.length} tokens a step, {held_in(work)}, on {cluster.devices} "
         f"devices of {cluster.memory / 1e9:g} GB ({cluster.reserve / 1e9:g} GB of it kept by the runtime)",
     ]
     shown = plan.feasible[:top]
