@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
+from model_zoo import progress
 from model_zoo.atomic import CannotWrite
 from model_zoo.errors import InputError, nearest
 from pet import interrupts
@@ -103,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         interrupts.listen()
     with watched():
+        progress.tick()  # before anything is imported, or another process joined
         code = answer(arguments)
     with interrupts.handled_by(interrupts.end_at_once):
         return leave(code)

@@ -26,9 +26,11 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.launching.watch import View, find_awaited
 
 SECRET = "PET_LAUNCH_SECRET"
 """Environment variable with the secret that the machines of a job share."""
@@ -82,6 +84,15 @@ class Alone:
     def __exit__(self, *error) -> None:
         """There is nothing to close."""
 
+    def awaited(self, views: Mapping[int, View]) -> int | None:
+        """Which of this machine's workers all others of the job wait for, where nobody works.
+
+        Args:
+            views: of this machine's workers that run.
+        """
+        index = find_awaited([*views.values()])
+        return None if index is None else [*views][index]
+
     def exchange(self, done: bool) -> tuple[int, str] | None:
         """None while the job runs, (0, "") when all are through, (exit code, why) when it has failed elsewhere."""
         return (0, "") if done else None
@@ -107,6 +118,8 @@ class Control(Alone):
         self.nodes, self.node, self.address, self.workers, self.secret = nodes, node, address, workers, secret
         self.links: dict[int, _Link] = {}
         self.done: set[int] = set()
+        self.views: dict[int, Mapping[int, View]] = {}  # of each machine
+        self.hanging: int | None = None
         self.sent = 0.0
 
     def __enter__(self) -> Control:
@@ -234,6 +247,20 @@ class Control(Alone):
         proof = str(message.get("proof")).encode()
         return hmac.compare_digest(proof, self._proof(role, link, message).encode())
 
+    def awaited(self, views: Mapping[int, View]) -> int | None:
+        """As `Alone.awaited`. Machine 0 judges, by what all have said within the last second."""
+        self.views[self.node] = views
+        if len(self.views) == self.nodes:
+            places = [(node, local) for node, known in self.views.items() for local in known]
+            index = find_awaited([self.views[node][local] for node, local in places])
+            if index is not None:
+                node, local = places[index]
+                if node == self.node:
+                    return local
+                self.links[node].send({"hanging": local})
+                del self.views[node]  # until it is heard from again
+        return self.hanging
+
     def exchange(self, done: bool) -> tuple[int, str] | None:
         """As `Alone.exchange`; to be called a few times per second."""
         now = time.monotonic()
@@ -241,7 +268,7 @@ class Control(Alone):
             self.done.add(self.node)
         if now - self.sent > 1.0:
             self.sent = now
-            self._broadcast({"done": done})
+            self._broadcast({"done": done, "views": self.views.get(self.node)})
         for node, link in self.links.items():
             while (message := link.next()) is not None:
                 if "fail" in message:
@@ -251,6 +278,9 @@ class Control(Alone):
                     return 0, ""
                 if message.get("done"):
                     self.done.add(node)
+                if message.get("views") is not None and self.node == 0:
+                    self.views[node] = {int(local): View(*view) for local, view in message["views"].items()}
+                self.hanging = message.get("hanging", self.hanging)
             if link.closed or now - link.heard > SILENCE:
                 self.fail(1, f"the launcher of machine {node} is gone")
                 return 1, f"the launcher of machine {node} is gone"

@@ -3,7 +3,8 @@
 A worker writes one line to a file of its own whenever a piece of work begins, with what may be expected of it:
 
 * `WORKING`: the next line comes within the launcher's limit, or within the seconds that the line names.
-* `UNLIMITED`: nobody knows when: a graph that is run for the first time, and so compiled.
+* `CALLING`: another library works: it runs a graph. The next line comes within the seconds that the line names; 0 where
+  nobody knows, as for the first time, when the graph is compiled.
 * `WAITING`: it waits for a peer, and may sleep.
 * `PAUSING`: nobody knows when, and it may sleep: code of the user's own runs, such as a callback, or it waits for
   something outside of the job.
@@ -22,9 +23,10 @@ import time
 from collections.abc import Hashable, Iterator
 
 from model_zoo import progress
+from pet.launching.stacks import answering
 
 BEAT_FILE = "PET_BEAT_FILE"
-SILENT, WORKING, UNLIMITED, WAITING, PAUSING = range(5)
+SILENT, WORKING, CALLING, WAITING, PAUSING = range(5)
 FACTOR = 5.0
 """How many times as long as lately a graph may run. Batches of one shape take the same time but for other work."""
 OFTEN = 0.5
@@ -32,7 +34,7 @@ OFTEN = 0.5
 RECENT = 3
 """Runs of a graph whose shortest counts: in the others it may have waited for a peer that compiled."""
 
-_watched = 0
+_watched = False
 _now: tuple[int, float] = (SILENT, 0.0)  # what was written last: state, seconds
 _place: Hashable | None = None
 _begun = 0.0
@@ -57,14 +59,15 @@ def rest() -> None:
 def watched() -> Iterator[None]:
     """Within, the library's own work is watched; it counts from the first `tick` on."""
     global _watched
-    _watched += 1
-    progress.watcher = sys.modules[__name__] if BEAT_FILE in os.environ else None
-    try:
+    if _watched or BEAT_FILE not in os.environ:
         yield
-    finally:
-        _watched -= 1
-        if not _watched:
-            progress.watcher = None
+        return
+    with answering(os.environ[BEAT_FILE]):
+        _watched, progress.watcher = True, sys.modules[__name__]
+        try:
+            yield
+        finally:
+            _watched, progress.watcher = False, None
             rest()
 
 
@@ -80,11 +83,8 @@ def tick(place: Hashable | None = None) -> None:
         _took[_place] = [first, *recent[-RECENT:]]
     _place, _begun = place, now
     known = _took.get(place, [])
-    if place is not None and not known:
-        _write(UNLIMITED)
-    else:
-        # the first run was compilation for the greater part
-        _write(WORKING, FACTOR * min(known[1:]) if known[1:] else sum(known))
+    # the first run was compilation for the greater part
+    _write(WORKING if place is None else CALLING, FACTOR * min(known[1:]) if known[1:] else sum(known))
 
 
 def waiting() -> contextlib.AbstractContextManager:

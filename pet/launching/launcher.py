@@ -29,6 +29,7 @@ from pet import interrupts
 from pet.launching.control import SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE
+from pet.launching.stacks import file_of
 from pet.launching.watch import Watch, accelerators_present, find_hanging
 
 LOG_DIRECTORY = "output/log"
@@ -171,6 +172,7 @@ class _Workers:
 
     def __init__(self, command, count, control, devices, log_directory: Path, log_name: str, idle_limit: float):
         self.control, self.count, self.log_directory, self.log_name = control, count, log_directory, log_name
+        self.idle_limit = idle_limit
         self.failure: tuple[int, str, int] | None = None  # exit code, message, rank
         self.grace = GRACE
         self.processes: list[subprocess.Popen] = []
@@ -292,7 +294,12 @@ class _Workers:
                         break
             if self.failure is not None:
                 return
-            if found := find_hanging(self.watches, everybody=self.count == self.control.size):
+            found = find_hanging(self.watches)
+            if found is None and self.idle_limit:
+                views = {local: watch.view() for local, watch in enumerate(self.watches) if watch.running}
+                awaited = self.control.awaited(views)
+                found = None if awaited is None else self.watches[awaited]
+            if found is not None:
                 rank = self.control.first_rank + self.watches.index(found)
                 self.failure = (124, f"rank {rank} hangs: it {found.reason}", rank)
                 self._dump_stacks()
@@ -332,7 +339,8 @@ class _Workers:
             self.guard.stdin.close()
         self.guard.wait()
         for local in range(len(self.processes)):
-            self._beat_file(local).unlink(missing_ok=True)
+            for file in (self._beat_file(local), file_of(self._beat_file(local))):
+                file.unlink(missing_ok=True)
         resource.setrlimit(resource.RLIMIT_CORE, self.core_limit)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)

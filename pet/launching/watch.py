@@ -3,11 +3,12 @@
 Each rule sees what the others do not:
 
 * A stopped worker (SIGSTOP) does not run, whatever it was doing.
-* A worker whose next line is overdue hangs in an endless loop if its main thread runs: Python runs in that, a graph
-  does not.
+* A worker whose main thread runs without a new line hangs in an endless loop, since it sleeps while a graph runs. But
+  compiling and importing take any time, and so may another library in a call or a wait: where the main thread is, its
+  stack says (stacks.py).
 * Others that are overdue, or use no processor time and move no bytes, may wait within a graph for a peer that compiles.
-  So they hang only where nobody works: all are overdue, idle or say that they wait (heartbeat.py). Then it is the one
-  that was heard from first. Workers of other machines cannot be seen from here, so this is for a job on one machine.
+  So they hang only where nobody works: all workers of the job are overdue, idle or say that they wait (heartbeat.py).
+  Then it is one that does not wait within another library, and of these the one that was heard from first.
   Of workers that never write a line, one that is idle hangs. On an accelerator a host rests while the device works:
   there idleness says nothing.
 
@@ -17,11 +18,15 @@ A busy machine is no hang: the seconds in which a worker stood in line for a cor
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pet.launching.heartbeat import PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.stacks import QUESTION, Stack, file_of
 
 IDLE_SHARE = 0.002
 """A worker that uses less than this share of one core is idle; MindSpore's own threads use 0.0001."""
@@ -93,6 +98,9 @@ class Watch:
     Attributes:
         running: until the launcher sees that it has ended.
         state, heard: of its last line: what it is at, and when it was written.
+        due: when the next should have come, by its clock.
+        calm: when its main thread last slept, or had a reason to run for long.
+        stack: where it was a second ago, once there was reason to ask; None within C++.
     """
 
     def __init__(self, pid: int, beat_file: Path, limit: float, use_idle: bool = True):
@@ -100,7 +108,8 @@ class Watch:
 
         self.beat_file, self.limit, self.use_idle = beat_file, limit, use_idle
         self.clock, self.process = Clock(pid), psutil.Process(pid)
-        self.running, self.state, self.heard, self.due = True, SILENT, 0.0, 0.0
+        self.running, self.state, self.heard, self.due, self.calm = True, SILENT, 0.0, 0.0, 0.0
+        self.stack: Stack | None = None
         self.sampled = time.monotonic()
         self.active = self.awake = self.clock.wall
         self.work = self._work()
@@ -117,6 +126,30 @@ class Watch:
         if seconds - seconds_before > IDLE_SHARE * spent or moved - moved_before > 4096 * spent:
             self.active = self.clock.wall
         self.work, self.sampled = (seconds, moved), time.monotonic()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Reads the answer to the last question. Asks again where the main thread runs, or a verdict is near."""
+        file, before, self.stack = file_of(self.beat_file), self.stack, None
+        with contextlib.suppress(OSError, ValueError):
+            self.stack = Stack(json.loads(file.read_bytes()))
+            file.unlink()
+        busy, soon = self.clock.busy > BUSY_SHARE, 2 * SAMPLE
+        if not busy or self._has_reason(before):
+            self.calm = self.clock.fair
+        near = self.clock.fair > self.due - soon or self.clock.wall - self.active > self.limit - soon
+        if self.state != SILENT and QUESTION is not None and (busy or near):
+            with contextlib.suppress(OSError):
+                os.kill(self.clock.pid, QUESTION)
+
+    def _has_reason(self, before: Stack | None) -> bool:
+        """Whether the main thread may run for long where it is."""
+        if self.stack is not None:
+            moved = self.stack.importing != (before.importing if before else [])
+            if self.stack.compiling or moved:
+                self.due = max(self.due, self.clock.fair + self.limit)
+                return True
+        return self.state in (CALLING, WAITING) and (self.stack is None or self.stack.in_library)
 
     def _listen(self) -> None:
         """A new line runs from here on, by the worker's clock."""
@@ -129,8 +162,9 @@ class Watch:
             if int(pid) != self.clock.pid:  # the worker is a shell, and this its child
                 wall, self.clock = self.clock.wall, Clock(int(pid))
                 self.clock.wall = wall
-            self.due = self.clock.fair + max(within, self.limit)
-            self.active = self.clock.wall
+            endless = self.state != WORKING and not within
+            self.due = float("inf") if endless else self.clock.fair + max(within, self.limit)
+            self.active, self.calm = self.clock.wall, self.clock.fair
 
     def _work(self) -> tuple[float, int]:
         """Processor seconds and bytes moved so far, by the worker and its children.
@@ -163,7 +197,13 @@ class Watch:
     @property
     def overdue(self) -> bool:
         """Whether its next line should have come."""
-        return self.state == WORKING and self.clock.fair > self.due
+        return self.state in (WORKING, CALLING) and self.clock.fair > self.due
+
+    @property
+    def looping(self) -> bool:
+        """Whether its main thread has run for longer than the limit without a reason."""
+        runs = self.clock.busy > BUSY_SHARE and self.clock.fair - self.calm > self.limit
+        return runs and (self.overdue or self.state in (CALLING, WAITING))
 
     @property
     def stopped(self) -> bool:
@@ -175,33 +215,56 @@ class Watch:
         """Why it hangs, where it does."""
         if self.stopped:
             return f"has been stopped for {self.clock.wall - self.awake:.0f} s"
-        if self.overdue:
+        if self.overdue or self.looping:
             return f"made no progress for {time.monotonic() - self.heard:.0f} s"
         return f"did nothing for {self.clock.wall - self.active:.0f} s"
 
+    def view(self) -> View:
+        """What counts where nobody works."""
+        inside = self.stack is None or self.stack.in_library
+        return View(self.state, self.idle, self.overdue, inside, time.monotonic() - self.heard)
 
-def find_hanging(watches: Sequence[Watch], everybody: bool = True) -> Watch | None:
-    """The worker that hangs, or None. To be called several times a second.
 
-    Args:
-        watches: of this machine's workers.
-        everybody: whether these are all workers of the job.
+class View(NamedTuple):
+    """A worker among all of the job, on whatever machine.
+
+    Attributes:
+        state: of its last line.
+        idle, overdue: see `Watch`.
+        inside: whether it is within C++ or another library, where it may wait for a peer.
+        age: of its last line, in seconds.
     """
+
+    state: int
+    idle: bool
+    overdue: bool
+    inside: bool
+    age: float
+
+
+def find_hanging(watches: Sequence[Watch]) -> Watch | None:
+    """The worker that hangs by itself, whatever the others do, or None. To be called several times a second."""
     running = [watch for watch in watches if watch.running and watch.limit > 0]
     for watch in running:
         watch.look()
-    for watch in running:
-        if watch.stopped or (watch.overdue and watch.clock.busy > BUSY_SHARE):
-            return watch
-    if all(watch.state == SILENT for watch in running):
-        return next((watch for watch in running if watch.idle), None)
-    if not everybody or not all(watch.overdue or watch.idle or watch.state == WAITING for watch in running):
+    return next((watch for watch in running if watch.stopped or watch.looping), None)
+
+
+def find_awaited(views: Sequence[View]) -> int | None:
+    """The index of the worker that all wait for, where nobody works; None where somebody does.
+
+    Args:
+        views: of all workers of the job that run.
+    """
+    if all(view.state == SILENT for view in views):
+        return next((index for index, view in enumerate(views) if view.idle), None)
+    if not all(view.overdue or view.idle or view.state == WAITING for view in views):
         return None
-    suspects = [watch for watch in running if watch.state != WAITING]
-    if not suspects:  # all wait for one another
-        suspects = running if all(watch.idle for watch in running) else []
+    suspects = [index for index, view in enumerate(views) if view.state != WAITING]
+    if not suspects and all(view.idle for view in views):  # all wait for one another
+        suspects = list(range(len(views)))
     # what still uses the processor hangs in a loop, the others may wait for it
-    return min(suspects, key=lambda watch: (watch.idle, watch.heard), default=None)
+    return min(suspects, key=lambda index: (views[index].inside, views[index].idle, -views[index].age), default=None)
 
 
 def accelerators_present() -> bool:

@@ -11,6 +11,8 @@ import pytest
 from model_zoo.errors import InputError
 from pet.launching import control
 from pet.launching.control import Alone, Control, job_secret
+from pet.launching.heartbeat import CALLING, WAITING
+from pet.launching.watch import View
 
 SECRET = b"0123456789abcdef-of-this-job"
 STRANGERS = {
@@ -74,6 +76,37 @@ def test_machines_that_share_a_secret_agree(machine, threads, port, until):
     assert first.store == second.store == third.store
     second.fail(7, "gone")
     assert until(lambda: (first.exchange(False), third.exchange(False))[1]) == (7, "machine 1: gone")
+
+
+IDLE, WAITS = View(CALLING, True, False, False, 12.0), View(WAITING, True, False, True, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "culprit"),
+    [
+        ([[WAITS], [WAITS, IDLE]], (1, 1)),
+        ([[IDLE], [WAITS, WAITS]], (0, 0)),
+        ([[IDLE._replace(age=11.0)], [IDLE, WAITS]], (1, 0)),
+        ([[IDLE], []], (0, 0)),  # all others are through
+        ([[WAITS], [WAITS, IDLE._replace(idle=False)]], None),  # it compiles
+    ],
+)
+def test_an_idle_worker_is_found_on_whatever_machine(machine, threads, port, until, workers, culprit):
+    machines = [*threads.map(lambda node: machine(node, port), range(2))]
+    views = [dict(enumerate(each)) for each in workers]
+
+    def judge():
+        for each, seen in zip(machines, views, strict=True):
+            each.awaited(seen)
+            assert each.exchange(False) is None
+        found = [each.awaited(seen) for each, seen in zip(machines, views, strict=True)]
+        return next(((node, local) for node, local in enumerate(found) if local is not None), None)
+
+    if culprit is None:
+        until(lambda: (judge(), len(machines[0].views))[1] == 2)
+        assert judge() is None
+    else:
+        assert until(judge) == culprit
 
 
 def test_strangers_are_dropped_and_the_job_begins(machine, threads, port, connect, monkeypatch, capsys):

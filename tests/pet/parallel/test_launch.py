@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,11 @@ from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.control import Alone
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import PAUSING, SILENT, UNLIMITED, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.relaunch import relaunch
-from pet.launching.watch import Clock, Watch, find_hanging
+from pet.launching.stacks import Stack
+from pet.launching.watch import Clock, Watch, find_awaited, find_hanging
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "OMPI_", "PET_"))}
@@ -162,6 +164,21 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--place importing --fault loop", "--place compiling --fault stop --nodes 2"])
+def test_faults_of_a_whole_job(words, tmp_path, all_cores):
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("faults.py")),
+        "run",
+        str(tmp_path / "jobs"),
+        "--count",
+        "1",
+    ]
+    done = subprocess.run([*command, "--limit", "inf", *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, assert_gone):
     for number, expected in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
         directory = tmp_path / number.name
@@ -285,16 +302,25 @@ def test_success_is_what_rank_0_wrote(tmp_path, monkeypatch, capsys):
     assert (logs / "rank_1/worker.log").exists()
 
 
-def seen(state, heard=1.0, due=5.0, active=10.0, busy=0.0, awake=10.0):
+def stack(*frames):
+    """An answer, from the innermost frame on."""
+    return Stack([(str(file), name) for file, name in frames])
+
+
+def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None):
     """A worker as the launcher sees it after ten seconds of a limit of three, without a process."""
     watch = object.__new__(Watch)
     watch.limit, watch.use_idle, watch.running, watch.look = 3.0, True, True, lambda: None
-    watch.state, watch.heard, watch.due, watch.active, watch.awake = state, heard, due, active, awake
+    watch.state, watch.heard, watch.active, watch.awake = state, heard, active, awake
+    watch.due = due or (5.0 if state == WORKING else float("inf"))
+    watch.calm, watch.stack = calm, stack
     watch.clock = SimpleNamespace(wall=10.0, fair=10.0, busy=busy)
     return watch
 
 
-LOOP, NAP = {"busy": 0.9}, {"heard": 0.5}
+LIBRARY = f"{sysconfig.get_path('purelib')}/mindspore"
+IN_LIBRARY, IN_OURS = (stack((f"{root}/a.py", "f")) for root in (LIBRARY, ROOT / "pet"))
+LOOP, NAP = {"busy": 0.9, "calm": 1.0}, {"heard": 0.5}
 IDLE = {"active": 1.0}
 
 
@@ -303,22 +329,30 @@ IDLE = {"active": 1.0}
     [
         # whatever it was at, a stopped one
         ([seen(WAITING, **IDLE), seen(WAITING, awake=2.0)], 1),
-        ([seen(UNLIMITED), seen(PAUSING, awake=2.0)], 1),
+        ([seen(CALLING), seen(PAUSING, awake=2.0)], 1),
         # a loop, though the others sleep in a graph or are overdue too
         ([seen(WORKING, **IDLE), seen(WORKING, **LOOP)], 1),
         ([seen(WORKING), seen(WAITING), seen(WORKING, **LOOP)], 2),
-        ([seen(UNLIMITED), seen(WORKING, **LOOP)], 1),
+        ([seen(CALLING), seen(WORKING, **LOOP)], 1),
+        # also in the first run of a graph, and where it says that it waits, but for what only beats by itself
+        ([seen(CALLING), seen(CALLING, **LOOP, stack=IN_OURS)], 1),
+        ([seen(WAITING), seen(WAITING, **LOOP, stack=IN_OURS)], 1),
         ([seen(WORKING, due=20.0, heard=0.1, **IDLE), seen(WORKING, **NAP)], 1),
         ([seen(WAITING, heard=0.1), seen(WORKING, **NAP)], 1),
         # sleeping: whoever was heard from first, and not one that waits
         ([seen(WORKING, heard=2.0, due=20.0, **IDLE), seen(WORKING, due=20.0, **IDLE)], 1),
-        ([seen(WAITING, heard=0.5, **IDLE), seen(UNLIMITED, **IDLE)], 1),
+        ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        # and not one that sleeps within MindSpore, where it waits for the others
+        ([seen(CALLING, **IDLE, stack=IN_LIBRARY), seen(CALLING, heard=2.0, **IDLE, stack=IN_OURS)], 1),
+        ([seen(CALLING, due=5.0), seen(WORKING, heard=2.0, **IDLE, stack=IN_OURS)], 1),
         # nobody: one works, or compiles, or waits for something outside, or the limit is not reached
-        ([seen(WORKING, **IDLE), seen(UNLIMITED)], None),
-        ([seen(WAITING, **IDLE), seen(UNLIMITED, busy=0.9)], None),
-        ([seen(WORKING), seen(UNLIMITED)], None),
+        ([seen(WORKING, **IDLE), seen(CALLING)], None),
+        ([seen(WAITING, **IDLE), seen(CALLING, busy=0.9, stack=IN_OURS)], None),
+        ([seen(WORKING, **IDLE), seen(WORKING, busy=0.9, due=20.0, calm=1.0)], None),
+        ([seen(WAITING, **IDLE), seen(CALLING, busy=0.9)], None),
+        ([seen(WORKING), seen(CALLING)], None),
         ([seen(WAITING, **IDLE), seen(PAUSING, **IDLE)], None),
         ([seen(WAITING, **IDLE), seen(WORKING, due=20.0, busy=0.9)], None),
         ([seen(WAITING), seen(WAITING, **IDLE)], None),
@@ -328,10 +362,39 @@ IDLE = {"active": 1.0}
 )
 def test_the_worker_that_hangs_is_told_from_those_that_wait_for_it(workers, culprit):
     found = find_hanging(workers)
-    assert (None if found is None else workers.index(found)) == culprit
-    # what runs on other machines is not seen: a peer there may compile
-    if culprit is not None and not (workers[culprit].stopped or workers[culprit].clock.busy):
-        assert (find_hanging(workers, everybody=False) is None) == (workers[0].state != SILENT)
+    index = find_awaited([worker.view() for worker in workers]) if found is None else workers.index(found)
+    assert index == culprit
+
+
+REASONS = [
+    # C++, which does not answer, and other libraries, in a call and in a wait; a compilation and imports always
+    (CALLING, [None], True),
+    (WAITING, [None], True),
+    (CALLING, [stack((f"{LIBRARY}/a.py", "f"))], True),
+    (WAITING, [stack((f"{LIBRARY}/a.py", "f"))], True),
+    (WORKING, [stack((f"{LIBRARY}/a.py", "f"))], False),
+    (WORKING, [stack(("/usr/x.py", "f"), (f"{LIBRARY}/a.py", "_compile"))], False),
+    (WORKING, [stack((os.__file__, "f"), (f"{LIBRARY}/a.py", "f"), (f"{LIBRARY}/b.py", "compile"))], True),
+    (WORKING, [stack(("<frozen importlib._bootstrap>", "_load"), (file, "<module>")) for file in ("a", "b")], True),
+    (WORKING, [stack(("<frozen importlib._bootstrap>", "_load"), ("a", "<module>"))] * 2, False),
+    # ours, that of a user, also where MindSpore called it or the standard library is at work; C++ that promised an end
+    (CALLING, [stack((ROOT / "pet/a.py", "f"), (f"{LIBRARY}/a.py", "compile"))], False),
+    (CALLING, [stack(("<string>", "f"))], False),
+    (CALLING, [stack((os.__file__, "f"), ("/home/me/train.py", "f"))], False),
+    (WORKING, [None], False),
+]
+
+
+@pytest.mark.parametrize(("state", "answers", "expected"), REASONS)
+def test_a_stack_tells_work_that_takes_long_from_a_loop(state, answers, expected):
+    watch = seen(state, due=5.0)
+    before = None
+    found = False
+    for watch.stack in answers:
+        watch.due = 5.0
+        found, before = watch._has_reason(before), watch.stack
+    assert found == expected
+    assert watch.due == (13.0 if expected and state == WORKING else 5.0)  # the promise is put off
 
 
 @pytest.fixture
@@ -356,12 +419,12 @@ def test_a_graph_may_take_a_multiple_of_its_last_runs(times):
     progress.tick("graph")  # nobody watches
     with heartbeat.watched():
         expected = [
-            (40.0, (UNLIMITED, 0.0)),  # the first run, compiled: it takes 40 s
-            (2.0, (WORKING, 40.0)),
-            (3.0, (WORKING, 5 * 2.0)),
-            (90.0, (WORKING, 5 * 2.0)),  # it waits for a peer that compiles
-            (3.0, (WORKING, 5 * 2.0)),
-            (3.0, (WORKING, 5 * 3.0)),  # the last three count
+            (40.0, (CALLING, 0.0)),  # the first run, compiled: it takes 40 s
+            (2.0, (CALLING, 40.0)),
+            (3.0, (CALLING, 5 * 2.0)),
+            (90.0, (CALLING, 5 * 2.0)),  # it waits for a peer that compiles
+            (3.0, (CALLING, 5 * 2.0)),
+            (3.0, (CALLING, 5 * 3.0)),  # the last three count
         ]
         for seconds, wanted in expected:
             progress.tick("graph")
@@ -401,8 +464,9 @@ def test_every_graph_says_when_it_runs_and_that_its_first_run_may_take_long(time
     with heartbeat.watched():
         for size in (2, 2, 3):
             graph(Tensor(np.zeros(size, np.float32)))
-            lines.append(times[1]()[0])
-    assert lines == [UNLIMITED, WORKING, UNLIMITED]
+            lines.append(times[1]())
+            times[0][0] += 7.0
+    assert lines == [(CALLING, 0.0), (CALLING, 7.0), (CALLING, 0.0)]
 
 
 def test_time_passes_as_the_worker_had_it(times, monkeypatch):

@@ -1,0 +1,183 @@
+"""Faults in one worker of a job, at a place of its work: the job must end soon, and blame that worker.
+
+    python faults.py run DIRECTORY [--count 50] [--seed 0] [--nodes 1] [--limit 20] [key.sub=value …]
+    python faults.py run DIRECTORY --place step --fault loop
+
+Each job is ``pet finetune`` in two processes, on one machine or under two launchers. Printed are the exit code, what is
+wrong, and the seconds from the fault to the end of the launchers. The fault ``compile`` is none: the worker compiles
+for 60 seconds, and the job goes on to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
+RECIPE += ["eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run", "parallel.data=2"]
+LONG = 60.0
+PLACES = {  # a function of the worker's, and at which of its calls
+    "starting": ("pet.cli.main:run", 1),
+    "importing": (None, 1),
+    "joining": ("pet.parallel.join:_connect", 1),
+    "loading": ("model_zoo.checkpoint.safetensors_io:SafetensorsFile.read_into", 2),
+    "compiling": ("mindspore.graph.api:_JitExecutor.compile", 1),
+    "first run": ("mindspore.graph.api:_JitExecutor._generate_run_args", 1),
+    "step": ("pet.train.trainer:Trainer.one_step", 3),
+    "saving": ("pet.train.saving:Saving.save", 1),
+}
+HANGS, ENDS = ("stop", "sleep", "loop", "calls"), {"kill": 137, "raise": 1, "exit": 3}
+CHANCE = {"stop": 3, "loop": 4, "sleep": 2, "calls": 2, "kill": 2, "raise": 1, "exit": 1}
+
+
+def hang(fault: str) -> None:
+    """Begins the fault; only a compilation comes back."""
+    Path(os.environ["FAULT_FILE"]).write_text(str(time.time()))
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "raise":
+        raise ArithmeticError("a fault")  # which is not taken for one of MindSpore's compiler
+    elif fault == "exit":
+        os._exit(ENDS[fault])
+    elif fault == "compile":
+        # Python code of MindSpore's, as its parser is, and then a long call that keeps Python's lock
+        import mindspore
+
+        code = "def compile(seconds):\n    while time.monotonic() < seconds: pass\n    sum(range(3 * 10**8))"
+        space = {"time": time}
+        exec(compile(code, str(Path(mindspore.__file__).parent / "graph" / "api.py"), "exec"), space)
+        space["compile"](time.monotonic() + LONG)
+        return
+    while fault == "sleep":
+        time.sleep(1000.0)
+    while fault == "loop":
+        pass
+    while True:
+        sorted(range(1000), key=lambda number: -number)
+
+
+def arm(place: str, fault: str) -> None:
+    """Puts the fault into its place."""
+    name, count = PLACES[place]
+    if name is None:
+        sys.meta_path.insert(0, _Finder(fault))
+        return
+    module, path = name.split(":")
+    *owners, last = path.split(".")
+    owner = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    before, calls = getattr(owner, last), [0]
+
+    def faulty(*arguments, **named):
+        calls[0] += 1
+        if calls[0] == count:
+            hang(fault)
+        return before(*arguments, **named)
+
+    setattr(owner, last, faulty)
+
+
+class _Finder:
+    def __init__(self, fault: str):
+        self.fault = fault
+
+    def find_spec(self, name, *_):
+        if name == "pet.train.run":
+            hang(self.fault)
+
+
+def worker(place: str, fault: str, rank: str, *words: str) -> None:
+    sys.argv = ["pet", *words]
+    if os.environ["RANK_ID"] == rank:
+        arm(place, fault)
+    from pet.__main__ import main
+
+    sys.exit(main())
+
+
+def job(directory: Path, place: str, fault: str, rank: int, nodes: int, words: list[str]) -> tuple[int, str, float]:
+    """Runs one job; gives its exit code, what the launchers said, and the seconds from the fault to the end."""
+    directory.mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "FAULT_FILE": str(directory / "fault"),
+        "PET_LAUNCH_SECRET": "the same on both machines",
+    }
+    command = [sys.executable, str(Path(__file__)), "worker", place, fault, str(rank), "finetune", *RECIPE, *words]
+    launchers = []
+    port = random.randrange(20000, 30000)
+    for node in range(nodes):
+        options = ["-n", str(2 // nodes), "--log-dir", f"log_{node}"]
+        if nodes > 1:
+            options += ["--nnodes", str(nodes), "--node-rank", str(node), "--master", f"127.0.0.1:{port}"]
+        launchers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "pet", "launch", *options, "--", *command],
+                cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+    said = "\n".join(launcher.communicate()[1] for launcher in launchers)
+    begin = directory / "fault"
+    seconds = time.time() - float(begin.read_text()) if begin.exists() else float("nan")
+    return max(launcher.returncode for launcher in launchers), said, seconds
+
+
+def judge(fault: str, rank: int, code: int, said: str, seconds: float, limit: float) -> str:
+    """What is wrong, or nothing."""
+    if fault == "compile":
+        return "" if code == 0 and seconds > LONG else "a compilation was taken for a hang"
+    wanted = ENDS.get(fault, 124)
+    blamed = re.findall(r"rank (\d+) (?:hangs|ended|was killed)", said)
+    wrong = [f"exit code {code} for {wanted}"] if code != wanted else []
+    wrong += [f"blamed {blamed}"] if set(blamed) != {str(rank)} else []
+    wrong += [f"{seconds:.1f} s"] if not seconds < limit else []
+    return "; ".join(wrong)
+
+
+def run(options, words: list[str]) -> int:
+    """Runs jobs; gives how many went wrong."""
+    chance, failures = random.Random(options.seed), 0
+    for number in range(options.count):
+        place = options.place or chance.choice(list(PLACES))
+        fault = options.fault or chance.choices(list(CHANCE), list(CHANCE.values()))[0]
+        rank, directory = chance.randrange(2), options.directory / f"{options.seed}-{number}"
+        code, said, seconds = job(directory, place, fault, rank, options.nodes, words)
+        wrong = judge(fault, rank, code, said, seconds, options.limit)
+        failures += bool(wrong)
+        print(f"{number + 1}: rank {rank}, {fault} in {place}: {code} after {seconds:.1f} s  {wrong}", flush=True)
+        if wrong:
+            print(said[:1500], flush=True)
+    return failures
+
+
+def main() -> None:
+    if sys.argv[1] == "worker":
+        return worker(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run"])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=1, choices=[1, 2])
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds to the job's end; more on a busy machine")
+    parser.add_argument("--place", choices=list(PLACES))
+    parser.add_argument("--fault", choices=[*CHANCE, "compile"])
+    options, words = parser.parse_known_args()
+    failures = run(options, words)
+    print(f"{options.count} faults, {failures} went wrong")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
