@@ -136,8 +136,10 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
     from pet.compat.ckpt.doors import is_ckpt
 
     given, resumed = translation.get("model.path"), None
-    if given is None or kind != "mindformers":
-        if given is not None and is_ckpt(given):
+    if not isinstance(given, str):  # another kind of value is refused as the recipe's
+        return None
+    if kind != "mindformers":
+        if is_ckpt(given):
             raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
         return None
     from pet.compat.mindformers.sizes import alpha_of, form_of, name_of, strategy_of

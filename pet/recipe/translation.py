@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,18 @@ class Translation:
                 if not same and not is_off(value):
                     self.refuse(shown, f"{value!r}: {rule.why}")
             else:
-                rule(self, shown, value)
+                with self.reading(shown, value):
+                    rule(self, shown, value)
+
+    @contextlib.contextmanager
+    def reading(self, name: str, value: Any) -> Iterator[None]:
+        """Within, a setting's value is read; one that is nothing of the kind is a problem."""
+        try:
+            yield
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            self.refuse(name, f"{repr(value)[:80]} is not a value that it takes ({error})")
 
     def finish(self, given: Collection[str] = ()) -> None:
         """Says once what is ignored, and what falls back: a job file may have been written for another device.
