@@ -33,7 +33,7 @@ from adapters.peft_config import (
 )
 from adapters.registry import Adapter, registry
 from model_zoo.atomic import atomic_write
-from model_zoo.checkpoint.fingerprint import fingerprint, glance
+from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, nearest
@@ -259,10 +259,10 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
     with state.disabled():
         found = known_fingerprint(model)
     made_on, here = metadata.get(QUANTIZATION, ""), forms_of(model)
-    if found == expected and made_on != here:
+    if same_base(found, expected) and made_on != here:
         wide = "16 or 32 bits"
         log.info("%s: made on weights in %s; this model's are in %s", directory, made_on or wide, here or wide)
-    if found != expected:
+    if not same_base(found, expected):
         message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
         if strict:
             raise InputError(f"{message}; strict=False loads it all the same")

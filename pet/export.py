@@ -20,7 +20,7 @@ from adapters.deltas import blocks, wide
 from adapters.stored import Change, Delta, StoredAdapter
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
-from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
@@ -136,7 +136,7 @@ def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[Stored
         f"{one.directory}: made on another base (fingerprint {one.fingerprint}, {checkpoint.directory} has {found}); "
         "strict=False merges it all the same"
         for one in marked
-        if one.fingerprint != found
+        if not same_base(one.fingerprint, found)
     ]
     if problems:
         raise InputError.collect(problems)

@@ -1,10 +1,12 @@
 """A digest that tells one base model from another, so that an adapter is not put on the wrong one.
 
 It depends on the architecture and on every weight, and on nothing else: not on shards, file names, the form of
-config.json, buffers, or the type the weights are held in. For the last, each weight counts rounded to bfloat16: a
-bfloat16 checkpoint has the same fingerprint on disk and loaded as float32, and a float32 checkpoint the same when it
-is loaded as bfloat16. Loaded as float16, or packed in 8 or 4 bits while loading, unchanged weights count as those of
-the files that they were loaded from. What is packed on disk counts by its dequantised numbers.
+config.json, buffers, or the type the weights are held in. For the last it has two parts, of every weight rounded to
+bfloat16 and to float16, and two bases are the same where one part is (`same_base`): a copy in bfloat16 has the first
+part of what it is a copy of, a copy in float16 the second. Two copies of one float32 base, one in each type, count as
+different: each has lost what the other keeps. Loaded as float16, or packed in 8 or 4 bits while loading, unchanged
+weights count as those of the files that they were loaded from. What is packed on disk counts by its dequantised
+numbers.
 Another fine-tuning of the same model differs in some of its millions of rounded weights.
 """
 
@@ -14,7 +16,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -31,16 +33,18 @@ if TYPE_CHECKING:
     from mindspore import nn
 
 PIECE = 2**16  # elements that are rounded and hashed at once in each thread: few enough to stay in its cache
+ROUNDINGS = ("bfloat16", "float16")
 VERSION = "1"  # goes into the digest; to be raised when its definition changes
 
 
-def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
-    """The fingerprint of a base model: 32 hexadecimal digits.
+def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundings: Sequence[str] = ROUNDINGS) -> str:
+    """The fingerprint of a base model: for each rounding 32 hexadecimal digits, with a ``-`` between them.
 
     Args:
         config: config.json's dictionary, or a model's ``config.to_dict()``.
         source: an open `Checkpoint`, or a model. Of a model only the base's parameters count, whatever adapters are
             attached; a base that was trained or merged into is another one.
+        roundings: the first of `ROUNDINGS`.
 
     Raises:
         InputError: the checkpoint or the model lacks a tensor that the configuration asks for.
@@ -49,7 +53,10 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
     if isinstance(source, Checkpoint):
         stored, _ = assignment(source, shapes, ignored=(".",))  # whatever is not a parameter does not count
         return digest(
-            config, {name: (source.dtype(stored[name]), shapes[name]) for name in shapes}, _file(source, stored)
+            config,
+            {name: (source.dtype(stored[name]), shapes[name]) for name in shapes},
+            _file(source, stored),
+            roundings,
         )
     parameters = base_parameters(source)
     absent = [name for name in shapes if name not in parameters]
@@ -69,7 +76,12 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell) -> str:
                 return _pieces(packed[name].published())
             return _pieces(held[name][0])
 
-        return digest(config, described, own)
+        return digest(config, described, own, roundings)
+
+
+def same_base(one: str, other: str) -> bool:
+    """Whether two fingerprints are of one base, in whatever types it is kept. One of older files has the first part."""
+    return any(part == its for part, its in zip(one.split("-"), other.split("-"), strict=False))
 
 
 def _rounded_from(model: nn.Cell, shapes, held, packed, stack: ExitStack):
@@ -116,28 +128,30 @@ def digest(
     config: Mapping[str, Any],
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     pieces: Callable[[str], Iterable[np.ndarray]],
+    roundings: Sequence[str] = ROUNDINGS,
 ) -> str:
-    """The digest over a configuration and tensors given as {name: (type, shape)} and one-dimensional pieces of each.
+    """The digests over a configuration and tensors given as {name: (type, shape)} and one-dimensional pieces of each.
 
     SHA-256, for which processors have instructions of their own.
     """
 
-    def one(name: str) -> bytes:
-        state = hashlib.sha256()
+    def one(name: str) -> list[bytes]:
+        states = [hashlib.sha256() for _ in roundings]
         word, _ = tensors[name]
         for piece in pieces(name):
-            state.update(np.ascontiguousarray(convert(piece, word, "bfloat16")))
-        return state.digest()
+            for state, rounding in zip(states, roundings, strict=True):
+                state.update(np.ascontiguousarray(convert(piece, word, rounding)))
+        return [state.digest() for state in states]
 
     names = sorted(tensors)
-    whole = hashlib.sha256()
     facts = {"version": VERSION, "model_type": config.get("model_type"), "sizes": sizes(config)._replace(context=0)}
-    whole.update(json.dumps(facts, sort_keys=True).encode())
+    wholes = [hashlib.sha256(json.dumps(facts, sort_keys=True).encode()) for _ in roundings]
     # hashing and NumPy let go of the interpreter's lock
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        for name, value in zip(names, pool.map(one, names), strict=True):
-            whole.update(json.dumps([name, tensors[name][1]]).encode() + value)
-    return whole.hexdigest()[:32]
+        for name, values in zip(names, pool.map(one, names), strict=True):
+            for whole, value in zip(wholes, values, strict=True):
+                whole.update(json.dumps([name, tensors[name][1]]).encode() + value)
+    return "-".join(whole.hexdigest()[:32] for whole in wholes)
 
 
 def _file(checkpoint: Checkpoint, stored: Mapping[str, str]) -> Callable[[str], Iterable[np.ndarray]]:

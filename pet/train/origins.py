@@ -1,7 +1,7 @@
 """What a run is made from, as digests: a resumed run is compared with them.
 
 Settings are in recipe.yaml; the content of data files and of the base is not. A checkpoint keeps ``{key: [[name,
-digest], …]}`` with the recipe's keys.
+digest], …]}`` with the recipe's keys. Of data that streams only the ends count: a change between them is not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def origins_of(recipe) -> dict[str, list]:
     Where every weight is trained the base does not count: a checkpoint holds all weights. It is read from its files, so
     that neither the layout nor what an adapter takes from the weights plays a part.
     """
-    from model_zoo.checkpoint.fingerprint import fingerprint
+    from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint
     from model_zoo.checkpoint.reading import Checkpoint
     from pet.data.cache import content_digest
     from pet.data.readers import find_files
@@ -37,7 +37,7 @@ def origins_of(recipe) -> dict[str, list]:
     if recipe.adapter.method != "none":
         directory = find_model(recipe.model.path)
         with Checkpoint(directory) as base:
-            found["model.path"] = [[directory.name, fingerprint(model_config(directory), base)]]
+            found["model.path"] = [[directory.name, fingerprint(model_config(directory), base, ROUNDINGS[:1])]]
     return found
 
 

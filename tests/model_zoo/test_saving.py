@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.dtypes import convert
-from model_zoo.checkpoint.fingerprint import fingerprint
+from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.checkpoint.saving import parse_size, save_pretrained
@@ -175,18 +175,26 @@ def test_transformers_opens_it_with_equal_logits(name, kept, fixtures, tmp_path)
 # Fingerprints ---------------------------------------------------------------------------------------------------------
 
 
+def on_disk(directory):
+    with open_checkpoint(directory) as checkpoint:
+        return fingerprint(read_config(directory), checkpoint)
+
+
 @pytest.mark.parametrize("name", FIXTURES)
 def test_fingerprint_does_not_depend_on_how_the_base_is_kept(name, fixtures, tmp_path):
     model = AutoModel.from_pretrained(fixtures / name)
+    whole = fingerprint(model.config.to_dict(), model)
     save_pretrained(model, tmp_path / "shards", max_shard_size="100KB")
-    save_pretrained(model, tmp_path / "half", dtype="bfloat16")
-    found = {fingerprint(model.config.to_dict(), model)}
-    for directory in (fixtures / name, tmp_path / "shards", tmp_path / "half"):
-        with open_checkpoint(directory) as checkpoint:
-            found.add(fingerprint(read_config(directory), checkpoint))
-    half = AutoModel.from_pretrained(tmp_path / "half", dtype="bfloat16")
-    found.add(fingerprint(half.config.to_dict(), half))
-    assert len(found) == 1 and len(found.pop()) == 32
+    assert whole == on_disk(fixtures / name) == on_disk(tmp_path / "shards")
+    assert [len(part) for part in whole.split("-")] == [32, 32]
+    for dtype, part in (("bfloat16", 0), ("float16", 1)):
+        save_pretrained(model, tmp_path / dtype, dtype=dtype)
+        copy = on_disk(tmp_path / dtype)
+        assert copy.split("-")[part] == whole.split("-")[part]
+        assert same_base(copy, whole) and same_base(whole, copy)
+        loaded = AutoModel.from_pretrained(tmp_path / dtype, dtype=dtype)
+        assert fingerprint(loaded.config.to_dict(), loaded) == copy
+    assert same_base(whole.split("-")[0], whole) and not same_base(*whole.split("-"))
 
 
 def test_fingerprint_of_both_gpt2_layouts(fixtures, tmp_path):
@@ -201,15 +209,15 @@ def test_fingerprint_of_both_gpt2_layouts(fixtures, tmp_path):
 def test_fingerprint_sees_every_weight_and_the_architecture(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_gqa")
     config = model.config.to_dict()
-    seen = {fingerprint(config, model)}
+    seen = {*fingerprint(config, model).split("-")}
     for count, parameter in enumerate(model.get_parameters(), 2):
         parameter.asnumpy().reshape(-1)[-1] += 0.5
-        seen.add(fingerprint(config, model))
-        assert len(seen) == count, parameter.name
+        seen.update(fingerprint(config, model).split("-"))
+        assert len(seen) == 2 * count, parameter.name
     first = model.model.layers[0].self_attn
     a, b = first.k_proj.weight.asnumpy(), first.v_proj.weight.asnumpy()
     a[:], b[:] = b.copy(), a.copy()  # the same values elsewhere
-    seen.add(fingerprint(config, model))
-    assert len(seen) == count + 1
-    seen.add(fingerprint({**config, "model_type": "mistral"}, model))
-    assert len(seen) == count + 2
+    seen.update(fingerprint(config, model).split("-"))
+    assert len(seen) == 2 * count + 2
+    seen.update(fingerprint({**config, "model_type": "mistral"}, model).split("-"))
+    assert len(seen) == 2 * count + 4
