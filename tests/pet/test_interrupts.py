@@ -34,8 +34,8 @@ except KeyboardInterrupt:
     sys.exit(interrupts.ending())
 """
 LOST = """
-print("ready", flush=True)
 with interrupts.raising():
+    print("ready", flush=True)
     while True:
         try:
             time.sleep(60)
