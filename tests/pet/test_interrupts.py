@@ -35,9 +35,9 @@ except KeyboardInterrupt:
 """
 LOST = """
 with interrupts.raising():
-    print("ready", flush=True)
     while True:
         try:
+            print("ready", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("swallowed", flush=True)
