@@ -5,7 +5,6 @@ written all the same, or the exit code of a run that failed.
 """
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -17,14 +16,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import malformed
 import pytest
 
 from pet.cli.main import main
 from pet.names import bundled_directory
-
-spec = importlib.util.spec_from_file_location("malformed", Path(__file__).with_name("malformed.py"))
-malformed = sys.modules["malformed"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(malformed)
 
 COUNT = int(os.environ.get("PET_MALFORMED", "320"))
 SEED = int(os.environ.get("PET_MALFORMED_SEED", "1"))

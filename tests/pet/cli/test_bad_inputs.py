@@ -2,12 +2,12 @@
 of wrong inputs are in ``test_malformed.py``."""
 
 import contextlib
-import copy
 import io
 import json
 import random
 import shutil
 
+import malformed
 import pytest
 
 from pet.cli.main import main
@@ -27,31 +27,12 @@ STRANGE += [[{"role": "user"}], [{"role": "wizard", "content": "x"}], [{"from": 
 RAW = ["", "{", "[1,2]", '{"prompt": "a" "completion"}', '{"a":1}\n[1]', '"x"', "nan", "[" * 5000, '{"prompt":' * 2000]
 
 
-def places(value, path=()):
-    """Every place in a nested value, as a path of keys."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inner:
-        yield from places(part, (*path, key))
-
-
-def with_put(value, path, strange):
-    """The value with something else at a place."""
-    if not path:
-        return strange
-    whole = part = copy.deepcopy(value)
-    for key in path[:-1]:
-        part = part[key]
-    part[path[-1]] = strange
-    return whole
-
-
 def bad_rows(count: int) -> list[tuple[str, str]]:
     """(format, file's text) of files whose second row has something strange in it; the same ones each time."""
     found = [
-        (kind, json.dumps(row) + "\n" + json.dumps(with_put(row, path, strange)) + "\n")
+        (kind, json.dumps(row) + "\n" + json.dumps(malformed.put(row, path, strange)) + "\n")
         for kind, row in ROWS.items()
-        for path in places(row)
+        for path in malformed.places(row)
         for strange in STRANGE
         if not (isinstance(strange, int) and strange > 10**300)  # more digits than json.dumps gives back
     ]

@@ -40,10 +40,11 @@ def test_said_before_any_process_starts(tmp_path, monkeypatch, capsys, settings,
     monkeypatch.setattr("pet.launching.launcher.launch", lambda *_, **__: pytest.fail("processes were started"))
     words, _, rest = settings.partition("adapter=")
     overrides = [*words.split(), *([f"adapter={rest}"] if rest else [])]
-    line = ["finetune", "glm_lora", "eval.metrics=[loss]", f"output.dir={tmp_path / 'run'}", *overrides]
-    assert main(line) == 2
-    error = capsys.readouterr().err
-    assert message in error, error
+    line = ["glm_lora", "eval.metrics=[loss]", f"output.dir={tmp_path / 'run'}", *overrides]
+    for command in ("validate", "finetune"):
+        assert main([command, *line]) == 2
+        error = capsys.readouterr().err
+        assert message in error, error
     assert not (tmp_path / "run").exists()
 
 
