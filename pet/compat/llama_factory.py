@@ -219,22 +219,29 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
     if not full:
         t.put("adapter.targets", ["all-linear"])
-        t.put("adapter.alpha", 2.0 * values.get("lora_rank", 8))
+        rank = values.get("lora_rank", 8)
+        with t.reading("lora_rank", rank):
+            t.put("adapter.alpha", 2.0 * rank)
     given = first_of(values, *STEPS_WIN)
-    if (values.get("max_steps") or -1) > 0:
-        t.settings.pop("train.epochs")
+    steps = values.get("max_steps")
+    with t.reading("max_steps", steps):
+        if (steps or -1) > 0:
+            t.settings.pop("train.epochs")
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
-    stages = {"dpo": PREFERENCES.get(loss, "dpo"), "orpo": "orpo"}
-    given = preferences(t, stages.get(values.get("stage"), "sft"), given, KEYS)
+    stages = {"dpo": PREFERENCES.get(str(loss), "dpo"), "orpo": "orpo"}
+    given = preferences(t, stages.get(str(values.get("stage")), "sft"), given, KEYS)
     order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
     t.apply({name: given[name] for name in order}, TABLE)
-    home = Path(values.get("dataset_dir") or "data")
+    home = Path("data")
+    with t.reading("dataset_dir", values.get("dataset_dir")):
+        home = Path(values.get("dataset_dir") or home)
     for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         if names := values.get(name):
-            every = names.split(",") if isinstance(names, str) else names
-            put_data(t, key, name, [_dataset(t, home, str(one).strip()) for one in every])
+            with t.reading(name, names):
+                every = names.split(",") if isinstance(names, str) else names
+                put_data(t, key, name, [_dataset(t, home, str(one).strip()) for one in every])
     without_evaluation(t)
     return t
 

@@ -285,3 +285,27 @@ def test_llama_factorys_ranked_data_set(tmp_path):
         "auto",
         {"messages": "talk", "chosen": "good", "rejected": "bad"},
     )
+
+
+STRANGE = ["x", -1, True, [1], {"a": 1}, float("nan")]
+
+
+@pytest.mark.parametrize("system", [llama_factory, axolotl])
+def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, system):
+    output, data = {"output_dir": str(tmp_path / "out")}, str(base / "data.jsonl")
+    if system is llama_factory:
+        file = {"model_name_or_path": str(base), "stage": "sft", "finetuning_type": "lora", "dataset": data, **output}
+    else:
+        file = {"base_model": str(base), "adapter": "lora", "datasets": [{"path": data, "type": "alpaca"}], **output}
+    refused = 0
+    for number, key in enumerate(system.TABLE):
+        for value in STRANGE[number % 2 :: 2] if key not in ("max_steps", "lora_rank", "stage") else STRANGE:
+            path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, key: value}))
+            try:
+                load_any(path, ["data.max_length=64"])
+            except InputError:
+                refused += 1
+    assert refused > len(system.TABLE)
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "lora_alpha": "x"}))
+    with pytest.raises(InputError, match=r"job.yaml: lora_alpha: 'x' is not a value that it takes"):
+        load_any(path)
