@@ -22,6 +22,7 @@ class Case:
         about: one line for the table.
         answers: whether the last part of each document alone has labels, in ``packed``.
         dora: whether LoRA has magnitudes.
+        nf4: whether the frozen projections are stored in nf4, by bitsandbytes on the peer's side.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Case:
     about: str
     answers: bool = False
     dora: bool = False
+    nf4: bool = False
 
 
 MODELS = {
@@ -90,6 +92,7 @@ CASES = {
     "small-full": Case("train", "small", 4, 256, (), "the same, all weights trained"),
     "small-1024": Case("train", "small", 1, 1024, ("q_proj", "v_proj"), "the same, one row of 1024 tokens"),
     "big": Case("train", "big", 2, 512, ("q_proj", "v_proj"), "LLaMA-style 1024 × 12, LoRA on q, v"),
+    "big-nf4": Case("train", "big", 2, 512, ("q_proj", "v_proj"), "the same, its projections in nf4", nf4=True),
     "deep": Case("train", "deep", 4, 256, ("q_proj", "v_proj"), "LLaMA-style 512 × 24, LoRA on q, v"),
     "gpt2": Case("train", "gpt2", 4, 256, ("c_attn",), "GPT-2 small (124 M), LoRA on c_attn"),
     "glm4": Case("train", "glm4", 4, 256, ("q_proj", "v_proj"), "GLM-4-style, 8 query and 2 key heads"),
@@ -100,6 +103,9 @@ CASES = {
     "decode-1": Case("decode", "small", 1, 32, (), "128 tokens, greedy, one sequence"),
     "decode-4": Case("decode", "small", 4, 32, (), "128 tokens, greedy, four sequences"),
 }
+
+QUICK = ("small", "gpt2", "alpaca", "decode-4")
+"""What ``--quick`` measures."""
 
 NEW_TOKENS = 128
 LEARNING_RATE = 1e-3
@@ -124,3 +130,16 @@ def documents(case: Case, count: int = 64) -> list[tuple[np.ndarray, np.ndarray]
     found = [generator.integers(3, vocabulary, length).astype(np.int32) for length in lengths]
     asked = generator.uniform(0.4, 0.8, count) if case.answers else np.zeros(count)
     return [(ids, np.arange(len(ids)) >= share * len(ids)) for ids, share in zip(found, asked, strict=True)]
+
+
+def bins(lengths: list[int], room: int) -> list[list[int]]:
+    """Which documents share a row, first-fit-decreasing, as TRL and this library pack."""
+    rows: list[tuple[int, list[int]]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        for place, (used, members) in enumerate(rows):
+            if used + lengths[index] <= room:
+                rows[place] = (used + lengths[index], [*members, index])
+                break
+        else:
+            rows.append((lengths[index], [index]))
+    return [members for _, members in rows]

@@ -1,44 +1,47 @@
 """Side by side with Hugging Face transformers + peft, in one run: `python benchmarks/compare.py [case ...]`.
 
-Both sides get the same weights and LoRA start (through files in Hugging Face's and PEFT's layout), the same tokens and
-AdamW. Each side is a process; only one of them runs at a time, the others are stopped. A round gives each side its
-turn; what counts is the median over rounds of the ratio within a round. Training runs are void when the losses of the
-first five steps differ by more than 1e-3, decoding when the first tokens differ.
+All sides get the same weights and LoRA start (through files in Hugging Face's and PEFT's layout), the same tokens and
+AdamW. `sides.py` lists the ways of running the peer. Each of them is tried by itself first; the fastest of each
+precision goes on against this library, in both of its precisions.
 
-Results are kept in `results.json`, a case at a time, and `RESULTS.md` is written anew from all of them.
+Each side is a process; only one of them runs at a time, the others are stopped. A round gives each side its turn; what
+counts is the median over rounds of the ratio within a round. A training case is void when losses of the first five
+steps differ by more than 1e-3 between sides in float32, or by more than 1 % between any two; decoding when the first
+tokens differ in float32.
+
+Results are kept in `results.json`, by machine and case, and `RESULTS.md` is written anew from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import functools
+import itertools
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
-from cases import CASES, NEW_TOKENS
+from cases import CASES, QUICK
+from machine import about, key_of
+from report import report
+from sides import OURS, Side, sides_of
 
 HERE = Path(__file__).parent
-SIDES = {"pet": ("mine.py", {}), "peer": ("peer.py", {}), "peer active": ("peer.py", {"OMP_WAIT_POLICY": "active"})}
-PACKAGES = ("mindspore", "torch", "transformers", "peft", "numpy")
-
 
 BUSY = 0.2
 """Above this share of the processor used by others, a case is void: the sides do not suffer alike from neighbours."""
 
+TRIED = 3
+"""Turns of a peer when it is tried; the fastest counts."""
 
 CORES = sorted(os.sched_getaffinity(0))
-"""The cores that both sides run on: all, or those that `taskset` leaves."""
+"""The cores that all sides run on: all, or those that `taskset` leaves."""
 
 
 def busy_seconds() -> float:
@@ -61,16 +64,16 @@ def own_seconds(process: int) -> float:
 class Worker:
     """One side's process, stopped unless it is its turn."""
 
-    def __init__(self, side: str, name: str, directory: Path, threads: int):
-        script, extra = SIDES[side]
+    def __init__(self, side: Side, name: str, directory: Path, threads: int):
         adapter = directory / "adapter"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE.parent), **extra}
-        command = [sys.executable, script, name, str(directory / "base"), str(adapter) if adapter.exists() else ""]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE.parent)}
+        told = side.precision if side.script == OURS else json.dumps(dict(side.options))
+        files = [str(directory / "base"), str(adapter) if adapter.exists() else ""]
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, side.script, name, *files, told],
             cwd=HERE,
-            env=environment,
+            env={**environment, **side.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -93,7 +96,7 @@ class Worker:
             if line.startswith("{"):
                 self.process.send_signal(signal.SIGSTOP)
                 return json.loads(line)
-        raise RuntimeError(f"{self.process.args[1]} ended without an answer")
+        raise RuntimeError(f"{' '.join(self.process.args)} ended without an answer")
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -106,178 +109,144 @@ def spread(values: list[float]) -> list[float]:
     return [statistics.median(values), min(values), max(values)]
 
 
-def first_turns(case, workers: dict[str, Worker], start: Callable[[str], Worker]) -> tuple[dict, dict, str]:
-    """Start, warm-up and agreement: seconds of the first unit of work, and from process start to its end; why void."""
-    firsts, starts, answers = {}, {}, {}
-    for side in SIDES:  # one after the other: a process that starts would disturb the others' first step
-        worker = workers[side] = start(side)
-        first = worker.turn(1)
-        firsts[side], starts[side] = first["seconds"], time.perf_counter() - worker.began
-        answers[side] = first
-        if case.kind == "train":
-            answers[side]["losses"] += worker.turn(4)["losses"]
-    mine, void = answers["pet"], ""
-    for side, other in answers.items():
-        if case.kind == "train":
-            apart = max(abs(a - b) for a, b in zip(mine["losses"], other["losses"], strict=True))
-            if not apart <= 1e-3:
-                void = f"losses differ by {apart:.2e} from {side}"
-        elif case.kind == "packed":
-            if not (mine["finite"] and other["finite"]):
-                void = "a loss is not finite"
-        else:
-            shown = case.length + 16
-            if [row[:shown] for row in mine["ids"]] != [row[:shown] for row in other["ids"]]:
-                void = f"tokens differ from {side}"
-    return firsts, starts, void
+class Run:
+    """One case.
 
+    Args:
+        name: of the case.
+        directory: of its base and adapter.
+        rounds, steps: how many rounds there are, and how many training steps a turn has.
+        threads: of each side.
+        quick: leave out the sides that take long to begin.
+    """
 
-def run_case(name: str, rounds: int, steps: int, threads: int) -> dict:
-    """All rounds of one case."""
-    case = CASES[name]
-    with tempfile.TemporaryDirectory() as directory:
-        directory = Path(directory)
+    def __init__(self, name: str, directory: Path, rounds: int, steps: int, threads: int, quick: bool):
+        self.name, self.case, self.directory, self.threads = name, CASES[name], directory, threads
+        self.rounds, self.count = rounds, steps if self.case.kind == "train" else 1
+        self.sides = sides_of(self.case, quick)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run([sys.executable, "prepare.py", name, str(directory)], cwd=HERE, check=True, **quiet)
-        workers: dict[str, Worker] = {}
+
+    def start(self, side: str) -> tuple[Worker, dict]:
+        """A process after its first turn: what that gave, with its seconds from the start on."""
+        worker = Worker(self.sides[side], self.name, self.directory, self.threads)
+        first = worker.turn(1)
+        first["start"] = time.perf_counter() - worker.began
+        if self.case.kind == "train":
+            first["losses"] += worker.turn(4)["losses"]
+        return worker, first
+
+    def tried(self) -> dict[str, float]:
+        """Seconds of each peer by itself; of one that fails, none."""
+        found = {}
+        for name, side in self.sides.items():
+            if side.script != OURS:
+                try:
+                    worker, _ = self.start(name)
+                    found[name] = min(worker.turn(self.count)["seconds"] for _ in range(TRIED)) / self.count
+                    worker.end()
+                except (RuntimeError, BrokenPipeError):
+                    print(f"{self.name}: {name} fails", flush=True)
+        return found
+
+    def result(self) -> dict:
+        """All of it, as `results.json` has it."""
+        tried = self.tried()
+        peers = {}
+        for name in sorted(tried, key=tried.get):
+            peers.setdefault(self.sides[name].precision, name)
+        if self.case.kind == "packed":  # beside the fastest, which may pad: the packed ones are what is alike
+            for name in sorted(tried, key=tried.get):
+                if self.sides[name].options.get("packed"):
+                    peers.setdefault(f"packed {self.sides[name].precision}", name)
+        ours = [name for name, side in self.sides.items() if side.script == OURS]
+        chosen = list(dict.fromkeys([*ours, *peers.values()]))
+        workers, firsts, seconds = {}, {}, {name: [] for name in chosen}
+        answers, others = {}, []
         try:
-            start = functools.partial(Worker, name=name, directory=directory, threads=threads)
-            firsts, starts, void = first_turns(case, workers, start)
-            count = 1 if case.kind != "train" else steps
-            seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-            answers, others = {}, []
-            for _ in range(rounds):
-                for side, worker in workers.items():
-                    answers[side] = worker.turn(count)
-                    seconds[side].append(answers[side]["seconds"] / count)
-                    others.append(answers[side]["others"])
+            for name in chosen:  # one after the other: a process that starts would disturb the others' first step
+                workers[name], firsts[name] = self.start(name)
+            for _, name in itertools.product(range(self.rounds), chosen):
+                answers[name] = workers[name].turn(self.count)
+                seconds[name].append(answers[name]["seconds"] / self.count)
+                others.append(answers[name]["others"])
         finally:
             for worker in workers.values():
                 worker.end()
-    others = statistics.median(others)
-    if not void and others > BUSY:
-        void = f"the machine was busy with other things ({others:.0%})"
-    result = {
-        "void": void,
-        "seconds": {side: spread(values) for side, values in seconds.items()},
-        "ratio": {
-            side: spread([a / b for a, b in zip(seconds["pet"], seconds[side], strict=True)])
-            for side in SIDES
-            if side != "pet"
-        },
-        "peak_mb": {side: answer["peak_mb"] for side, answer in answers.items()},
-        "first_seconds": firsts,
-        "start_seconds": starts,
-        "rounds": rounds,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "others": others,
-    }
-    if case.kind == "packed":
-        result["useful_tokens"] = answers["pet"]["useful_tokens"]
-    return result
+        void, busy = self.disagreement(firsts), statistics.median(others)
+        if not void and busy > BUSY:
+            void = f"the machine was busy with other things ({busy:.0%})"
+        return {
+            "void": void,
+            "tried": tried,
+            "peers": peers,
+            "seconds": {name: spread(values) for name, values in seconds.items()},
+            "ratio": {
+                f"{mine} / {other}": spread([a / b for a, b in zip(seconds[mine], seconds[other], strict=True)])
+                for mine, other in itertools.product(ours, dict.fromkeys(peers.values()))
+            },
+            "peak_mb": {name: answer["peak_mb"] for name, answer in answers.items()},
+            "first_seconds": {name: first["seconds"] for name, first in firsts.items()},
+            "start_seconds": {name: first["start"] for name, first in firsts.items()},
+            "useful_tokens": answers[ours[0]].get("useful_tokens"),
+            "rounds": self.rounds,
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+            "others": busy,
+        }
 
+    def disagreement(self, firsts: dict[str, dict]) -> str:
+        """Why sides do not compute the same, or ""."""
+        for (one, a), (other, b) in itertools.combinations(firsts.items(), 2):
+            single = self.sides[one].precision == self.sides[other].precision == "fp32"
+            if self.case.kind == "train":
+                apart = max(abs(x - y) / (1 if single else y) for x, y in zip(a["losses"], b["losses"], strict=True))
+                if not apart <= (1e-3 if single and not self.case.nf4 else 1e-2):
+                    return f"losses of {one} and {other} differ by {apart:.1e}"
+            elif self.case.kind == "packed":
+                if not (a["finite"] and b["finite"]):
+                    return "a loss is not finite"
+            elif single:
+                shown = self.case.length + 16
+                if [row[:shown] for row in a["ids"]] != [row[:shown] for row in b["ids"]]:
+                    return f"tokens of {one} and {other} differ"
+        return ""
 
-# The report ----------------------------------------------------------------------------------------------------------
-
-
-def machine() -> str:
-    """Processor, cores and versions."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
-    cores = f"{len(CORES)} of {os.cpu_count()} cores"
-    return f"{model}, {cores}. Python {platform.python_version()}, {versions}. All in float32."
-
-
-def ratio_cell(values: list[float], invert: bool = False) -> str:
-    """`0.62 (0.58–0.70)`; inverted for rates, where more is better."""
-    middle, low, high = values
-    if invert:
-        middle, low, high = 1 / middle, 1 / high, 1 / low
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
-
-
-def report(results: dict[str, dict]) -> str:
-    """RESULTS.md."""
-    lines = [
-        "# Measured against transformers + peft",
-        "",
-        "Written by `python benchmarks/compare.py`, which says how it measures. " + machine(),
-        "",
-        "Ratios are medians of per-round ratios with the least and the most; *active* is the peer with",
-        "`OMP_WAIT_POLICY=active`. *Others* is the share of the processor that other programs used meanwhile (median",
-        "over turns); it should be near 0, and above 20 % a case is void.",
-        "",
-        "## Training step: time of this library / time of the peer",
-        "",
-        "| case | | batch × length | ratio | ratio, active | peak memory, MB (ratio) | first step, s (peer) "
-        "| start to first step, s (peer) | date, others |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, result in results.items():
-        case = CASES[name]
-        if case.kind == "train":
-            lines.append(train_row(name, case, result))
-    lines += [
-        "",
-        "## Useful tokens per second, and decoded tokens per second: this library / the peer",
-        "",
-        "| case | | ratio | ratio, active | tokens/s here | peak memory, MB (ratio) | date, others |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, result in results.items():
-        case = CASES[name]
-        if case.kind != "train":
-            lines.append(rate_row(name, case, result))
-    return "\n".join(lines) + "\n"
-
-
-def memory_cell(result: dict) -> str:
-    mine, other = result["peak_mb"]["pet"], result["peak_mb"]["peer"]
-    return f"{mine:.0f} ({mine / other:.2f})"
-
-
-def train_row(name: str, case, result: dict) -> str:
-    cells = [f"`{name}`", case.about, f"{case.batch} × {case.length}"]
-    if result["void"]:
-        cells += [f"void: {result['void']}", "", "", "", ""]
-    else:
-        first, start = result["first_seconds"], result["start_seconds"]
-        cells += [ratio_cell(result["ratio"]["peer"]), ratio_cell(result["ratio"]["peer active"]), memory_cell(result)]
-        cells += [f"{first['pet']:.1f} ({first['peer']:.1f})", f"{start['pet']:.1f} ({start['peer']:.1f})"]
-    return "| " + " | ".join([*cells, f"{result['date']}, {result['others']:.0%}"]) + " |"
-
-
-def rate_row(name: str, case, result: dict) -> str:
-    tokens = result.get("useful_tokens", case.batch * NEW_TOKENS)
-    cells = [f"`{name}`", case.about]
-    if result["void"]:
-        cells += [f"void: {result['void']}", "", "", ""]
-    else:
-        cells += [ratio_cell(result["ratio"][side], invert=True) for side in ("peer", "peer active")]
-        cells += [f"{tokens / result['seconds']['pet'][0]:.0f}", memory_cell(result)]
-    return "| " + " | ".join([*cells, f"{result['date']}, {result['others']:.0%}"]) + " |"
+    def rates(self) -> dict[str, float]:
+        """GFLOP/s of both sides' products."""
+        found = {}
+        for script, name in (("torch", "eager"), ("pet", "pet fp32")):
+            worker = Worker(self.sides[name], self.name, self.directory, self.threads)
+            rates = worker.turn(0)["rates"]
+            worker.end()
+            found.update({f"{script} {precision}": rate for precision, rate in rates.items()})
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"default all: {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="training steps per turn")
     parser.add_argument("--threads", type=int, default=len(CORES))
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(QUICK)} alone, three rounds, without torch.compile"
+    )
     options = parser.parse_args()
     unknown = set(options.cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     store = HERE / "results.json"
     results = json.loads(store.read_text()) if store.exists() else {}
-    for name in options.cases or CASES:
-        results[name] = run_case(name, options.rounds, options.steps, options.threads)
-        print(name, json.dumps(results[name]), flush=True)
-        results = {key: results[key] for key in CASES if key in results}
+    here = results.setdefault(key_of(len(CORES)), {"cases": {}})
+    here["about"] = about()
+    for name in options.cases or (QUICK if options.quick else CASES):
+        with tempfile.TemporaryDirectory() as directory:
+            rounds = 3 if options.quick else options.rounds
+            run = Run(name, Path(directory), rounds, options.steps, options.threads, options.quick)
+            here.setdefault("rates", run.rates())
+            here["cases"][name] = run.result()
+        print(name, json.dumps(here["cases"][name]), flush=True)
+        here["cases"] = {key: here["cases"][key] for key in CASES if key in here["cases"]}
         store.write_text(json.dumps(results, indent=1) + "\n")
         (HERE / "RESULTS.md").write_text(report(results), encoding="utf-8")
 

@@ -9,6 +9,8 @@ from cases import CASES, LEARNING_RATE, NEW_TOKENS, documents, token_batch
 from worker import serve
 
 import pet
+from model_zoo.engine import product_rates
+from model_zoo.quantization.plan import Quantization
 
 
 def packed(rows, length):
@@ -20,11 +22,12 @@ def packed(rows, length):
 
 
 class Mine:
-    """Model, step and data of one case."""
+    """Model, step and data of one case, its products in this precision."""
 
-    def __init__(self, name: str, base: str, adapter: str):
-        self.case = CASES[name]
-        self.model = pet.AutoModel.from_pretrained(base)
+    def __init__(self, name: str, base: str, adapter: str, precision: str):
+        self.case, self.precision = CASES[name], precision
+        quantization = Quantization("nf4") if self.case.nf4 else None
+        self.model = pet.AutoModel.from_pretrained(base, quantization=quantization)
         if adapter:
             pet.load_adapter(self.model, adapter)
             for parameter in self.model.get_parameters():
@@ -37,11 +40,13 @@ class Mine:
     def prepare(self) -> None:
         from pet.train.objectives.causal import CausalLM
         from pet.train.optimizers import AdamW
+        from pet.train.precision import set_precision
         from pet.train.segments import make_segments
         from pet.train.step import TrainStep
 
         parameters = [parameter for parameter in self.model.get_parameters() if parameter.requires_grad]
         optimizer = AdamW(make_segments(parameters, learning_rate=LEARNING_RATE))
+        set_precision(self.model, self.precision)
         self.model.set_train(True)
         self.model.set_fast(True)
         self.step = TrainStep(self.model, optimizer, CausalLM())
@@ -62,7 +67,9 @@ class Mine:
         return result.loss
 
     def run(self, count: int) -> dict:
-        """`count` steps, passes over the documents, or generations."""
+        """`count` steps, passes over the documents, or generations; of 0, the rates of products."""
+        if count == 0:
+            return {"rates": product_rates()}
         if self.case.kind == "train":
             return {"losses": [self.update(self.batches[0]) for _ in range(count)]}
         if self.case.kind == "packed":
@@ -75,4 +82,4 @@ class Mine:
 
 
 if __name__ == "__main__":
-    serve(Mine(*sys.argv[1:4]).run)
+    serve(Mine(*sys.argv[1:5]).run)

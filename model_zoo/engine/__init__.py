@@ -38,7 +38,7 @@ from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entro
 from model_zoo.engine.packing import packing_kernels
 from model_zoo.engine.plain import Rounded
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
-from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16
+from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
 from model_zoo.engine.updates import adamw_in_place, sum_of_squares
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "no_bf16",
     "packing_kernels",
     "precision_suffix",
+    "product_rates",
     "ranked_cross_entropy",
     "set_kernels",
     "sum_of_squares",

@@ -56,7 +56,7 @@ void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
 
 /* `tall` rows by `wide` vectors of columns, the sums in registers. The last vector may be cut off: `last` says where. */
 static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, float *c, int64_t c_row,
-                                                          const struct bf16_part *parts, int count, int64_t row, int add) {
+                                                          const struct bf16_part *of, int64_t row, int add) {
     __m512 sums[TALL][WIDE];
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
@@ -64,21 +64,19 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
         for (int j = 0; j < wide; j++)
             sums[i][j] = add ? _mm512_maskz_loadu_ps(j == wide - 1 ? last : 0xffff, c + i * c_row + j * BF16_COLUMNS)
                              : _mm512_setzero_ps();
-    for (const struct bf16_part *part = parts; part < parts + count; part++) {
-        const uint16_t *a = part->a + row * part->a_row, *b = part->b;
-        for (int64_t k = 0; k < part->depth; k += 2) {
-            __m512bh right[WIDE];
+    const uint16_t *a = of->a + row * of->a_row, *b = of->b;
+    for (int64_t k = 0; k < of->depth; k += 2) {
+        __m512bh right[WIDE];
 #pragma GCC unroll 8
-            for (int j = 0; j < wide; j++)
-                right[j] = (__m512bh)_mm512_loadu_si512(b + j * part->b_column + k * BF16_COLUMNS);
+        for (int j = 0; j < wide; j++)
+            right[j] = (__m512bh)_mm512_loadu_si512(b + j * of->b_column + k * BF16_COLUMNS);
 #pragma GCC unroll 8
-            for (int i = 0; i < tall; i++) {
-                int pair;
-                memcpy(&pair, a + i * part->a_row + k, sizeof pair);
-                __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+        for (int i = 0; i < tall; i++) {
+            int pair;
+            memcpy(&pair, a + i * of->a_row + k, sizeof pair);
+            __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 8
-                for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
-            }
+            for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
         }
     }
 #pragma GCC unroll 8
@@ -88,11 +86,10 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
             _mm512_mask_storeu_ps(c + i * c_row + j * BF16_COLUMNS, j == wide - 1 ? last : 0xffff, sums[i][j]);
 }
 
-static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count,
-                       int add) {
+static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
     int64_t wide = (columns + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = columns - (wide - 1) * BF16_COLUMNS;
     __mmask16 last = (__mmask16)((1u << rest) - 1);
-#define SOME(tall, wide) vectors(tall, wide, last, c + i * c_row, c_row, parts, count, i, add)
+#define SOME(tall, wide) vectors(tall, wide, last, c + i * c_row, c_row, of, i, add)
 #define ALL(wide)                                             \
     do {                                                      \
         for (; i + TALL <= rows; i += TALL) SOME(TALL, wide); \
@@ -126,8 +123,8 @@ void bf16_end(void) {
 }
 
 /* 32 rows by 32 columns, or by the first 16 of them: all of these are there in c. */
-static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const struct bf16_part *parts,
-                                                        int count, int add) {
+static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const struct bf16_part *of,
+                                                        int add) {
     const int bytes = 4, right = 2 * BF16_COLUMNS * 2; /* of a pair's line */
     if (add) {
         _tile_loadd(0, c, c_row * bytes);
@@ -140,19 +137,17 @@ static inline __attribute__((always_inline)) void tiles(int wide, float *c, int6
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (const struct bf16_part *part = parts; part < parts + count; part++) {
-        const uint16_t *a = part->a, *b = part->b;
-        for (int64_t k = 0; k < part->depth; k += BF16_DEPTH, a += BF16_DEPTH, b += BF16_DEPTH * BF16_COLUMNS) {
-            _tile_loadd(6, b, right);
-            _tile_loadd(4, a, part->a_row * 2);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, a + TILE * part->a_row, part->a_row * 2);
-            _tile_dpbf16ps(2, 5, 6);
-            if (wide == 2) {
-                _tile_loadd(7, b + part->b_column, right);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(3, 5, 7);
-            }
+    const uint16_t *a = of->a, *b = of->b;
+    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += BF16_DEPTH, b += BF16_DEPTH * BF16_COLUMNS) {
+        _tile_stream_loadd(6, b, right); /* lest it drives a out of the first cache */
+        _tile_loadd(4, a, of->a_row * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, a + TILE * of->a_row, of->a_row * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        if (wide == 2) {
+            _tile_stream_loadd(7, b + of->b_column, right);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
     _tile_stored(0, c, c_row * bytes);
@@ -165,20 +160,20 @@ static void copy_rows(const float *from, int64_t from_row, float *to, int64_t to
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)columns * sizeof(float));
 }
 
-static void by_tiles(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {
-    struct bf16_part from[count];
+static void by_tiles(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
     for (int64_t j = 0; j < columns; j += 2 * TILE) {
         float rest[2 * TILE * 2 * TILE] = {0};
         int64_t some = columns - j < 2 * TILE ? columns - j : 2 * TILE, wide = some <= TILE ? 1 : 2;
         int whole = rows == 2 * TILE && some == wide * TILE;
         float *to = whole ? c + j : rest;
         int64_t to_row = whole ? c_row : 2 * TILE;
-        for (int i = 0; i < count; i++) from[i] = parts[i], from[i].b += j / TILE * parts[i].b_column;
+        struct bf16_part part = *of;
+        part.b += j / TILE * of->b_column;
         if (add && !whole) copy_rows(c + j, c_row, rest, to_row, rows, some);
         if (wide == 2)
-            tiles(2, to, to_row, from, count, add);
+            tiles(2, to, to_row, &part, add);
         else
-            tiles(1, to, to_row, from, count, add);
+            tiles(1, to, to_row, &part, add);
         if (!whole) copy_rows(rest, to_row, c + j, c_row, rows, some);
     }
 }
@@ -188,8 +183,8 @@ void bf16_end(void) {}
 #define by_tiles by_vectors
 #endif
 
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {
-    (kind == TILES ? by_tiles : by_vectors)(rows, columns, c, c_row, parts, count, add);
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
+    (kind == TILES ? by_tiles : by_vectors)(rows, columns, c, c_row, of, add);
 }
 
 #else
@@ -198,5 +193,5 @@ void bf16_begin(void) {}
 void bf16_end(void) {}
 void bf16_row(const float *from, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add) {}
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {}
 #endif

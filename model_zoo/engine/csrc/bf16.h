@@ -25,14 +25,14 @@ void bf16_row(const float *from, int64_t depth, uint16_t *to);
  * what is missing up to it becomes zeros. */
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
-/* A part of a sum: the left factor's rows are `a_row` apart and filled up with zeros, as are BF16_ROWS of them; the right
+/* Factors: the left factor's rows are `a_row` apart and filled up with zeros, as are BF16_ROWS of them; the right
  * factor's vectors of columns, `b_column` apart, are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
 struct bf16_part {
     const uint16_t *a, *b;
     int64_t a_row, b_column, depth;
 };
 
-/* c (rows, columns), or c + the sum of the parts. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *parts, int count, int add);
+/* c (rows, columns) = a·b, or c + a·b. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
+void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add);
 
 #endif

@@ -21,7 +21,7 @@ enum {
     BLOCK = 64,          /* columns of a block */
     MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
-    BF16_BLOCK = 128, BF16_CHUNK = 64, /* the same two in bfloat16, of which more fits and which is computed faster */
+    BF16_BLOCK = 256, BF16_CHUNK = BF16_ROWS, /* the same two in bfloat16, of which more fits and which is computed faster */
     TURNED = 1 << 20,    /* numbers of the left factor that are turned together */
 };
 
@@ -68,15 +68,12 @@ static void remaining_rows(const struct gemm *of, struct block *block, float *re
     const struct sum *sum = block->of;
     const char *copied = atomic_load(&block->copied);
     int64_t first = block->column, last = least(first + of->wide, sum->columns), depth = copied_depth(sum), row;
-    while ((row = atomic_fetch_add(&block->next_row, of->chunk)) < of->rows)
-        for (int64_t column = first; column < last; column += sum->panel) {
-            const void *panel = copied + (column - first) * depth;
-            int64_t rows = least(of->rows - row, of->chunk);
-            if (of->bf16)
-                some_rounded_rows(sum, column, row, rows, panel);
-            else
-                some_rows(sum, column, row, rows, panel, rest);
-        }
+    while ((row = atomic_fetch_add(&block->next_row, of->chunk)) < of->rows) {
+        int64_t rows = least(of->rows - row, of->chunk);
+        if (of->bf16) some_rounded_rows(sum, first, last, row, rows, (const void *)copied);
+        for (int64_t column = first; column < last && !of->bf16; column += sum->panel)
+            some_rows(sum, column, row, rows, (const void *)(copied + (column - first) * depth), rest);
+    }
 }
 
 /* What every thread does, for as long as there is work. */

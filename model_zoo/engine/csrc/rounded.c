@@ -3,7 +3,10 @@
 
 #include "pool.h"
 
-enum { STAGED = 2 * BF16_DEPTH }; /* rows of the right factor that are rounded together */
+enum {
+    STAGED = 2 * BF16_DEPTH, /* rows of the right factor that are rounded together */
+    DEEP = 512,              /* of the depth, so that BF16_ROWS rows stay in the first cache while they meet a block */
+};
 
 int64_t rounded_depth(const struct sum *of) {
     int64_t depth = 0;
@@ -28,18 +31,19 @@ void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
     }
 }
 
-void some_rounded_rows(const struct sum *of, int64_t column, int64_t row, int64_t rows, const uint16_t *panel) {
-    struct bf16_part parts[MOST_TERMS];
-    for (; rows > 0; row += BF16_ROWS, rows -= BF16_ROWS) {
-        const uint16_t *b = panel;
-        for (int i = 0; i < of->count; i++) {
-            int64_t padded = up_to_pairs(of->parts[i].depth);
-            parts[i] = (struct bf16_part){.a = of->parts[i].rounded + row * padded, .a_row = padded, .b = b,
-                                          .b_column = padded * BF16_COLUMNS, .depth = padded};
-            b += padded * of->panel;
-        }
-        bf16_product(least(rows, BF16_ROWS), least(of->columns - column, of->panel), of->c + row * of->columns + column,
-                     of->columns, parts, of->count, of->add);
+void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied) {
+    int64_t whole = rounded_depth(of), above = 0;
+    int add = of->add;
+    for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
+        int64_t padded = up_to_pairs(from->depth);
+        for (int64_t k = 0; k < padded; k += DEEP, add = 1)
+            for (int64_t column = first; column < last; column += of->panel) {
+                struct bf16_part part = {.a = from->rounded + row * padded + k, .a_row = padded,
+                                         .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
+                                         .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP)};
+                bf16_product(rows, least(last - column, of->panel), of->c + row * of->columns + column, of->columns, &part, add);
+            }
+        above += padded;
     }
 }
 

@@ -112,9 +112,9 @@ def test_bfloat16_is_refused_where_it_is_not_there_and_noted_where_it_is_slow(mo
 def test_the_speed_is_measured_once_and_kept_beside_the_kernels(monkeypatch, tmp_path):
     library = tmp_path / "native-x.so"
     monkeypatch.setattr(speed, "library", lambda: library)
-    monkeypatch.setattr(speed, "measured_speedup", lambda path: 3.25)
+    monkeypatch.setattr(speed, "product_rates", lambda: {"fp32": 100.0, "bf16": 325.0})
     assert speed.bf16_speedup.__wrapped__() == 3.25
-    monkeypatch.setattr(speed, "measured_speedup", lambda path: 1.0)
+    monkeypatch.setattr(speed, "product_rates", lambda: {"fp32": 100.0, "bf16": 100.0})
     assert speed.bf16_speedup.__wrapped__() == 3.25
     next(tmp_path.glob("native-x.*")).write_text("")  # cut off: measured again
     assert speed.bf16_speedup.__wrapped__() == 1.0

@@ -1,4 +1,4 @@
-"""Where a training step's time goes, by kind of kernel: `python benchmarks/kernels.py CASE [--steps N]`.
+"""Where a training step's time goes, by kind of kernel: `python benchmarks/operators.py CASE [--steps N]`.
 
 The case is one of `cases.py`; weights are random, the adapter is a fresh LoRA. MindSpore's profiler times each kernel
 of the compiled step. `taskset -c 0` in front shows one core's work, without the waiting of threads for one another.

@@ -1,0 +1,59 @@
+"""Who is measured: this library, and every way of running the peer that may be its fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from cases import Case
+
+OURS, PEER = "mine.py", "peer.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A process of a comparison.
+
+    Attributes:
+        script: what runs it.
+        precision: of its products: ``fp32`` or ``bf16``.
+        options: what the script is told beside the case.
+        environment: variables that it gets.
+        kinds: of cases that it takes part in.
+        slow: whether it takes so long to begin that ``--quick`` leaves it out.
+    """
+
+    script: str
+    precision: str
+    options: Mapping = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    kinds: tuple[str, ...] = ("train", "packed", "decode")
+    slow: bool = False
+
+
+SIDES = {
+    "pet fp32": Side(OURS, "fp32"),
+    "pet bf16": Side(OURS, "bf16", kinds=("train", "packed")),
+    "eager": Side(PEER, "fp32"),
+    "active waiting": Side(PEER, "fp32", environment={"OMP_WAIT_POLICY": "active"}, slow=True),
+    "compiled": Side(PEER, "fp32", {"compile": True}, kinds=("train",), slow=True),
+    "packed": Side(PEER, "fp32", {"packed": True}, kinds=("packed",)),
+    "autocast": Side(PEER, "bf16", {"autocast": True}),
+    "compiled autocast": Side(PEER, "bf16", {"autocast": True, "compile": True}, kinds=("train",), slow=True),
+    "bf16 weights": Side(PEER, "bf16", {"autocast": True, "weights": "bfloat16"}, kinds=("train", "packed")),
+    "packed autocast": Side(PEER, "bf16", {"autocast": True, "packed": True}, kinds=("packed",)),
+    "packed bf16 weights": Side(
+        PEER, "bf16", {"autocast": True, "packed": True, "weights": "bfloat16"}, kinds=("packed",)
+    ),
+    "all bf16": Side(PEER, "bf16", {"weights": "bfloat16"}, kinds=("decode",)),
+}
+"""By name. *compiled* is `torch.compile`, after warm-up; *autocast* `torch.autocast("cpu", torch.bfloat16)`; *packed*
+rows of several documents, which position ids keep apart, as TRL packs."""
+
+
+def sides_of(case: Case, quick: bool) -> dict[str, Side]:
+    """Those that take part in a case."""
+    found = {name: side for name, side in SIDES.items() if case.kind in side.kinds and not (quick and side.slow)}
+    if case.kind == "train" and not case.targets:  # AdamW would lose updates of weights in bfloat16
+        found = {name: side for name, side in found.items() if "weights" not in side.options}
+    return found
