@@ -50,7 +50,8 @@ def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
                     raise InputError(
                         f"merge: {name!r} is active and rescales {path}, whose weight {other!r} would change; {both}"
                     )
-                if theirs.changes_input:  # it scales what the base reads, wherever it stands
+                # the one scales what the base reads, wherever it stands, the other what the base gives
+                if theirs.changes_input or (module.changes_input and theirs.reads_output):
                     continue
                 behind = other in state.selected and state.selected.index(name) < state.selected.index(other)
                 reads = behind and (module.reads_output or theirs.reads_output)

@@ -238,6 +238,8 @@ def refused(first, second, which):
         return True
     if which == "both":  # DoRA's norm is of a weight that reads the input as it is
         return merged == {"dora", "scaled input"}
+    if {first, second} == {"scaled input", "scaled output"}:  # a row of the weight by one number, a column by another
+        return False
     stays = {"one": second, "two": first}[which]
     if stays == "dora" or merged == {"scaled input"}:
         return stays == "dora"
