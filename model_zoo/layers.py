@@ -278,7 +278,7 @@ class AttentionCore(nn.Cell):
         return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)
 
     def trace(self, tracer, query, keys, values, start, end, keep):
-        return tracer.attention(query, keys, values)
+        return tracer.attention(query, keys, values, precision_suffix(self.scores))
 
     def attend_token(self, query, keys, values, end, keep):
         """One token per row, over the cache: what stands in front of its key stands in front of all."""

@@ -18,7 +18,8 @@ handed a `trace.Tracer`.
     csrc/program.c  runs a program                      pool.c          threads
     gemm.c, rounded.c   matrix products                 few_rows.c      products of few rows
     bf16.c          their inner loops in bfloat16
-    attention.c, one_token.c, prefix.c, heads.c         norms.c, activations.c, small.c, low_rank.c, dora.c
+    attention.c, attention_bf16.c, one_token.c, prefix.c, heads.c
+    norms.c, activations.c, small.c, low_rank.c, dora.c
     loss.c, update.c, packing.c                         product.h, vectors.h   what kernels compute with
 """
 
@@ -121,7 +122,8 @@ def swap_products(cell: nn.Cell, native: bool) -> None:
 
 def is_plain_product(value) -> bool:
     """Whether a kernel can take its place."""
-    return isinstance(value, Rounded) or (isinstance(value, ms.ops.MatMul) and not value.transpose_a)
+    primitive = value.primitive if isinstance(value, Rounded) else value
+    return isinstance(primitive, ms.ops.MatMul) and not primitive.transpose_a
 
 
 def token_attention() -> nn.Cell:

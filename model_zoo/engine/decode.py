@@ -32,7 +32,7 @@ class TokenTracer(Tracer):
     def rotated_heads(self, form, x, head_dim, cosine, sine):
         return self.emit(f"rotary_{form}", self.heads(x, head_dim), cosine, sine)
 
-    def attention(self, query, keys, values):
+    def attention(self, query, keys, values, low=""):
         kept = self.cache.keys, self.cache.values
         return self.emit("token_attention", query, keys, values, *kept, self.end, self.key_mask)
 
@@ -40,10 +40,10 @@ class TokenTracer(Tracer):
 class PromptTracer(SequenceTracer):
     """Whole prompts, whose keys and values are kept."""
 
-    def attention(self, query, keys, values):
+    def attention(self, query, keys, values, low=""):
         for rows, kept in ((keys, self.cache.keys), (values, self.cache.values)):
             self.emit("keep_columns", rows, outputs=[self.parameter(kept)])
-        return super().attention(query, keys, values)
+        return super().attention(query, keys, values, low)
 
     def prefixed_attention(self, query, keys, values, prefix):
         self.refuse(type(self))  # what is kept would begin with the prefix

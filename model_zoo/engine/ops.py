@@ -186,6 +186,8 @@ ROWS = (
         plain=plain_attention.joined_prefixed,
     ),
     Op("attention_prefixed_gradient", f"{PREFIXED}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g S d; B g S d; T 2*g*d"),
+    Op("attention_bf16", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention),
+    Op("attention_bf16_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
     Op("keep_columns", "B g S d -> L d"),
     Op("token_attention", "B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int -> B h*d"),
     Op("swiglu", "*; * -> *", vjp.elementwise, plain=plain.swiglu),

@@ -305,7 +305,7 @@ class Rounded(nn.Cell):
     pass the rounding as they are.
 
     Args:
-        primitive: the ``MatMul``.
+        primitive: the ``MatMul`` or ``BatchMatMul``.
     """
 
     stands_for_product, low = True, "_bf16"

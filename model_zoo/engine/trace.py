@@ -199,8 +199,8 @@ class Tracer(abc.ABC):
         """`heads`, rotated by position. ``form``: ``half`` or ``interleaved``."""
 
     @abc.abstractmethod
-    def attention(self, query: Value, keys: Value, values: Value) -> Value:
-        """Heads as `heads` gives them → ``(N, heads·d)``."""
+    def attention(self, query: Value, keys: Value, values: Value, low: str = "") -> Value:
+        """Heads as `heads` gives them → ``(N, heads·d)``. ``low``: "_bf16" for products of rounded factors."""
 
     def prefixed_attention(self, query: Value, keys: Value, values: Value, prefix: Parameter) -> Value:
         """`attention` with keys and values ``(T, 2·key heads·d)`` in front of each row's own, which all rows see."""
@@ -248,8 +248,8 @@ class SequenceTracer(Tracer):
     def rotated_heads(self, form, x, head_dim, cosine, sine):
         return self.emit(f"split_rotary_{form}", self.view(x, 1), cosine, sine, self.start, d=head_dim)
 
-    def attention(self, query, keys, values):
-        return self.emit("attention", query, keys, values, self.start, self.end, self.key_mask)
+    def attention(self, query, keys, values, low=""):
+        return self.emit(f"attention{low}", query, keys, values, self.start, self.end, self.key_mask)
 
     def prefixed_attention(self, query, keys, values, prefix):
         return self.emit("attention_prefixed", query, keys, values, self.start, self.end, self.key_mask, prefix)

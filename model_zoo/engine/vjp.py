@@ -82,7 +82,7 @@ def rotary(to, instruction: Instruction, dy: Value) -> None:
 
 def attention(to, instruction: Instruction, dy: Value) -> None:
     outs = [to.fresh(value) for value in instruction.inputs[:3]]
-    to.emit("attention_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=outs)
+    to.emit(f"{instruction.op}_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=outs)
     for value, out in zip(instruction.inputs, outs, strict=False):
         to.give(value, out)
 

@@ -10,7 +10,7 @@ from mindspore import nn, ops
 
 from model_zoo.engine import Rounded, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
-from model_zoo.layers import Conv1D, Linear, is_product
+from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
 
 log = logging.getLogger("pet")
 
@@ -82,8 +82,8 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     """Lets the matrix products of a model compute in a narrow type, on weights that stay as they are.
 
     Norms, softmax, loss, the sums of the residual stream and the update stay in float32. ``fp32`` undoes it. On a CPU
-    bf16 is for products of activations with the model's own weights, whose sums are float32: adapters, their gradients
-    and attention stay in float32.
+    bf16 is for products of activations with the model's own weights and for those of attention, whose sums are float32;
+    adapters and their gradients stay in float32.
 
     Args:
         precision: ``fp32``, ``fp16`` or ``bf16``; see `choose_precision`.
@@ -93,12 +93,13 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     for cell in [cell for cell in cells if not (isinstance(cell, (NarrowProduct, Rounded)) or is_product(cell))]:
         if "narrow" in vars(cell):  # it has another way than its products
             cell.narrow = precision != "fp32" and not rounded
+        own = next((names for kind, names in ROUNDED.items() if isinstance(cell, kind)), ())
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             found = bare(product)
             if not isinstance(found, (ops.MatMul, ops.BatchMatMul)):
                 continue
             if rounded:
-                new = Rounded(found) if name in ("product", "matmul") and isinstance(cell, WEIGHTED) else found
+                new = Rounded(found) if name in own else found
             else:
                 new = found if precision == "fp32" else NarrowProduct(found, NARROW[precision])
             delattr(cell, name)
@@ -106,8 +107,13 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     set_kernels(model, getattr(model, "runs_fast", False))
 
 
-WEIGHTED = (Linear, Conv1D, nn.Dense)
-"""Cells with a weight whose product may be rounded."""
+ROUNDED = {
+    Linear: ("product",),
+    Conv1D: ("product",),
+    nn.Dense: ("matmul",),
+    AttentionCore: ("scores", "values"),
+}
+"""Cells whose products are rounded on a CPU, and by what names they have them."""
 
 
 def bare(product):

@@ -156,6 +156,12 @@ def rounded(kernels):
                 assert (np.abs(mine - wide) <= bound).all(), (name, rows, columns, depth)
 
 
+def within(mine, expected, tolerance, more):
+    """`close`, or as far away as ``more`` says of each number."""
+    bound = tolerance * max(1.0, float(np.abs(expected).max(initial=0))) + 2e-6 * np.abs(expected) + more
+    assert (np.abs(mine - expected) <= bound).all(), float((np.abs(mine - expected) - bound).max())
+
+
 class Term(ctypes.Structure):
     _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
 
@@ -449,43 +455,65 @@ ATTENTION = [  # batch, heads, key heads, length, extra columns, head_dim, layou
 ]
 
 
-def attention(kernels):
+def attention_cases():
+    """Inputs of the kernel, and which key ``(B, 1, S, K)`` each row sees."""
     for case in ATTENTION:
         batch, count, key_heads, length, extra, width, layout, values = case
         generator = np.random.default_rng(3)
-        total, groups = length + extra, count // key_heads
+        total = length + extra
         start, end = layout(batch, length, generator)
         columns = generator.choice(values, (batch, total)).astype(np.int32)
         query = numbers(batch, count, length, width) * 2
         keys, vals = (numbers(batch, key_heads, total, width, seed=seed) for seed in (1, 2))
-        joined = (batch * length, count * width)
-        inputs = (query, keys, vals, start, end, columns)
-        out, stats = kernels("attention", inputs, joined, (*query.shape[:3], 2))
         index, value = np.arange(total) - extra, columns[:, None, :]
         allowed = (index < end[..., None]) & ((index >= start[..., None]) | (value < 0))
-        allowed = ((value != 0) & (allowed | (index < 0)))[:, None]
-        q, k, v = (array.astype(np.float64) for array in (query, keys.repeat(groups, 1), vals.repeat(groups, 1)))
+        yield (query, keys, vals, start, end, columns), ((value != 0) & (allowed | (index < 0)))[:, None]
+
+
+def joined(x):
+    """Heads side by side."""
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0] * x.shape[2], -1)
+
+
+def attention(kernels, low=False):
+    """In float64; the kernel that rounds factors to bfloat16 against the same of rounded factors, to what rounding the
+    scores, which it computes itself, may change."""
+    name, rounded = ("attention_bf16", bf16) if low else ("attention", lambda x: x)
+    unit = 2.0**-8 if low else 0.0  # half of a bfloat16's last place
+    for inputs, allowed in attention_cases():
+        query, keys, vals = inputs[:3]
+        batch, count, length, width = query.shape
+        groups = count // keys.shape[1]
+        out, stats = kernels(name, inputs, (batch * length, count * width), (batch, count, length, 2))
+        q, k, v = (rounded(x).astype(np.float64) for x in (query, keys.repeat(groups, 1), vals.repeat(groups, 1)))
         scores = np.where(allowed, q @ k.swapaxes(2, 3) * width**-0.5, -1e30)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
-
-        def join(x, batch=batch, length=length):
-            return x.transpose(0, 2, 1, 3).reshape(batch * length, -1)
-
-        close(out, join(p @ v), 5e-6)
-        dout = numbers(*joined, seed=5)
-        d = dout.reshape(batch, length, count, width).transpose(0, 2, 1, 3).astype(np.float64)
+        within(out, joined(p @ v), 5e-6, unit * joined(p @ np.abs(v)))
+        dout = numbers(*out.shape, seed=5)
+        wide = dout.reshape(batch, length, count, width).transpose(0, 2, 1, 3).astype(np.float64)
+        d = rounded(dout).reshape(batch, length, count, width).transpose(0, 2, 1, 3).astype(np.float64)
+        own = out.reshape(batch, length, count, width).transpose(0, 2, 1, 3)
         d_p = d @ v.swapaxes(2, 3)
-        d_scores = np.where(allowed, p * (d_p - (p * d_p).sum(-1, keepdims=True)), 0.0) * width**-0.5
-        grouped = (batch, key_heads, groups, total, width)
-        expected = (
-            d_scores @ k,
-            (d_scores.swapaxes(2, 3) @ q).reshape(grouped).sum(2),
-            (p.swapaxes(2, 3) @ d).reshape(grouped).sum(2),
-        )
-        mine = kernels("attention_gradient", (*inputs, out, stats, dout), query.shape, keys.shape, vals.shape)
-        for gradient, right in zip(mine, expected, strict=True):
-            close(gradient, right, 1e-5)
+        d_scores = p * (d_p - (own * wide if low else p * d_p).sum(-1, keepdims=True))
+        d_scores = np.where(allowed, d_scores, 0.0) * width**-0.5
+        grouped = (*keys.shape[:2], groups, *keys.shape[2:])
+
+        def summed(x, grouped=grouped):
+            return x.reshape(grouped).sum(2)
+
+        mine = kernels(f"{name}_gradient", (*inputs, out, stats, dout), query.shape, keys.shape, vals.shape)
+        for left, right, gradient, over in (
+            (d_scores, k, mine[0], lambda x: x),
+            (d_scores.swapaxes(2, 3), q, mine[1], summed),
+            (p.swapaxes(2, 3), d, mine[2], summed),
+        ):
+            within(gradient, over(left @ right), 1e-5, unit * over(np.abs(left) @ np.abs(right)))
+
+
+def attention_bf16(kernels):
+    if kernels.library.pet_bf16():
+        attention(kernels, True)
 
 
 def prefixed(kernels):
@@ -656,6 +684,7 @@ CHECKS = (
     heads,
     loss,
     attention,
+    attention_bf16,
     prefixed,
     one_token,
     added,

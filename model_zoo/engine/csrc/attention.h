@@ -1,0 +1,143 @@
+/* What attention.c and attention_bf16.c share: who sees whom, and what happens to a row of scores. */
+#ifndef PET_ATTENTION_H
+#define PET_ATTENTION_H
+
+#include <math.h>
+
+#include "pool.h"
+#include "product.h"
+#include "vectors.h"
+
+enum { ROWS = 8 * TALL };
+static const float HIDDEN = -1e30f;
+
+struct attention {
+    const float *query, *keys, *values, *out, *stats, *dout;
+    const int32_t *start, *end, *columns;
+    float *mixed, *mixed_stats, *d_query, *d_keys, *d_values;
+    int64_t heads, key_heads, length, total, width;
+    int64_t padded; /* room for `total`: an odd number of vectors, lest all rows meet in a few lines of a cache */
+    int64_t joined; /* of a token's row, all heads together */
+    float scale;
+    _Atomic int failed;
+};
+
+/* What a block of rows of one sequence sees. */
+struct view {
+    int64_t first; /* key, where a vector begins */
+    int plain;     /* whether every row sees the whole of its interval */
+    int64_t from[ROWS], to[ROWS];
+    int blind[ROWS];
+};
+
+/* How many rows from this one on are a block: up to `most`, and none of a document that begins behind the first one, since
+ * all rows of a block meet the keys of all. Tokens that are alone, such as padding, all begin anew and stay together. */
+static inline int64_t rows_together(const struct attention *of, int64_t batch, int64_t row, int64_t most) {
+    const int32_t *start = of->start + batch * of->length;
+    int64_t last = row + most < of->length ? row + most : of->length, next = row + 1;
+    while (next < last && !(start[next] == next && next + 1 < of->length && start[next + 1] == next)) next++;
+    return next - row;
+}
+
+static inline struct view look(const struct attention *of, int64_t batch, int64_t row, int64_t rows) {
+    const int32_t *columns = of->columns + batch * of->total;
+    int64_t before = of->total - of->length;
+    struct view view = {.first = of->total, .plain = 1};
+    for (int64_t j = 0; j < of->total; j++) view.plain &= columns[j] == 1;
+    view.plain &= before == 0;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t start = of->start[batch * of->length + row + i] + before;
+        int64_t end = of->end[batch * of->length + row + i] + before;
+        if (start < before) start = before;
+        if (end > of->total) end = of->total;
+        int64_t from = start, to = end;
+        if (!view.plain) { /* the first and the last key that it sees */
+            if (end < before) end = before;
+            from = end;
+            to = 0;
+            for (int64_t j = 0; j < end; j++)
+                if (columns[j] && (j >= start || j < before || columns[j] < 0)) {
+                    if (j < from) from = j;
+                    to = j + 1;
+                }
+        }
+        view.blind[i] = from >= to;
+        view.from[i] = view.blind[i] ? 0 : from;
+        view.to[i] = view.blind[i] ? of->total : to;
+        if (view.from[i] < view.first) view.first = view.from[i];
+    }
+    view.first = view.first / LANES * LANES;
+    return view;
+}
+
+/* Some numbers of a line from `first` on, where `last` is behind the last one, become what hides them. */
+static inline void cover(float *line, int64_t first, int64_t last, float with) {
+    ints places;
+    for (int j = 0; j < LANES; j++) places[j] = j;
+    for (int64_t j = first / LANES * LANES; j < last; j += LANES) {
+        ints at = places + (int32_t)j;
+        store(line + j, choose((at >= (int32_t)first) & (at < (int32_t)last), fill(with), load(line + j)));
+    }
+}
+
+/* Hides what row i of the block does not see in its `count` scores, of which the first is that of key view->first. */
+static inline void hide(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
+                        float *scores, int64_t count) {
+    int64_t from = view->from[i] - view->first, to = view->to[i] - view->first;
+    cover(scores, 0, from, HIDDEN);
+    if (!view->plain || view->blind[i]) {
+        const int32_t *columns = of->columns + batch * of->total + view->first;
+        int64_t before = of->total - of->length - view->first;
+        int64_t start = of->start[batch * of->length + row + i] + before;
+        for (int64_t j = from; j < to; j++)
+            if (view->blind[i] || !columns[j] || (j < start && j >= before && columns[j] > 0)) scores[j] = HIDDEN;
+    }
+    /* a blind row is even over all keys; what only fills up the vectors gets nothing in any row */
+    cover(scores, to, count, view->blind[i] ? -INFINITY : HIDDEN);
+}
+
+/* Rows of a matrix one after the other, where vectors begin with lines of the caches: a product reads them many times, and
+ * what crosses a line twice as often. */
+static inline void gather_rows(const float *from, int64_t row, int64_t rows, int64_t width, float *to) {
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * width, from + i * row, (size_t)width * sizeof(float));
+}
+
+static inline float dot(const float *a, const float *b, int64_t width) {
+    floats sums = {0};
+    int64_t whole = width / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) sums += load(a + k) * load(b + k);
+    float sum = sum_of(sums);
+    for (int64_t k = whole; k < width; k++) sum += a[k] * b[k];
+    return sum;
+}
+
+/* A row of scores, of which the greatest is known → e^(score − greatest), and the inverse of their sum. */
+static inline float weigh(float *line, int64_t count, float highest, float scale) {
+    floats sums = {0};
+    for (int64_t j = 0; j < count; j += LANES) {
+        floats value = exponential((load(line + j) - highest) * scale);
+        sums += value;
+        store(line + j, value);
+    }
+    return 1.0f / sum_of(sums);
+}
+
+/* A row of scores and of dout·valuesᵀ → its probabilities and the gradients of its scores; `along` is out·dout. */
+static inline void unweigh(float *line, float *d_line, int64_t count, const float *stats, float along, float scale, float d_scale) {
+    for (int64_t j = 0; j < count; j += LANES) {
+        floats p = exponential((load(line + j) - stats[0]) * scale) * stats[1];
+        store(line + j, p);
+        store(d_line + j, p * (load(d_line + j) - along) * d_scale);
+    }
+}
+
+static inline struct attention attention_of(void **params, int64_t **shapes) {
+    int64_t *query = shapes[0], *keys = shapes[1];
+    return (struct attention){.query = params[0], .keys = params[1], .values = params[2], .start = params[3],
+                              .end = params[4], .columns = params[5], .heads = query[1], .key_heads = keys[1],
+                              .length = query[2], .total = keys[2], .width = query[3],
+                              .padded = up_to_lanes(keys[2]) | LANES, .joined = query[1] * query[3],
+                              .scale = 1.0f / sqrtf((float)query[3])};
+}
+
+#endif
