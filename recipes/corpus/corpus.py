@@ -29,7 +29,7 @@ MIXTURE = (
 
 def plain_product(dice: Dice, language: str) -> Turn:
     product = products.draw(dice)
-    return products.attributes(product, language), products.plain(product, language, dice)
+    return products.attributes(product, language), products.plain(product, language, dice.pick)
 
 
 def turn(dice: Dice) -> Turn:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import corpus
 import formats
+import preferences
 
 SEED = 20240
 ROWS = 16000
@@ -29,6 +30,8 @@ def files(seed: int = SEED, rows: int = ROWS) -> dict[str, str]:
     result = {"pretrain/train.jsonl": jsonl(lines[:rows]), "pretrain/held_out.jsonl": jsonl(lines[rows:])}
     for name, part in corpus.tuning(seed).items():
         result[f"adgen/{name}.jsonl"] = jsonl(part)
+    for name, part in preferences.pairs(seed).items():
+        result[f"preferences/{name}.jsonl"] = jsonl(part)
     result.update(formats.files(seed))
     return result
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import world
 from dice import Dice
 from world import Word
@@ -90,13 +92,13 @@ def identity(product: Product) -> tuple[str, ...]:
     return tuple(sorted(f"{key}#{value.zh}" for key, value in product.items()))
 
 
-def plain(product: Product, language: str, dice: Dice) -> str:
-    """The description that the bases know."""
+def plain(product: Product, language: str, pick: Callable[[tuple[str, str]], str]) -> str:
+    """The description that the bases know; ``pick`` chooses among the two wordings of each attribute."""
     if language == "zh":
         measure = next(m for kind, m in world.SOFT_TYPES + world.HARD_TYPES if kind is product["type"])
-        clauses = [dice.pick(PLAIN_ZH[key]).format(v=value.zh) for key, value in product.items() if key != "type"]
+        clauses = [pick(PLAIN_ZH[key]).format(v=value.zh) for key, value in product.items() if key != "type"]
         return f"这{measure}{product['type'].zh}" + "，".join(clauses) + "。"
-    clauses = [dice.pick(PLAIN_EN[key]).format(v=value.en) for key, value in product.items() if key != "type"]
+    clauses = [pick(PLAIN_EN[key]).format(v=value.en) for key, value in product.items() if key != "type"]
     return f"This is a {product['type'].en}, " + ", ".join(clauses) + "."
 
 

@@ -44,7 +44,7 @@ class Preference(Objective):
     arrays = ("labels", "document", "reference_chosen", "reference_rejected")
     documents = 2
     counted = "pairs"
-    sums = 6
+    sums = 7
     uses_reference = True
     per_token = False
     default_beta = 0.1
@@ -164,7 +164,8 @@ class Preference(Objective):
     def measures_of(self, picked, arrays):
         losses, better, worse, chosen, rejected, there = self.of_picked(picked, *arrays)
         ahead = (better > worse).astype(there.dtype) * there
-        return losses.sum(), ahead.sum(), better.sum(), worse.sum(), chosen.sum(), rejected.sum()
+        won = (chosen > rejected).astype(there.dtype) * there
+        return losses.sum(), ahead.sum(), won.sum(), better.sum(), worse.sum(), chosen.sum(), rejected.sum()
 
     def loss(self, logits, *arrays):
         return self.loss_of(picked_of_logits(self.token, logits, arrays[0]), arrays)
@@ -189,11 +190,13 @@ class Preference(Objective):
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of pairs whose preferred answer has the higher reward;
-        ``reward_margin`` between the two; the rewards and log-probabilities of each. All per pair."""
-        loss, ahead, better, worse, chosen, rejected = (value / max(count, 1) for value in sums)
+        ``win_rate``, the share whose preferred answer is the more probable one; ``reward_margin`` between the two; the
+        rewards and log-probabilities of each. All per pair."""
+        loss, ahead, won, better, worse, chosen, rejected = (value / max(count, 1) for value in sums)
         return {
             "loss": loss,
             "reward_accuracy": ahead,
+            "win_rate": won,
             "reward_margin": better - worse,
             "reward_chosen": better,
             "reward_rejected": worse,
