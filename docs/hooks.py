@@ -1,0 +1,121 @@
+"""Pages of the site that are made from the program: a recipe's keys, the commands, the public names, measured methods.
+
+They have no source file, so that none can be out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.structure.files import File, Files
+from pydantic import BaseModel
+
+ROOT = Path(__file__).parents[1]
+
+
+def cell(text: object) -> str:
+    """Text for a cell of a table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(head: list[str], rows: list[list[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines) + "\n"
+
+
+def sections(kind: type[BaseModel], at: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """A section and those within it, each with its dotted name."""
+    yield at, kind
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from sections(field.annotation, f"{at}.{name}" if at else name)
+
+
+def recipe_page() -> str:
+    """Every key of a recipe with its type, default and meaning."""
+    from pet.recipe.adapter import SECTIONS
+    from pet.recipe.schema import Recipe
+    from pet.recipe.show import _scalar
+
+    def rows(kind: type[BaseModel]) -> list[list[object]]:
+        found = []
+        for name, field in kind.model_fields.items():
+            value = None if field.is_required() else field.get_default(call_default_factory=True)
+            if not isinstance(value, BaseModel):  # it has a table of its own
+                default = "required" if field.is_required() else f"`{_scalar(value)}`"
+                found.append([f"`{name}`", default, field.description or ""])
+        return found
+
+    text = "# Recipe reference\n\nA recipe is one YAML file. An unknown key is an error. `pet recipes show NAME` prints"
+    text += " a\nrecipe with every default; `pet recipes schema` writes the JSON schema for editors.\n"
+    head = ["key", "default", "meaning"]
+    for name, kind in sections(Recipe, ""):
+        text += f"\n## {name or 'At the top'}\n\n{table(head, rows(kind))}"
+    for kind in SECTIONS:
+        method = kind.model_fields["method"].default
+        text += f"\n## adapter, method: {method}\n\n{table(head, rows(kind))}"
+    return text
+
+
+def commands_page() -> str:
+    """What each command's ``--help`` prints."""
+    from pet.cli.commands import COMMANDS
+    from pet.cli.main import main
+
+    text = "# Command reference\n"
+    for name, (_, meaning) in COMMANDS.items():
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        text += (
+            f"\n## pet {name}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n```text\n{printed.getvalue().rstrip()}\n```\n"
+        )
+    return text
+
+
+def python_page() -> str:
+    """The public names with their docstrings."""
+    import pet
+    from pet.lazy import stub_table
+
+    text = "# Python reference\n\n`from pet import …`\n"
+    for module, names in stub_table(pet.__file__).items():
+        text += "".join(f"\n::: {module}.{name}\n" for name in names if name in pet.__all__)
+    return text
+
+
+def methods_page() -> str:
+    """Losses, sizes and times of every method on every bundled base, from recipes/measured.json."""
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    measured = (ROOT / "recipes" / "README.md").read_text("utf-8")
+    found = re.findall(r"^\|.*\|$", measured, flags=re.M)
+    return text.replace("<!-- measured -->", re.sub(r"\[(`\w+`)\]\([^)]*\)", r"\1", "\n".join(found)))
+
+
+def project_page(name: str) -> str:
+    """A document of the repository; its links to files of the repository become plain text."""
+    text = (ROOT / name).read_text("utf-8")
+    return re.sub(r"\[([^\]]*)\]\((?!http)[^)]*\)", r"\1", text)
+
+
+PAGES = {
+    "reference/recipes.md": recipe_page,
+    "reference/commands.md": commands_page,
+    "reference/python.md": python_page,
+    "methods.md": methods_page,
+    "project/architecture.md": lambda: project_page("ARCHITECTURE.md"),
+    "project/changes.md": lambda: project_page("CHANGELOG.md"),
+}
+
+
+def on_files(files: Files, config) -> Files:
+    """Called by MkDocs when it knows the pages that lie in docs/."""
+    for path, make in PAGES.items():
+        if (there := files.get_file_from_path(path)) is not None:
+            files.remove(there)
+        files.append(File.generated(config, path, content=make()))
+    return files

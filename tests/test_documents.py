@@ -1,0 +1,77 @@
+"""The commands and programs of the README and of the pages run as they are pasted, in their order; runs are cut short.
+
+A fenced block of ``sh`` is commands, of ``python`` a program; ``json`` lines stand for the file that the page names
+before them. What needs weights or other machines stands in a block of ``text``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pet.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+CHINESE = sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS if "zh-CN" in path.name)
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in DOCUMENTS
+    if "zh-CN" not in path.name and re.search(r"^```(sh|python)$", path.read_text("utf-8"), flags=re.M)
+)
+SHORT = shlex.split(
+    "train.steps=2 train.warmup=0 eval.before=false eval.metrics=[loss] eval.shown_samples=0 data.workers=0"
+)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of a page's blocks."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    rows = [text for language, text in blocks(page) if language == "json"] or [
+        json.dumps({"prompt": "Who made this lamp?", "completion": "Ada made it."}) + "\n"
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(rows) * 12, "utf-8")
+    for language, text in blocks(page):
+        if language == "python":
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            if "Who made this lamp?" in text and page.startswith("README"):
+                assert "Ada made it, by hand, in our workshop." in done.stdout
+        for line in text.splitlines() if language == "sh" else []:
+            words = shlex.split(line, comments=True)
+            assert words[0] == "pet", line
+            code = main(words[1:] + (SHORT if words[1] == "finetune" else []))
+            assert code == 0, (line, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("chinese", CHINESE)
+def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
+    def commands(page: str) -> list[list[str]]:
+        lines = [line for kind, text in blocks(page) if kind in ("sh", "python") for line in text.splitlines()]
+        return [shlex.split(re.sub(r'"[^"]*"', "text", line), comments=True) for line in lines]
+
+    theirs, ours = commands(chinese), commands(chinese.replace(".zh-CN", ""))
+    assert theirs == ours[: len(theirs)]  # a last section may be in English alone
+
+
+def test_links_lead_somewhere():
+    """Of the README and the pages, to files of this repository."""
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text("utf-8")):
+            made = target.startswith("reference/")  # by docs/hooks.py
+            assert made or (path.parent / target).exists(), f"{path.name}: {target}"
