@@ -47,9 +47,7 @@ def curve(name: str, directory: Path, precision: str, steps: int) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "case", nargs="?", default="small-all", choices=[n for n, c in CASES.items() if c.kind == "train"]
-    )
+    parser.add_argument("case", nargs="?", default="small", choices=[n for n, c in CASES.items() if c.kind == "train"])
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
