@@ -301,8 +301,8 @@ def plain_product():
 
 
 class Rounded(nn.Cell):
-    """A float32 product of factors rounded to bfloat16: what those kernels compute that end in ``_bf16``. Gradients
-    pass the rounding as they are.
+    """A product of float32 factors rounded to bfloat16: what those kernels compute that end in ``_bf16``. Gradients
+    pass the rounding as they are. Factors of another type are taken as they are.
 
     Args:
         primitive: the ``MatMul`` or ``BatchMatMul``.
@@ -319,6 +319,8 @@ class Rounded(nn.Cell):
         return x + stop_gradient(cast(cast(x, ms.bfloat16), ms.float32) - x)
 
     def construct(self, left, right):
+        if left.dtype != ms.float32 or right.dtype != ms.float32:
+            return self.primitive(left, right)
         return self.primitive(self.round(left), self.round(right))
 
 

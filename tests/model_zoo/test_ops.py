@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from native_checks import bf16
 
+from pet.train.precision import set_precision
+
 IGNORED = -100
 
 
@@ -358,6 +360,36 @@ def test_cross_entropy(monkeypatch, in_c, pieces, width):
         return -(losses * (targets != IGNORED).astype(ms.float32)).sum().reshape(1)
 
     check(fast, plain, (numbers(rows, width),), tolerance=1e-5)
+
+
+@pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "chatglm1"])
+def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, name):
+    """Of every parameter, to what rounding changes."""
+    model = AutoModel.from_pretrained(fixtures / name)
+    ids = Tensor(np.load(fixtures / name / "ref.npz")["input_ids"].astype(np.int32))
+    position_ids, start, end, _ = model.layout(ids)
+    direction = Tensor(numbers(ids.size, model.config.dims.hidden))
+    weights = ms.ParameterTuple([weight for weight in model.layer_list.get_parameters() if weight.ndim == 2])
+
+    def gradients(fast):
+        def scalar(ids, position_ids, start, end):
+            return (model.hidden_states(ids, position_ids, start, end, None) * direction).sum()
+
+        model.set_fast(fast)
+        function = ms.grad(scalar, None, weights)
+        if not fast:
+            return [gradient.asnumpy() for gradient in function(ids, position_ids, start, end)]
+        with engine.fuse_layers(model, list(weights)):
+            return [gradient.asnumpy() for gradient in ms.jit(function)(ids, position_ids, start, end)]
+
+    single = gradients(False)
+    set_precision(model, "bf16")
+    low, fast = gradients(False), gradients(True)
+    for one, plain, mine in zip(single, low, fast, strict=True):
+        scale = np.linalg.norm(one)
+        assert 1e-4 < np.linalg.norm(plain - one) / scale < 0.03
+        assert np.linalg.norm(mine - plain) / scale < 0.02
 
 
 MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "chatglm1"]
