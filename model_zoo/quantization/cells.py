@@ -27,6 +27,9 @@ forward pass for the backward one."""
 class Unpack(nn.Cell):
     """The parts of a matrix → ``(out, in)`` in float32, by table look-up.
 
+    Factors are tiled, not broadcast: on a CPU a broadcast operator keeps 16 bytes per element for as long as its graph
+    lives.
+
     Args:
         storage: its form.
         shape: ``(out, in)``.
@@ -39,29 +42,32 @@ class Unpack(nn.Cell):
         self.blocks = storage.blocks(shape)
         bytes_ = np.arange(256)
         self.high, self.low = Tensor(bytes_ >> 4, ms.int32), Tensor(bytes_ & 15, ms.int32)
-        self.gather, self.cast, self.join = ops.Gather(), ops.Cast(), ops.Concat(0)
+        self.gather, self.cast, self.join, self.tile = ops.Gather(), ops.Cast(), ops.Concat(0), ops.Tile()
 
     def construct(self, parts):
         if self.kind == "int8":
-            return self.cast(parts[0], ms.float32) * parts[1].reshape(-1, 1) * float(codec.INT8_STEP)
+            wide = self.tile(parts[1].reshape(-1, 1), (1, self.shape[1]))
+            return self.cast(parts[0], ms.float32) * wide * float(codec.INT8_STEP)
         pairs = ops.stack((self.gather(parts[2], self.high, 0), self.gather(parts[2], self.low, 0)), -1)  # (256, 2)
         values = self.gather(pairs, self.cast(parts[0].reshape(-1), ms.int32), 0).reshape(-1)
         factors = parts[1]
         if self.double:
             factors = self.gather(parts[4], self.cast(factors, ms.int32), 0)
-            nested = parts[3].reshape(-1, 1)
-            nested = ops.broadcast_to(nested, (nested.shape[0], NESTED_BLOCK)).reshape(-1)[: self.blocks]
-            factors = factors * nested + parts[5]
+            nested = self.tile(parts[3].reshape(-1, 1), (1, NESTED_BLOCK)).reshape(-1)
+            factors = factors * self.first(nested, self.blocks) + parts[5]
         missing = self.blocks * self.block - values.shape[0]  # of the last block
         if missing > 0:
             values = self.join((values, ops.zeros((missing,), ms.float32)))
-        elif missing < 0:  # half a byte
-            values = values[: self.blocks * self.block]
+        values = self.first(values, self.blocks * self.block)  # the last byte may be half full
         values = values.reshape(self.blocks, self.block)
         if self.zeros:
-            values = values + (8.0 - self.cast(parts[3], ms.float32)).reshape(-1, 1)
-        values = (values * factors.reshape(-1, 1)).reshape(-1)
-        return values[: self.count].reshape(self.shape)
+            values = values + self.tile((8.0 - self.cast(parts[3], ms.float32)).reshape(-1, 1), (1, self.block))
+        values = (values * self.tile(factors.reshape(-1, 1), (1, self.block))).reshape(-1)
+        return self.first(values, self.count).reshape(self.shape)
+
+    def first(self, values, count):
+        """The first elements of a vector; of as many no slice, which would take longer than all the rest."""
+        return values if values.shape[0] == count else values[:count]
 
 
 class PackedProduct(nn.Cell):
