@@ -37,7 +37,9 @@ from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.reading import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, nearest
+from model_zoo.quantization import Storage
 from model_zoo.quantization.cells import quantized_cells
+from model_zoo.quantization.files import projections
 
 log = logging.getLogger("pet")
 
@@ -101,13 +103,26 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
 def base_facts(model: nn.Cell) -> dict[str, str]:
     """What an adapter's file says of its base: fingerprint and, where weights are packed, in which form."""
     facts = {FINGERPRINT: known_fingerprint(model)} if knows(model) else {}
-    forms = forms_of(model)
-    return {**facts, QUANTIZATION: forms} if forms else facts
+    form = form_of(model)
+    return {**facts, QUANTIZATION: form} if form else facts
 
 
-def forms_of(model: nn.Cell) -> str:
-    """The forms of a model's packed weights, as a text; empty where there are none."""
-    return "; ".join(sorted({str(cell.storage) for cell in quantized_cells(model).values()}))
+def form_of(model: nn.Cell) -> str:
+    """The form of a model's packed weights as the JSON of a `Quantization`; empty where there are none."""
+    cells = quantized_cells(model)
+    if not cells:
+        return ""
+    storage = next(iter(cells.values())).storage
+    skip = projections(model.config, cells) if knows(model) else []
+    return json.dumps({"type": storage.kind, "block": storage.block, "double": storage.double, "skip": skip})
+
+
+def shown_form(text: str | None) -> str:
+    """What `form_of` gives, for people."""
+    if not text:
+        return "16 or 32 bits"
+    values = json.loads(text)
+    return str(Storage(values["type"], values["block"], values["double"]))
 
 
 def known_fingerprint(model: nn.Cell) -> str:
@@ -258,10 +273,9 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
         return
     with state.disabled():
         found = known_fingerprint(model)
-    made_on, here = metadata.get(QUANTIZATION, ""), forms_of(model)
+    made_on, here = (shown_form(one) for one in (metadata.get(QUANTIZATION), form_of(model)))
     if same_base(found, expected) and made_on != here:
-        wide = "16 or 32 bits"
-        log.info("%s: made on weights in %s; this model's are in %s", directory, made_on or wide, here or wide)
+        log.info("%s: made on weights in %s; this model's are in %s", directory, made_on, here)
     if not same_base(found, expected):
         message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
         if strict:

@@ -22,6 +22,7 @@ from adapters.peft_config import (
     IA3_KEYS,
     LORA_KEYS,
     PREFIX,
+    QUANTIZATION,
     TOKENS_KEYS,
     WEIGHTS,
     adapts,
@@ -38,6 +39,7 @@ from adapters.settings import IA3, SETTINGS, BitFit, LoRA
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
+from model_zoo.quantization import Quantization
 
 # why a kind of adapter is no part of any weight
 UNMERGEABLE = {cls.peft_type: cls.unmergeable for cls in SETTINGS if cls.unmergeable}
@@ -106,6 +108,12 @@ class StoredAdapter:
     def fingerprint(self) -> str | None:
         """The fingerprint of the base that this was trained on, where its writer recorded one."""
         return self.file.metadata.get(FINGERPRINT)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """In which form this was trained on the base, where that was packed."""
+        text = self.file.metadata.get(QUANTIZATION)
+        return Quantization.read(text) if text else None
 
     def changes(
         self,

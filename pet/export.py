@@ -33,6 +33,9 @@ from model_zoo.checkpoint.saving import (
 )
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from model_zoo.quantization.dequantized import Dequantized
+from model_zoo.quantization.files import SECTION
 
 
 @dataclasses.dataclass
@@ -71,6 +74,7 @@ def merge_checkpoint(
     weights: Sequence[float] | None = None,
     strict: bool = True,
     max_shard_size: int | str = MAX_SHARD_SIZE,
+    dequantize: bool = False,
 ) -> ExportReport:
     """Merges adapters into a base checkpoint and writes the result as a checkpoint of its own.
 
@@ -83,6 +87,8 @@ def merge_checkpoint(
         weights: a factor for each adapter's ΔW; all 1 by default.
         strict: refuse an adapter that was made on another base (by its fingerprint, where it has one).
         max_shard_size: bytes per weight file, as a number or as ``"5GB"``.
+        dequantize: merge into the numbers that the adapter was trained on, where these were packed in 8 or 4 bits,
+            instead of the unquantised base's. They are written in float32 unless `dtype` says otherwise.
 
     Raises:
         InputError: no such directory, files that are corrupt, an adapter of another shape or base, a method that
@@ -95,17 +101,25 @@ def merge_checkpoint(
     _refuse_overwriting(output, [base, *directories])
     with ExitStack() as stack:
         config = read_config(base)
-        checkpoint = stack.enter_context(open_checkpoint(base))
+        checkpoint = opened = stack.enter_context(open_checkpoint(base))
         adapters = []
         for directory in directories:
             adapters.append(StoredAdapter(directory))
             stack.callback(adapters[-1].close)
-        merge = _Merge(config, checkpoint, target, safe)
+        if dequantize:
+            target = target or "float32"
+            checkpoint = Dequantized(checkpoint, config_of(config), _trained_on(adapters, checkpoint))
+        elif checkpoint.packed:
+            raise InputError(
+                f"{base}: is in 8 or 4 bits; give the unquantised base, or merge into the dequantised numbers with "
+                "dequantize (--dequantize)"
+            )
+        merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
         # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
         for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
             merge.add(one, factor)
         if strict:
-            _check_bases(config, checkpoint, adapters)
+            _check_bases(config, opened, adapters)
         return merge.write(Path(output), limit)
 
 
@@ -127,6 +141,17 @@ def _refuse_overwriting(output: str | Path, inputs: Iterable[str | Path]) -> Non
     for given in inputs:
         if Path(given).resolve() == Path(output).resolve():
             raise InputError(f"{output}: is an input of the merge; give another directory for the result")
+
+
+def _trained_on(adapters: Sequence[StoredAdapter], checkpoint: Checkpoint) -> Quantization | None:
+    """The form that adapters were trained on; None where the checkpoint is packed itself."""
+    if checkpoint.packed:
+        return None
+    forms = {one.quantization for one in adapters}
+    if len(forms) > 1 or None in forms:
+        names = ", ".join(str(one.directory) for one in adapters)
+        raise InputError(f"dequantize: {names} {'were' if len(adapters) > 1 else 'was'} not trained on one packed base")
+    return forms.pop()
 
 
 def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[StoredAdapter]) -> None:
@@ -236,6 +261,7 @@ class _Merge:
             names += sorted(
                 (name for name in file.tensors if name in self.checkpoint), key=lambda n: file.info(n).start
             )
+        names += [name for name in self.checkpoint.packed if name not in names]
         return names + ([head] if head is not None and head not in names else [])
 
     def _merged(self, name: str, dtype: str, report: ExportReport) -> np.ndarray:

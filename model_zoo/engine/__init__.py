@@ -36,7 +36,7 @@ from model_zoo.engine.cells import available, precision_suffix
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
-from model_zoo.engine.packing import packing_kernels
+from model_zoo.engine.packing import packing_kernels, unpacking
 from model_zoo.engine.plain import Rounded
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
@@ -66,6 +66,7 @@ __all__ = [
     "sum_of_squares",
     "token_attention",
     "token_cross_entropy",
+    "unpacking",
     "uses_kernel",
 ]
 
@@ -98,6 +99,8 @@ def set_kernels(model: nn.Cell, fast: bool) -> None:
     """Chooses the kernels for compiled graphs (True) or plain operators (False) in every cell that has both."""
     for _, cell in list(model.cells_and_names()):
         swap_products(cell, fast and available())
+        if hasattr(cell, "choose_kernel"):
+            cell.choose_kernel(fast and available())
         if "operation" in vars(cell):
             cell.fast = fast
             if fast:

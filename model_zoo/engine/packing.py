@@ -6,7 +6,9 @@ import ctypes
 import functools
 from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
+from mindspore import ops
 
 from model_zoo.engine.build import NoCompiler, library
 
@@ -64,3 +66,15 @@ def dequantize_rows(codes, most):
     out = np.empty(codes.shape, np.float32)
     call("dequantize_rows", codes, most, len(codes), codes.shape[1], out)
     return out
+
+
+def unpacking(name: str, shape: tuple[int, int]):
+    """The C function ``unpack_codes`` or ``unpack_rows`` as an operator that gives a matrix of this shape."""
+
+    def shapes(*given):
+        return list(shape)
+
+    def dtypes(*given):
+        return ms.float32
+
+    return ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")

@@ -3,7 +3,7 @@
 storage.py      the forms (int8, nf4, fp4, int4) and their arrays    codes.py     the values of 4-bit codes
 codec.py        float32 to codes and back                            cells.py     the projection, its plain path
 plan.py         which matrices of a model                            loading.py   packing and filling them
-files.py        bitsandbytes', GPTQ's and AWQ's tensors
+files.py        bitsandbytes', GPTQ's and AWQ's tensors              dequantized.py   what packing leaves of a base
 """
 
 from model_zoo.quantization.plan import Quantization

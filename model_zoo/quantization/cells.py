@@ -14,6 +14,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from model_zoo.engine import unpacking
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear
 from model_zoo.quantization import codec
@@ -42,9 +43,20 @@ class Unpack(nn.Cell):
         self.blocks = storage.blocks(shape)
         bytes_ = np.arange(256)
         self.high, self.low = Tensor(bytes_ >> 4, ms.int32), Tensor(bytes_ & 15, ms.int32)
+        self.fast, self.kernel = False, None
+        settings = np.array([storage.block, storage.double, storage.zeros], np.int32)
+        self.settings = () if storage.kind == "int8" else (Tensor(settings),)
         self.gather, self.cast, self.join, self.tile = ops.Gather(), ops.Cast(), ops.Concat(0), ops.Tile()
 
+    def choose_kernel(self, native: bool) -> None:
+        """Lets compiled graphs unpack by one operator in C, or by MindSpore's again."""
+        self.fast = native
+        if native and self.kernel is None:
+            self.kernel = unpacking("unpack_rows" if self.kind == "int8" else "unpack_codes", self.shape)
+
     def construct(self, parts):
+        if self.fast:
+            return self.kernel(parts[0], *self.settings, *parts[1:])
         if self.kind == "int8":
             wide = self.tile(parts[1].reshape(-1, 1), (1, self.shape[1]))
             return self.cast(parts[0], ms.float32) * wide * float(codec.INT8_STEP)

@@ -6,10 +6,11 @@ where there is no compiler. Both work on the matrix as one row-major vector, a p
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +27,9 @@ INT8_STEP = np.float32(7.874015718698502e-3)
 
 AT_ONCE = 1 << 22
 """Elements that are wide at a time, so that a matrix of any size is quantised in 16 MB."""
+
+LEAST_BLOCK = 8
+"""The smallest blocks that a part of a matrix may have: below, its factors take more than its codes."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -268,3 +272,68 @@ def in_order(rows) -> np.ndarray:
     for row in rows:
         total += row
     return total
+
+
+# Parts of a matrix ----------------------------------------------------------------------------------------------------
+
+
+def take(
+    storage: Storage, parts: Mapping[str, np.ndarray], shape: tuple[int, int], axis: int, ranges: Sequence[slice]
+) -> tuple[Storage, Arrays]:
+    """Some rows or columns of a packed matrix, one range after the other, with the same numbers to the bit.
+
+    Where a range cuts blocks these become smaller; factors of factors are multiplied out, since they run on across the
+    cuts. So a part takes a few more bits per weight than the whole.
+
+    Args:
+        axis: 0 for rows, 1 for columns.
+
+    Raises:
+        InputError: blocks would be cut into pieces of less than `LEAST_BLOCK`.
+    """
+    if storage.kind == "int8":
+        rows = np.concatenate([parts["weight"][(slice(None),) * axis + (some,)] for some in ranges], axis)
+        factors = parts["SCB"] if axis else np.concatenate([parts["SCB"][some] for some in ranges])
+        return storage, {"weight": rows, "SCB": factors}
+    form = part_storage(storage, shape, axis, ranges)
+    height, width = shape
+    codes = parts["weight"].reshape(-1)
+    table = np.empty((codes.size, 2), np.uint8)
+    table[:, 0], table[:, 1] = codes >> 4, codes & 15
+    table = table.reshape(-1)[: height * width].reshape(shape)
+    taken = np.concatenate([table[(slice(None),) * axis + (some,)] for some in ranges], axis)
+    flat = np.zeros(taken.size + taken.size % 2, np.uint8)
+    flat[: taken.size] = taken.reshape(-1)
+    # where each new block begins in the whole
+    starts = [np.arange(*some.indices(height)) * width for some in ranges] if axis == 0 else np.arange(height) * width
+    if axis == 0:
+        first = np.concatenate([np.arange(one[0], one[-1] + width, form.block) for one in starts])
+    else:
+        columns = np.concatenate([np.arange(*some.indices(width))[:: form.block] for some in ranges])
+        first = (starts[:, None] + columns).reshape(-1)
+    block = first // storage.block
+    found = {
+        "weight": (flat[::2] << 4 | flat[1::2]).reshape(-1, 1),
+        "absmax": factors_of(storage, parts)[block],
+        "quant_map": parts["quant_map"].copy(),
+    }
+    if storage.zeros:
+        found["zeros"] = parts["zeros"][block]
+    return form, found
+
+
+def part_storage(storage: Storage, shape: tuple[int, int], axis: int, ranges: Sequence[slice]) -> Storage:
+    """The form of a part; see `take`."""
+    if storage.kind == "int8":
+        return storage
+    width = shape[1]
+    cuts = [edge for some in ranges for edge in some.indices(shape[axis])[:2]]
+    sizes = [edge * width for edge in cuts] if axis == 0 else [width, *cuts]
+    block = math.gcd(storage.block, *sizes)
+    if block < LEAST_BLOCK:
+        kind = "rows" if axis == 0 else "columns"
+        raise InputError(
+            f"its blocks of {storage.block} would be cut into pieces of {block} by a division into {kind} "
+            f"{', '.join(f'{low} … {high - 1}' for low, high in zip(cuts[::2], cuts[1::2], strict=True))}"
+        )
+    return dataclasses.replace(storage, block=block, double=False)

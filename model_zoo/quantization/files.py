@@ -28,6 +28,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 STATE_WIDTH = 31
 """Characters of ``nested_offset`` in a written quant_state, filled up with spaces: its length is known beforehand."""
 
+SECTION = "quantization_config"
+"""Of config.json."""
+
 Read = Callable[[str], np.ndarray]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from model_zoo.configs import Config
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, shown
 from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
 
 
@@ -38,6 +39,19 @@ class Quantization:
                 f"quantization block {self.block!r}: {self.type} has blocks of {', '.join(map(str, allowed))}"
             )
         _ = self.storage
+
+    @classmethod
+    def read(cls, text: str) -> Quantization:
+        """What an adapter's file says of its base, JSON.
+
+        Raises:
+            InputError: it is none.
+        """
+        try:
+            values = json.loads(text)
+            return cls(values["type"], values["block"], values["double"], tuple(values["skip"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"base_quantization {shown(text)} is not understood: {error}") from None
 
     @property
     def storage(self) -> Storage:

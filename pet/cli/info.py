@@ -117,7 +117,7 @@ def adapter_facts(directory: Path) -> Facts:
             facts["stored_mb"] = sum(info.end - info.start for info in infos) / 1e6
             facts["base_fingerprint"] = file.metadata.get("base_fingerprint", "not recorded")
             if "base_quantization" in file.metadata:
-                facts["base_quantization"] = file.metadata["base_quantization"]
+                facts["base_quantization"] = json.loads(file.metadata["base_quantization"])
         finally:
             file.close()
     else:

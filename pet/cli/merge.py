@@ -47,6 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--weights", metavar="W,W", help="a weight for each adapter; default: 1")
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument(
+        "--dequantize",
+        action="store_true",
+        help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
+    )
+    parser.add_argument(
         "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
     )
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
@@ -66,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         weights=factors,
         strict=not options.no_strict,
         max_shard_size=options.max_shard_size,
+        dequantize=options.dequantize,
     )
     print(report)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -152,7 +153,8 @@ def test_an_adapter_says_what_it_was_made_on(fixtures, tmp_path, caplog):
     pet.apply_lora(model, rank=4)
     pet.save_adapter(model, tmp_path / "adapter")
     file = SafetensorsFile(tmp_path / "adapter/adapter_model.safetensors")
-    assert file.metadata["base_quantization"] == "nf4, blocks of 64, double"
+    told = json.loads(file.metadata["base_quantization"])
+    assert told == {"type": "nf4", "block": 64, "double": True, "skip": ["lm_head"]}
     wide = pet.AutoModel.from_pretrained(str(fixtures / "llama_gqa"))
     with caplog.at_level("INFO", "pet"):  # it fits: the fingerprint is that of the same base
         pet.load_adapter(wide, tmp_path / "adapter")

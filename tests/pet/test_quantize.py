@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 import pet
 from model_zoo.checkpoint.reading import Checkpoint, read_config
@@ -102,3 +103,40 @@ def test_the_command(fixtures, tmp_path, capsys):
         assert not (tmp_path / "other").exists()
     with pytest.raises(InputError, match="in 8 or 4 bits already"):
         quantize_checkpoint(tmp_path / "out", tmp_path / "other", KINDS["nf4"])
+
+
+def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path):
+    base, packed = fixtures / "bitsandbytes/base", fixtures / "bitsandbytes/nf4_double"
+    model = pet.AutoModel.from_pretrained(str(base), quantization=KINDS["nf4_double"])
+    pet.apply_lora(model, rank=4, targets="all-linear")
+    for number, parameter in enumerate(pet.trainable_parameters(model)):
+        values = np.random.default_rng(number).standard_normal(parameter.shape).astype(np.float32)
+        parameter.set_data(parameter + Tensor(0.02 * values))
+    pet.save_adapter(model, tmp_path / "adapter")
+    path = "model.layers.1.mlp.up_proj"
+    (module,) = [one for one in model.model.layers[1].mlp.up_proj.cells() if hasattr(one, "lora_A")]
+    change = module.delta(None)
+
+    def merged(base, **settings):
+        assert pet.merge_checkpoint(base, tmp_path / "adapter", tmp_path / "out", **settings).changed == 14
+        assert "quantization_config" not in read_config(tmp_path / "out")
+        with Checkpoint(tmp_path / "out") as checkpoint:
+            return checkpoint.read(f"{path}.weight"), checkpoint.dtype(f"{path}.weight")
+
+    with Checkpoint(base) as wide, Checkpoint(packed) as numbers:
+        plain, trained_on = wide.read(f"{path}.weight"), numbers.read(f"{path}.weight")
+    found, dtype = merged(base)
+    assert dtype == "bfloat16" and np.abs(found - (plain + change)).max() < 2e-3
+    found, dtype = merged(base, dequantize=True)
+    assert dtype == "float32" and np.array_equal(found, (trained_on + change).astype(np.float32))
+    with pytest.raises(InputError, match="made on another base"):  # the packed files' numbers are others
+        merged(packed, dequantize=True)
+    again, _ = merged(packed, dequantize=True, strict=False)
+    assert np.array_equal(again, found)
+    with pytest.raises(InputError, match="is in 8 or 4 bits; give the unquantised base"):
+        merged(packed)
+    plainly = pet.AutoModel.from_pretrained(str(base))
+    pet.apply_lora(plainly, rank=4)
+    pet.save_adapter(plainly, tmp_path / "plain")
+    with pytest.raises(InputError, match="was not trained on one packed base"):
+        pet.merge_checkpoint(base, tmp_path / "plain", tmp_path / "other", dequantize=True)

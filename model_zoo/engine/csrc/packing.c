@@ -176,3 +176,41 @@ void dequantize_rows(const int8_t *codes, const float *most, int64_t count, int6
     struct rows of = {.width = width, .codes = (int8_t *)codes, .most = (float *)most, .out = out};
     pet_parallel(dequantize_rows_some, &of, count, 16384 / (width + 1) + 1);
 }
+
+struct nested {
+    const uint8_t *codes;
+    const float *factors, *map, *offset;
+    float *out;
+};
+
+static void multiply_nested(void *arguments, int64_t first, int64_t last) {
+    const struct nested *of = arguments;
+    for (int64_t i = first; i < last; i++) of->out[i] = of->map[of->codes[i]] * of->factors[i / 256] + of->offset[0];
+}
+
+/* packed codes; block, whether factors are nested, whether there are zeros; factors; map; where nested their factors, map
+ * and offset; zeros → the matrix */
+PET_KERNEL(unpack_codes) {
+    const int32_t *settings = params[1];
+    float *out = params[count - 1], *factors = params[2];
+    struct packed of = {.codes = params[0], .map = params[3], .block = settings[0], .out = out, .size = 1};
+    for (int axis = 0; axis < ndims[count - 1]; axis++) of.size *= shapes[count - 1][axis];
+    int64_t blocks = (of.size + of.block - 1) / of.block;
+    if (settings[1]) {
+        factors = pet_scratch(0, blocks * 4);
+        if (!factors) return 1;
+        struct nested nested = {params[2], params[4], params[5], params[6], factors};
+        pet_parallel(multiply_nested, &nested, blocks, 16384);
+    }
+    of.factors = factors;
+    of.zeros = settings[2] ? params[count - 2] : NULL;
+    pet_parallel(dequantize_some, &of, blocks, 16384 / of.block + 1);
+    return 0;
+}
+
+/* int8 codes (rows, width); the largest absolute value of each row → the matrix */
+PET_KERNEL(unpack_rows) {
+    struct rows of = {.codes = params[0], .width = shapes[0][1], .most = params[1], .out = params[2]};
+    pet_parallel(dequantize_rows_some, &of, shapes[0][0], 16384 / (of.width + 1) + 1);
+    return 0;
+}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear
 from model_zoo.quantization import Storage, codec
@@ -35,14 +36,15 @@ class Squares(nn.Cell):
         return (y * y).sum(), y, self.cell.matrix()
 
 
-@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "eager"])
+@pytest.mark.parametrize("way", ["graph", "eager", "kernels"])
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
-def test_the_plain_path_is_that_of_the_unpacked_matrix(storage, mode):
+def test_the_plain_path_is_that_of_the_unpacked_matrix(storage, way):
     before = ms.get_context("mode")
     try:
-        ms.set_context(mode=mode)
+        ms.set_context(mode=ms.PYNATIVE_MODE if way == "eager" else ms.GRAPH_MODE)
         for shape in [(40, 96), (33, 64), (5, 32)]:
             cell = packed(storage, shape)
+            set_kernels(cell, way == "kernels")
             matrix = cell.dequantized()
             x = np.random.default_rng(1).standard_normal((5, shape[1])).astype(np.float32)
             (_, y, unpacked), gradient = ms.value_and_grad(Squares(cell), 0, has_aux=True)(Tensor(x))

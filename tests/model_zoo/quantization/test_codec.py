@@ -172,3 +172,35 @@ def test_maps_ascend():
     for kind in codes.MAPS:
         bounds, order = codes.boundaries(kind)
         assert (np.diff(bounds) >= 0).all() and sorted(order) == list(range(16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "ranges"),
+    [
+        ((64, 128), 0, [slice(0, 32)]),
+        ((64, 128), 0, [slice(16, 32), slice(48, 64)]),
+        ((64, 128), 1, [slice(64, 128)]),
+        ((64, 96), 1, [slice(48, 96)]),
+        ((64, 96), 0, [slice(3, 7)]),
+        ((5, 208), 1, [slice(0, 16), slice(104, 120)]),
+    ],
+    ids=str,
+)
+def test_a_part_has_the_numbers_of_the_whole(shape, axis, ranges):
+    values = matrix(shape)
+    for storage in (Storage("nf4"), Storage("fp4", 64, True), Storage("int8"), Storage("int4", 32)):
+        if storage.why_not(shape):
+            continue
+        parts = codec.quantize(storage, shape, lambda rows, values=values: values[rows])
+        form, taken = codec.take(storage, parts, shape, axis, ranges)
+        right = np.concatenate(
+            [np.take(codec.dequantize(storage, parts, shape), range(*one.indices(9999)), axis) for one in ranges], axis
+        )
+        expected = form.parts(right.shape)
+        assert {part: (str(array.dtype), array.shape) for part, array in taken.items()} == expected
+        same(codec.dequantize(form, taken, right.shape), right)
+    whole = Storage("nf4")
+    with pytest.raises(
+        InputError, match="blocks of 64 would be cut into pieces of 4 by a division into columns 0 … 51"
+    ):
+        codec.part_storage(whole, (8, 104), 1, [slice(0, 52)])

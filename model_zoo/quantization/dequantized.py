@@ -1,0 +1,58 @@
+"""A checkpoint as a model that packs it while loading has it. Without MindSpore."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model_zoo.checkpoint.dtypes import convert
+from model_zoo.configs import Config
+from model_zoo.quantization import codec
+from model_zoo.quantization.files import quantize_stored
+from model_zoo.quantization.plan import Quantization
+
+
+class Dequantized:
+    """A checkpoint whose projections are what quantising them leaves of them; of a packed one, itself.
+
+    Args:
+        checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
+        config: the model's.
+        quantization: the form; None for a packed checkpoint.
+    """
+
+    def __init__(self, checkpoint, config: Config, quantization: Quantization | None):
+        self.checkpoint, self.cells = checkpoint, config.cells()
+        self.quantization = quantization
+        self.places = quantization.places(config) if quantization is not None else {}
+
+    def __getattr__(self, name: str):
+        return getattr(self.checkpoint, name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.checkpoint
+
+    def info(self, name: str):
+        info = self.checkpoint.info(name)
+        return info._replace(dtype="float32") if self.place(name) else info
+
+    def dtype(self, name: str) -> str:
+        return self.info(name).dtype
+
+    def place(self, name: str) -> str | None:
+        """The path of a quantised projection, by its weight's name; files of a headless model lack the first part."""
+        path = name.removesuffix(".weight")
+        return next((one for one in self.places if one == path or one.endswith(f".{path}")), None)
+
+    def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
+        """As `Checkpoint.raw`."""
+        path = self.place(name)
+        if path is None:
+            return self.checkpoint.raw(name, dtype)
+        shape, transposed = self.places[path], self.cells[path].transposed
+        parts = quantize_stored(self.checkpoint, name, self.quantization.storage, shape, transposed)
+        matrix = codec.dequantize(self.quantization.storage, parts, shape)
+        return convert(np.ascontiguousarray(matrix.T) if transposed else matrix, "float32", dtype or "float32")
+
+    def blocks(self, name: str):
+        """As `Checkpoint.blocks`."""
+        return [memoryview(self.raw(name).reshape(-1)).cast("B")] if self.place(name) else self.checkpoint.blocks(name)
