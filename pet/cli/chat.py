@@ -132,7 +132,7 @@ class Conversation:
         if not self.messages:
             raise InputError("there is no question yet")
         if self.session.adapter is None:
-            raise InputError("there is no adapter: the base itself is speaking")
+            raise InputError("there is no adapter: the base itself answers")
         from adapters.apply import disable_adapters
 
         with disable_adapters(self.session.model):
@@ -145,7 +145,7 @@ class Conversation:
 
         known = list_adapters(self.session.model)
         if not name:
-            print(", ".join(f"{one} (speaking)" if one == self.session.adapter else one for one in known) or "none")
+            print(", ".join(f"{one} (active)" if one == self.session.adapter else one for one in known) or "none")
             return
         if name not in known:
             directory = Path(name).expanduser()
@@ -157,7 +157,7 @@ class Conversation:
             load_adapter(self.session.model, directory, name=name)
         set_adapter(self.session.model, name)
         self.session.adapter = name
-        print(f"({name} is speaking)")
+        print(f"(active: {name})")
 
     def command(self, line: str) -> bool:
         """Carry out a line that begins with a slash; False ends the conversation."""
@@ -168,11 +168,13 @@ class Conversation:
             print(HELP)
         elif word == "/reset":
             self.messages = []
+            print("(the conversation begins anew)")
         elif word == "/system":
             import dataclasses
 
             self.session.settings = dataclasses.replace(self.session.settings, system=rest.strip() or None)
             self.messages = []
+            print("(system message set; the conversation begins anew)" if rest.strip() else "(no system message)")
         elif word == "/base":
             self.base()
         elif word == "/adapter":
@@ -197,6 +199,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             line = input("> " if terminal else "").strip()
         except EOFError:
+            if terminal:  # the shell's prompt begins a line
+                print()
             return 0
         except UnicodeDecodeError as error:
             raise not_text(error) from None

@@ -70,7 +70,7 @@ class ChatSession:
         return Encoder(self.tokenizer, self.settings).prompt(row)
 
 
-def _base_of(adapter: Path) -> str:
+def base_of(adapter: Path, option: str = "--model") -> str:
     """The base that an adapter's configuration names.
 
     Raises:
@@ -82,11 +82,11 @@ def _base_of(adapter: Path) -> str:
 
     base = read_adapter_config(adapter, BY_PEFT_TYPE).get("base_model_name_or_path")
     if not base:
-        raise InputError(f"{adapter}: its adapter_config.json names no base; give it by --model")
+        raise InputError(f"{adapter}: its adapter_config.json names no base; give it by {option}")
     try:
         find_model(base)
     except InputError as error:
-        raise InputError(f"{adapter}: its base is not here, give it by --model ({error})") from None
+        raise InputError(f"{adapter}: its base is not here, give it by {option} ({error})") from None
     return str(base)
 
 
@@ -135,7 +135,7 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     if name is None:
         if adapter is None:
             raise InputError("no model: give --model, --adapter or --run")
-        name = _base_of(adapter)
+        name = base_of(adapter)
     generation = _generation(options, recipe.generation if recipe is not None else None)
     from pet.names import find_model
 

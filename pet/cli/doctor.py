@@ -17,6 +17,7 @@ from pet.installation import foreign_adapters
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
     ("pet doctor --quick", "without starting MindSpore"),
+    ("pet doctor --report doctor.txt", "in a file, to attach to a question"),
 ]
 PACKAGES = ("mindspore", "numpy", "safetensors", "tokenizers", "sentencepiece", "pydantic", "pyyaml", "tqdm", "psutil")
 EXTRAS = ("matplotlib", "sacrebleu", "rouge-score")
@@ -198,15 +199,20 @@ def main(arguments: Sequence[str]) -> int:
     """Print every finding; 1 when something is known to be broken."""
     parser = Parser("pet doctor", "What this machine is, and what in it is known not to work together.", EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="do not start MindSpore")
+    parser.add_argument("--report", metavar="FILE", help="write it to a file as well, to attach to a question")
     options = parser.read(arguments)
     checks: list[Callable[[], Iterator[Finding]]] = [machine, packages, environment, bundled]
     if not options.quick:
         checks.append(device)
-    bad = 0
+    bad, lines = 0, []
     for check in checks:
         for kind, what, detail in check():
             bad += kind == "bad"
             mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[kind]
-            print(f"{mark}  {what:<16}{detail}")
-    print(f"\n{bad} known problem{'s' if bad != 1 else ''}." if bad else "\nNothing known stands in the way.")
+            lines.append(f"{mark}  {what:<16}{detail}")
+            print(lines[-1])
+    lines += ["", f"{bad} known problem{'s' if bad != 1 else ''}." if bad else "No known problems."]
+    print("\n".join(lines[-2:]))
+    if options.report:
+        Path(options.report).write_text("\n".join(lines) + "\n", "utf-8")
     return 1 if bad else 0

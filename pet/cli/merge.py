@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
+from pet.cli.chat_session import base_of
 from pet.cli.parser import Parser
 from pet.names import find_model
 
 EXAMPLES = [
+    ("pet merge output/glm_lora/adapter --output plain", "onto the base that the adapter names"),
     ("pet merge output/glm_lora/adapter --base glm_tiny --output merged", "the tuned model as a checkpoint of its own"),
     ("pet merge output/glm_lora/adapter --base glm_tiny --output safe --safe", "nothing, if a weight would become NaN"),
     (
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         EXAMPLES,
     )
     parser.add_argument("adapters", metavar="ADAPTER", nargs="+", help="adapter directories in PEFT's format")
-    parser.add_argument("--base", required=True, help="checkpoint directory, or the name of a bundled tiny base")
+    parser.add_argument("--base", help="checkpoint directory or bundled tiny base; default: the one the adapter names")
     parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
     parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(options.output)
     if output.is_dir() and any(output.iterdir()) and not options.force:
         raise InputError(f"--output {output}: holds something already; give another directory, or --force")
-    factors, base = _factors(options.weights), find_model(options.base)
+    factors, base = _factors(options.weights), find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
     from pet.export import merge_checkpoint
 
     report = merge_checkpoint(

@@ -47,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="of a device at most (default 313)")
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of it that is reached (default 0.4)")
     parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="kept by the runtime (default 2GB)")
-    parser.add_argument("--top", type=int, metavar="N", help="print at most N layouts")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="print the N fastest layouts (default 5)")
+    parser.add_argument("--all", action="store_true", help="print every layout")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.read(arguments)
     from pet.planning.cluster import Cluster, parse_bytes
@@ -63,12 +64,16 @@ def main(arguments: Sequence[str]) -> int:
         options.utilisation,
         parse_bytes(options.reserve, "--reserve", "2GB"),
     )
-    if options.top is not None and options.top < 1:
+    if options.top < 1:
         raise InputError(f"--top is {options.top}; at least 1 was expected")
     found = look(options, cluster)
     from pet.planning.table import as_dict, as_text
 
-    print(json.dumps(as_dict(found), indent=2) if options.json else as_text(found, options.model, options.top))
+    print(
+        json.dumps(as_dict(found), indent=2)
+        if options.json
+        else as_text(found, options.model, None if options.all else options.top)
+    )
     return 0 if found.feasible else 1
 
 

@@ -36,7 +36,9 @@ def _summary(path: Path) -> tuple[str, str, str]:
         inner = sections.get(section)
         return str(inner.get(key, default)) if isinstance(inner, dict) else default
 
-    return text("model", "path", "?"), text("adapter", "method", "lora"), str(sections.get("description") or "")
+    # a configuration is named by its directory
+    model = text("model", "path", "?").removesuffix("/config.json").rpartition("/")[2]
+    return model, text("adapter", "method", "lora"), str(sections.get("description") or "")
 
 
 def _list() -> None:
@@ -47,8 +49,8 @@ def _list() -> None:
     width = max(map(len, found))
     for name, path in found.items():
         model, method, description = _summary(path)
-        head = f"{name:<{width}}  {model:<12}{method:<18}"
-        print(head + textwrap.shorten(description, max(40, 120 - len(head)), placeholder=" …"))
+        head = f"{name:<{width}} {model:<11} {method:<8} "
+        print(head + textwrap.shorten(description, 100 - len(head), placeholder=" …"))
     print("\npet recipes show NAME, pet recipes copy NAME [DEST], pet finetune NAME")
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import Any
 
 from pet.planning.search import PARTS, Candidate, Plan
 
-TITLES = ["data", "tensor", "pipeline", "ZeRO-1", "rows", "pieces", *PARTS, "total", "sent", "bubble", "step"]
-MEANING = (
-    "rows: of one forward pass on a replica; pieces: forward passes of a replica in a step; memory in GB per device, "
-    "of the fullest stage; sent: GB that a device of the busiest stage hands to collectives in a step"
-)
+SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
+TITLES = ["data", "tensor", "pipe", "ZeRO", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
+TITLES += ["total", "sent", "bubble", "step"]
+MEANING = """\
+rows: of one forward pass on a replica; pieces: forward passes of a replica in a step
+weights to total: GB per device, of the fullest stage
+sent: GB that a device of the busiest stage hands to collectives in a step"""
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -40,8 +43,9 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     work, cluster = plan.work, plan.cluster
     method = "every weight" if work.adapter is None else work.adapter.method
     lines = [
-        f"{name}: {method}, {work.batch} rows of {work.length} tokens a step, {held_in(work)}, on {cluster.devices} "
-        f"devices of {cluster.memory / 1e9:g} GB ({cluster.reserve / 1e9:g} GB of it kept by the runtime)",
+        f"{name}: {method}, {work.batch} rows of {work.length} tokens a step, {held_in(work)},",
+        f"on {cluster.devices} devices of {cluster.memory / 1e9:g} GB ({cluster.reserve / 1e9:g} GB of it kept by the "
+        "runtime)",
     ]
     shown = plan.feasible[:top]
     if shown:
@@ -52,7 +56,7 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
             lines.append("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
         lines += ["", MEANING]
     if len(shown) < len(plan.feasible):
-        lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit")
+        lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit; --all lists them")
     lines.append("")
     lines += [f"{count} cannot be: {why}" for why, count in plan.refused.most_common()]
     if plan.least is not None:
@@ -89,4 +93,5 @@ def best(one: Candidate, tokens: int) -> list[str]:
         f"{one.saving['received'] / 1e9:,.3f} GB come from others"
     )
     settings = " ".join(f"{key}={str(value).lower()}" for key, value in one.settings().items())
-    return [*lines, f"  in a recipe: {settings}"]
+    shown = textwrap.wrap(f"in a recipe: {settings}", 100, initial_indent="  ", subsequent_indent="    ")
+    return [*lines, *shown]

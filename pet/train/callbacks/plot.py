@@ -19,24 +19,28 @@ INK, FAINT, GRID = "#1f2933", "#9aa5b1", "#e4e7eb"
 TRAIN, EVALUATION, RATE = "#2563eb", "#d9480f", "#0f766e"
 
 
-def _decaying(values: Sequence[float], memory: float) -> list[float]:
-    """An exponential average that starts at the first value, not at zero."""
+def _decaying(values: Sequence[float], memory: float) -> list[tuple[float, float]]:
+    """The exponentially weighted sum up to each value, and the sum of its weights."""
     out, total, weight = [], 0.0, 0.0
     for value in values:
         total, weight = memory * total + value, memory * weight + 1.0
-        out.append(total / weight)
+        out.append((total, weight))
     return out
 
 
 def smoothed(values: Sequence[float], memory: float, logarithmic: bool = False) -> list[float]:
     """An exponential average over both sides, so that the curve does not lag behind what it smooths.
 
+    At an end the side that is there counts with all its weight, so that the last value alone does not bend the curve.
     ``logarithmic`` averages positive values as they lie on such a scale; a steep fall is followed more closely then.
     """
     if logarithmic:
         return [math.exp(value) for value in smoothed([math.log(value) for value in values], memory)]
     before, after = _decaying(values, memory), _decaying(values[::-1], memory)[::-1]
-    return [(left + right) / 2 for left, right in zip(before, after, strict=True)]
+    return [
+        (left + right - value) / (left_weight + right_weight - 1.0)
+        for (left, left_weight), (right, right_weight), value in zip(before, after, values, strict=True)
+    ]
 
 
 def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | None = None) -> None:

@@ -359,8 +359,8 @@ def test_chat_keeps_turns_and_switches(here, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(script)))
     assert main(["chat", "--run", "output/job"]) == 0
     captured = capsys.readouterr()
-    assert "default (speaking)" in captured.out
-    assert "(adapter is speaking)" in captured.out
+    assert "default (active)" in captured.out
+    assert "(active: adapter)" in captured.out
     assert "(nowhere: neither an adapter's name nor a directory" in captured.err
     assert "did you mean '/base'" in captured.err
     assert "(there is no question yet)" in captured.err
