@@ -104,6 +104,9 @@ CASES = {
     "decode-4": Case("decode", "small", 4, 32, (), "128 tokens, greedy, four sequences"),
 }
 
+COMPILED = ("small", "big", "gpt2", "glm4")
+"""Where `torch.compile` is tried: it takes a minute to begin, and the others are like one of these."""
+
 QUICK = ("small", "gpt2", "alpaca", "decode-4")
 """What ``--quick`` measures."""
 

@@ -37,8 +37,8 @@ HERE = Path(__file__).parent
 BUSY = 0.2
 """Above this share of the processor used by others, a case is void: the sides do not suffer alike from neighbours."""
 
-TRIED = 3
-"""Turns of a peer when it is tried; the fastest counts."""
+TRIED = {"train": 3, "packed": 1, "decode": 2}
+"""Turns of a peer when it is tried, by kind of case; the fastest counts."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """The cores that all sides run on: all, or those that `taskset` leaves."""
@@ -123,7 +123,7 @@ class Run:
     def __init__(self, name: str, directory: Path, rounds: int, steps: int, threads: int, quick: bool):
         self.name, self.case, self.directory, self.threads = name, CASES[name], directory, threads
         self.rounds, self.count = rounds, steps if self.case.kind == "train" else 1
-        self.sides = sides_of(self.case, quick)
+        self.sides = sides_of(name, quick)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run([sys.executable, "prepare.py", name, str(directory)], cwd=HERE, check=True, **quiet)
 
@@ -143,7 +143,9 @@ class Run:
             if side.script != OURS:
                 try:
                     worker, _ = self.start(name)
-                    found[name] = min(worker.turn(self.count)["seconds"] for _ in range(TRIED)) / self.count
+                    found[name] = (
+                        min(worker.turn(self.count)["seconds"] for _ in range(TRIED[self.case.kind])) / self.count
+                    )
                     worker.end()
                 except (RuntimeError, BrokenPipeError):
                     print(f"{self.name}: {name} fails", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from cases import Case
+from cases import CASES, COMPILED
 
 OURS, PEER = "mine.py", "peer.py"
 
@@ -51,9 +51,18 @@ SIDES = {
 rows of several documents, which position ids keep apart, as TRL packs."""
 
 
-def sides_of(case: Case, quick: bool) -> dict[str, Side]:
-    """Those that take part in a case."""
-    found = {name: side for name, side in SIDES.items() if case.kind in side.kinds and not (quick and side.slow)}
-    if case.kind == "train" and not case.targets:  # AdamW would lose updates of weights in bfloat16
-        found = {name: side for name, side in found.items() if "weights" not in side.options}
+def sides_of(case: str, quick: bool) -> dict[str, Side]:
+    """Those that take part in a case. ``quick`` leaves out what is slow: padding, where there is packing, too."""
+    what, found = CASES[case], {}
+    for name, side in SIDES.items():
+        options, slow = side.options, side.slow
+        if what.kind == "packed":
+            slow = slow or (side.script == PEER and "packed" not in options)
+        if what.kind not in side.kinds or (quick and slow):
+            continue
+        if "compile" in options and case not in COMPILED:
+            continue
+        if what.kind == "train" and not what.targets and "weights" in options:
+            continue  # AdamW would lose updates of weights in bfloat16
+        found[name] = side
     return found
