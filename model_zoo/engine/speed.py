@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import mindspore as ms
 import numpy as np
 
-from model_zoo.atomic import write_text
+from model_zoo.atomic import locked, write_text
 from model_zoo.engine.build import NoCompiler, library
 
 SIZES = 1024, 2752, 1024
@@ -37,15 +37,18 @@ def no_bf16() -> str:
 def bf16_speedup() -> float:
     """How many times as fast as float32's bfloat16 products are here, on all threads. It is kept in a file beside the
     kernels, so that all processes go by the same."""
-    path = library()
-    kept = path.with_suffix(".speed")
+    kept = library().with_suffix(".speed")
     with suppress(OSError, ValueError):
         return float(kept.read_text())
-    rates = product_rates()
-    found = rates["bf16"] / rates["fp32"]
-    with suppress(OSError):
-        write_text(kept, f"{found:.2f}\n")
-        found = float(kept.read_text())  # another process may have written it meanwhile
+    with ExitStack() as stack:
+        with suppress(OSError):  # a directory that only others may write to
+            stack.enter_context(locked(kept.with_name("lock")))
+        with suppress(OSError, ValueError):  # another process has measured meanwhile
+            return float(kept.read_text())
+        rates = product_rates()
+        found = round(rates["bf16"] / rates["fp32"], 2)
+        with suppress(OSError):
+            write_text(kept, f"{found}\n")
     return found
 
 

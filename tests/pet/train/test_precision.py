@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,15 @@ def test_the_speed_is_measured_once_and_kept_beside_the_kernels(monkeypatch, tmp
     assert speed.bf16_speedup.__wrapped__() == 3.25
     next(tmp_path.glob("native-x.*")).write_text("")  # cut off: measured again
     assert speed.bf16_speedup.__wrapped__() == 1.0
+
+
+def test_processes_that_measure_at_once_go_by_one_result(monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "library", lambda: tmp_path / "native-x.so")
+    rates = iter(range(1, 9))
+    monkeypatch.setattr(speed, "product_rates", lambda: {"fp32": 1.0, "bf16": float(next(rates))})
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: speed.bf16_speedup.__wrapped__(), range(4)))
+    assert found == {1.0} and next(rates) == 2
 
 
 def test_half_precision_is_taken_back(fixtures):
