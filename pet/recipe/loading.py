@@ -198,8 +198,12 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, che
 
 
 def _absolute(expanded: str, base: Path, path: KeyPath, report: Report) -> str:
-    if "\0" in expanded or len(expanded) > 4000 or any(len(part.encode()) > 255 for part in expanded.split("/")):
-        report.add(path, "no file can have this name (too long, or with a NUL character)")
+    try:
+        parts = os.fsencode(expanded).split(b"/")
+    except UnicodeEncodeError:  # half of a surrogate pair
+        parts = [b"\0"]
+    if b"\0" in b"".join(parts) or len(expanded) > 4000 or max(map(len, parts)) > 255:
+        report.add(path, "no file can have this name (too long, or with a NUL character or half of a surrogate pair)")
         return "invalid"
     try:
         return os.path.normpath(base / Path(expanded).expanduser())

@@ -67,6 +67,7 @@ BROKEN_TEXTS = [
     "model: {path: '" + "x" * 5000 + "'}",
     "model: {path: 'a\\0b'}",
     'model: {path: "a\\0b"}',
+    'model: {path: "\\ud800"}',
     "model: {path: 漢字}",
     "1: 2",
     "null: 2",
