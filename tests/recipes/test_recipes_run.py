@@ -31,7 +31,9 @@ KINDS = {  # of methods: which of them are alike in a model
 }
 METHODS = tuple(KINDS)
 MATRIX = [f"{family}_{method}" for family in FAMILIES for method in METHODS]
+QLORA = ("glm_qlora", "llama_qlora")
 REAL_SIZES = ("glm_6b_lora", "glm2_6b_lora", "glm4_9b_lora", "llama_7b_lora", "llama3_8b_lora", "gpt2_lora")
+REAL_SIZES += tuple(f"{size}_qlora" for size in ("glm_6b", "glm4_9b", "llama_7b", "llama3_8b"))
 RUNNABLE = [name for name in bundled_recipes() if name not in REAL_SIZES]
 PREFERENCES = [name for name in RUNNABLE if name.startswith("preferences/")]
 PRETRAINING = [name for name in RUNNABLE if name.startswith("pretrain/")]
@@ -43,7 +45,7 @@ QUICK = [*SMALL, "eval.batch_size=8", "eval.metrics=[loss]", "eval.shown_samples
 
 def test_every_family_has_every_method_and_all_recipes_are_known():
     names = bundled_recipes()
-    known = {*MATRIX, *REAL_SIZES, *PREFERENCES, *(f"pretrain/{base}" for base in bundled_models())}
+    known = {*MATRIX, *REAL_SIZES, *QLORA, *PREFERENCES, *(f"pretrain/{base}" for base in bundled_models())}
     assert set(names) == known, "all of them run here"
     assert {"preferences/llama_dpo", "preferences/glm_dpo", "preferences/llama_orpo"} <= set(PREFERENCES)
     for name in MATRIX:
@@ -112,15 +114,15 @@ def run(name: str, home: Path, rows: Path, bases: Path) -> tuple[Path, dict]:
 def covers(name: str) -> tuple:
     """Each kind of method on each family, and each method on one."""
     family, _, method = name.rpartition("_")
-    return method, (family, KINDS[method])
+    return method, (family, KINDS.get(method, method))
 
 
 @pytest.mark.slow
 @pytest.mark.cover(by=covers)
-@pytest.mark.parametrize("name", ["glm_lora", *(name for name in MATRIX if name != "glm_lora")])
+@pytest.mark.parametrize("name", ["glm_lora", *(name for name in MATRIX if name != "glm_lora"), "glm_qlora"])
 def test_two_steps(name, few_rows, first_layers, tmp_path):
     directory, summary = run(name, tmp_path, few_rows, first_layers)
-    assert summary["steps"] == 2 and summary["method"] == name.rpartition("_")[2]
+    assert summary["steps"] == 2 and summary["method"] == name.rpartition("_")[2].replace("qlora", "lora")
     assert 0 < summary["trainable"] < 0.25 * summary["total"]
     assert math.isfinite(summary["after"]["loss"]) and summary["after"]["loss"] != summary["before"]["loss"]
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -186,7 +188,7 @@ def test_a_real_size_is_valid_beside_its_weights(name, tmp_path, monkeypatch):
     from model_zoo.presets import preset
 
     monkeypatch.chdir(tmp_path)
-    size = name.removesuffix("_lora")
+    size = name.rpartition("_")[0]
     with pytest.raises(InputError, match=rf"{name}.yaml:\d+: model.path: .*weights are not bundled: download"):
         load(name)
     for directory in ("downloaded", size):
@@ -211,8 +213,9 @@ def test_what_a_real_size_says_of_its_memory(name):
         adapter,
         batch=recipe.train.batch_size,
         length=recipe.data.max_length,
-        dtype=recipe.model.dtype,
+        dtype=None if recipe.model.quantization.type else recipe.model.dtype,
         recompute=recipe.train.recompute,
+        quantization=recipe.model.quantization.settings(),
     )
     assert f"= {facts.total / 2**30:.1f} GiB;" in text
     assert f"{facts.trainable:,} of {facts.parameters:,} parameters are trained" in text
@@ -221,5 +224,5 @@ def test_what_a_real_size_says_of_its_memory(name):
 def test_the_table_of_measurements_is_of_these_recipes():
     """README.md holds a row or a word that it is not measured for each of them, and nothing else's."""
     text = (bundled_recipes()["glm_lora"].parent / "README.md").read_text("utf-8")
-    for name in MATRIX:
+    for name in (*MATRIX, *QLORA):
         assert f"[`{name}`]({name}.yaml)" in text or f"`{name}`" in text.partition("Not measured yet: ")[2]
