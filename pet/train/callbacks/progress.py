@@ -9,7 +9,7 @@ import threading
 from pet.train.callbacks.base import Callback
 
 # What 80 columns must show comes first; tqdm cuts off the rest.
-FORMAT = "step {n_fmt}/{total_fmt} {bar:6} {desc}{remaining} left | {elapsed} gone{postfix}"
+FORMAT = "step {n_fmt}/{total_fmt} {bar:6} {desc}ETA {remaining} | elapsed {elapsed}{postfix}"
 
 
 def short(number: float) -> str:
@@ -21,7 +21,7 @@ def short(number: float) -> str:
 
 
 class Progress(Callback):
-    """One tqdm line on a terminal; elsewhere a line now and then, each with a newline.
+    """One tqdm line on a terminal or in a notebook; elsewhere a line now and then, each with a newline.
 
     A thread draws it, so that the clock also runs while the model is measured or compiled.
 
@@ -34,16 +34,17 @@ class Progress(Callback):
         self.bar = None
 
     def start(self, trainer) -> None:
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
-        self.terminal = sys.stderr.isatty()
+        notebook = "ipykernel" in sys.modules
+        self.live = notebook or sys.stderr.isatty()
         self.bar = tqdm(
             total=trainer.total_steps,
             initial=trainer.position.step,
             unit="step",
-            dynamic_ncols=self.terminal,
-            file=sys.stderr if self.terminal else open(os.devnull, "w"),  # noqa: SIM115 - closed at the end of the run
-            bar_format=FORMAT,
+            dynamic_ncols=self.live,
+            file=sys.stderr if self.live else open(os.devnull, "w"),  # noqa: SIM115 - closed at the end of the run
+            bar_format=None if notebook else FORMAT,
         )
         evaluated = [line["eval_loss"] for line in trainer.history if "eval_loss" in line]
         self.loss, self.evaluated, self.phase = None, evaluated[-1] if evaluated else None, ""
@@ -53,14 +54,14 @@ class Progress(Callback):
 
     def tick(self, trainer) -> None:
         """Draws the line until the run ends."""
-        while not self.stopped.wait(1.0 if self.terminal else self.every_seconds):
+        while not self.stopped.wait(1.0 if self.live else self.every_seconds):
             self.phase = trainer.phase
             self.draw()
 
     def draw(self) -> None:
         """Writes the line as it is now."""
         self.describe()
-        if self.terminal:
+        if self.live:
             self.bar.refresh()
         else:
             print(str(self.bar), file=sys.stderr, flush=True)
@@ -89,6 +90,6 @@ class Progress(Callback):
             self.phase = ""
             self.draw()
             self.bar.close()
-            if not self.terminal:
+            if not self.live:
                 self.bar.fp.close()
             self.bar = None

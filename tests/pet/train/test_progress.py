@@ -69,7 +69,7 @@ def test_eighty_columns_show_loss_evaluation_and_time_left(screen):
     last = shown.getvalue().rstrip("\n").split("\r")[-1]
     assert len(last) <= 80 and last.startswith("step 6000/12000 ")
     assert "loss 1.2346 | eval 2.3457 | " in last, "the last evaluation stays"
-    assert " | 2:00:00 left | 2:00:00" in last
+    assert " | ETA 2:00:00 | elapsed 2:00:00" in last
 
 
 def test_the_clock_runs_while_the_model_is_measured(screen):
