@@ -1,6 +1,6 @@
 """Loading a base beneath adapters: what these took from the weights, and was not trained since, is taken anew.
 
-Applying and then loading comes to the same as loading and then applying: DoRA's norms, the factors of PiSSA and OLoRA,
+Applying then loading gives the same as loading then applying: DoRA's norms, the factors of PiSSA and OLoRA,
 prompts and trained rows that begin as rows of an embedding, copies of biases and whole cells.
 """
 

@@ -147,7 +147,7 @@ def pipeline(task: str = "text_generation", model=None, tokenizer=None, adapter=
         model, tokenizer, adapter, settings: see `TextGeneration`.
 
     Raises:
-        InputError: an unknown task, no model, or one that cannot be had.
+        InputError: an unknown task, no model, or one that cannot be loaded.
     """
     name = str(task).replace("-", "_")
     if name not in TASKS:

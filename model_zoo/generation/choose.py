@@ -14,7 +14,7 @@ class Choice:
     """How a token is chosen. The order is the usual one: repetition penalty, minimum length, temperature, top-k, top-p.
 
     Args:
-        do_sample: draw at random; otherwise the likeliest.
+        do_sample: sample; default: greedy decoding.
         temperature: divides the logits before the draw.
         top_k: keep the k likeliest.
         top_p: keep the likeliest that together have this probability (Holtzman et al. 2020).

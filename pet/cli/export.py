@@ -1,4 +1,4 @@
-"""``pet export``: the result of a run, or of one of its checkpoints, in a directory to give away."""
+"""``pet export``: the result of a run, or of one of its checkpoints, exported for sharing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_whole(result: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Copy or merge."""
-    parser = Parser("pet export", "Put the result of a run into a directory to give away.", EXAMPLES)
+    parser = Parser("pet export", "Export the result of a run for sharing.", EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run directory")
     parser.add_argument("--output", required=True, metavar="DIR", help="output directory; must be empty or absent")
     parser.add_argument("--best", action="store_true", help="export the best evaluation's step instead of the last")

@@ -178,10 +178,10 @@ def tree_of(translation: Translation) -> dict[str, Any]:
 
 
 def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
-    """The recipe, as YAML text, that another system's job file comes to; and what was ignored, with the reason.
+    """The equivalent recipe of another system's job file, as YAML text; and what was ignored, with the reason.
 
     Raises:
-        InputError: the file is a recipe already, or asks for what cannot be had.
+        InputError: the file is a recipe already, or asks for something unsupported.
     """
     import yaml
 

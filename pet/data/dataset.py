@@ -83,7 +83,7 @@ class Counts:
         empty = f", {self.dropped_empty} dropped for an empty answer" if self.dropped_empty else ""
         return (
             f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
-            f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} dropped for having nothing to learn"
+            f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} without an answer to learn from"
             f"{empty}"
         )
 

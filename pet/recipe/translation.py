@@ -1,4 +1,4 @@
-"""From another system's settings to a recipe's, with a list of what has no meaning here and of what cannot be had."""
+"""From another system's settings to a recipe's, with a list of what has no meaning here and of what is unsupported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ignored:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """A setting that would change the results and cannot be had, unless its value is off or among the harmless ones."""
+    """An unsupported setting that would affect results, unless its value is off or among the harmless ones."""
 
     why: str
     harmless: tuple = (0,)

@@ -38,7 +38,7 @@ class Precision:
 
 
 def choose_precision(asked: str) -> Precision:
-    """What ``train.precision`` comes to on this machine.
+    """The precision that ``train.precision`` means on this machine.
 
     Raises:
         InputError: bf16 is asked for and not there.

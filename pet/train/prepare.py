@@ -281,7 +281,7 @@ def prepare(recipe, distributed) -> Prepared:
     """Everything a training run works with. Nothing is written.
 
     Raises:
-        InputError: whatever of the recipe cannot be had: model, tokenizer, targets, data, packages.
+        InputError: whatever is missing: model, tokenizer, targets, data, packages.
     """
     from pet.train.metrics import check_available
 

@@ -59,7 +59,7 @@ def start(
     Args:
         recipe: a `pet.recipe.Recipe`.
         resume: go on from the last whole checkpoint in the run directory; with none there, start.
-        force: delete another run that lies in the output directory.
+        force: overwrite an existing run in the output directory.
         show: takes the texts for the user.
         callbacks: more of them, besides those of the recipe and the built-in ones.
         objective: what is learnt, in place of the recipe's ``train.objective``.
@@ -69,7 +69,7 @@ def start(
         What summary.json holds.
 
     Raises:
-        InputError: something of the recipe cannot be had. Nothing is written then.
+        InputError: something that the recipe names is missing or unsupported. Nothing is written then.
         RunFailed: the loss is not finite or explodes.
         Interrupted: a signal came; everything is saved.
     """
@@ -360,7 +360,7 @@ def evaluate(
         distributed: sums over processes.
 
     Raises:
-        InputError: no held-out data, or something cannot be had.
+        InputError: no held-out data, or something that the recipe names is missing.
     """
     from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset

@@ -99,7 +99,7 @@ class Schedule:
 
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
-        """From a recipe's ``train`` section and the number of steps that it comes to; a longer warm-up is shortened."""
+        """From a recipe's ``train`` section and its number of steps; a longer warm-up is shortened."""
         warmup = steps_of(train.warmup, total)
         if warmup > total:
             log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)

@@ -1,4 +1,4 @@
-"""What a script asks of ``pet.Trainer`` by MindFormers' names, and the recipe that it comes to."""
+"""What a script asks of ``pet.Trainer`` by MindFormers' names, and the equivalent recipe."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Request:
     # The recipe -------------------------------------------------------------------------------------------------------
 
     def recipe(self, mode: str = "finetune", model: str | None = None):
-        """The recipe that a call comes to.
+        """The equivalent recipe of a call.
 
         Args:
             mode: ``train``, ``finetune`` or ``evaluate``.

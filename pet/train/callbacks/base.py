@@ -1,4 +1,4 @@
-"""What happens beside training: five moments, and everything that wants to be told of them."""
+"""Callbacks: called at five moments of a run."""
 
 from __future__ import annotations
 

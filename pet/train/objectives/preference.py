@@ -248,7 +248,7 @@ def picked_of_logits(token: CausalLM, logits, labels):
 
 
 def picked_of_hidden(model, measured: bool = False) -> Callable | None:
-    """``(hidden (N, H), labels) →`` the same without logits; None where that cannot be had."""
+    """``(hidden (N, H), labels) →`` the same without logits; None where that is unsupported."""
     head = plain_head(model)
     if head is None or (head.weight.requires_grad and not measured):
         return None

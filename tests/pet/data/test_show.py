@@ -21,7 +21,7 @@ def test_tokens_are_marked_by_whether_they_are_learnt(dataset, letters):
     text = describe(data, letters, settings=settings)
     assert "<s>ask\\x1b[31m<a>[[an↵\nswer</s>]]" in text and "\x1b" not in text
     assert "rows.jsonl:1 · 18 tokens, 8 learnt" in text
-    assert "1 samples from 2 rows; 1 cut, 0 dropped as too long, 1 dropped for having nothing to learn" in text
+    assert "1 samples from 2 rows; 1 cut, 0 dropped as too long, 1 without an answer to learn from" in text
     coloured = describe(data, letters, settings=settings, colour=True)
     assert "\x1b[32man↵\nswer</s>\x1b[0m" in coloured and "\x1b[31m" not in coloured and "[[" not in coloured
 
