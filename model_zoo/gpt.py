@@ -9,7 +9,7 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.gpt2 import GPT2Config
-from model_zoo.layers import AttentionCore, GeluTanh, Parts, SplitHeads
+from model_zoo.layers import GELUS, AttentionCore, Parts, SplitHeads
 
 
 class GPT2Attention(nn.Cell):
@@ -22,35 +22,39 @@ class GPT2Attention(nn.Cell):
         self.c_proj = make.layer("attn.c_proj")
         self.parts, self.split = Parts(3), SplitHeads(dims.head_dim)
         self.core = AttentionCore(dims.heads, dims.heads, dims.head_dim)
+        self.drop = None  # `pet.train.base_dropout`
 
     def construct(self, x, start, end, keep):
         query, keys, values = self.parts(self.c_attn(x))  # each (N, width)
         query, keys, values = self.split(query, start), self.split(keys, start), self.split(values, start)
-        return self.c_proj(self.core(query, keys, values, start, end, keep))
+        x = self.c_proj(self.core(query, keys, values, start, end, keep))
+        return x if self.drop is None else self.drop(x)
 
 
 class GPT2MLP(nn.Cell):
-    """Two projections around a tanh-GELU."""
+    """Two projections around a GELU."""
 
-    def __init__(self, make: CellFactory):
+    def __init__(self, make: CellFactory, activation: str):
         super().__init__()
         self.c_fc = make.layer("mlp.c_fc")
-        self.act = GeluTanh()
+        self.act = GELUS[activation]()
         self.c_proj = make.layer("mlp.c_proj")
+        self.drop = None
 
     def construct(self, x):
-        return self.c_proj(self.act(self.c_fc(x)))
+        x = self.c_proj(self.act(self.c_fc(x)))
+        return x if self.drop is None else self.drop(x)
 
 
 class GPT2Block(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream."""
 
-    def __init__(self, dims: Dims, make: CellFactory):
+    def __init__(self, dims: Dims, make: CellFactory, activation: str):
         super().__init__()
         self.ln_1 = make.layer("ln_1")
         self.attn = GPT2Attention(dims, make)
         self.ln_2 = make.layer("ln_2")
-        self.mlp = GPT2MLP(make)
+        self.mlp = GPT2MLP(make, activation)
 
     def construct(self, x, start, end, keep):
         x = x + self.attn(self.ln_1(x), start, end, keep)
@@ -60,17 +64,20 @@ class GPT2Block(nn.Cell):
 class GPT2Model(nn.Cell):
     """Token and position embeddings, layers and the last norm."""
 
-    def __init__(self, dims: Dims, make: CellFactory):
+    def __init__(self, dims: Dims, make: CellFactory, activation: str):
         super().__init__()
         self.wte = make("transformer.wte")
         self.wpe = make("transformer.wpe")
-        self.h = nn.CellList([GPT2Block(dims, make) for _ in range(dims.layers)])
+        self.h = nn.CellList([GPT2Block(dims, make, activation) for _ in range(dims.layers)])
         self.ln_f = make("transformer.ln_f")
+        self.drop = None
 
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape
         positions = ops.zeros_like(start) + position_ids
         x = (self.wte(input_ids) + self.wpe(positions)).reshape(batch * length, -1)
+        if self.drop is not None:
+            x = self.drop(x)
         for layer in self.h:
             x = layer(x, start, end, keep)
         return self.ln_f(x)
@@ -82,7 +89,7 @@ class GPT2LMHeadModel(CausalLM):
     def __init__(self, config: GPT2Config, dtype=ms.float32):
         super().__init__(config)
         make = CellFactory(config, dtype)
-        self.transformer = GPT2Model(config.dims, make)
+        self.transformer = GPT2Model(config.dims, make, config.activation_function)
         self.add_head(make, self.transformer.wte)
         self.finish()
 

@@ -178,6 +178,21 @@ class GeluTanh(nn.Cell):
         return tracer.emit("gelu_tanh", x)
 
 
+class QuickGelu(nn.Cell):
+    """``x·sigmoid(1.702·x)``, MindSpore's fast GELU, as the equal ``silu(1.702·x)/1.702``."""
+
+    def construct(self, x):
+        return x * ops.sigmoid(1.702 * x)
+
+    def trace(self, tracer, x):
+        wide = tracer.emit("silu", tracer.emit("scale", x, factor=1.702))
+        return tracer.emit("scale", wide, factor=1 / 1.702)
+
+
+GELUS = {"gelu_new": GeluTanh, "gelu_pytorch_tanh": GeluTanh, "quick_gelu": QuickGelu}
+"""By their names in a config.json."""
+
+
 class SwiGLU(nn.Cell):
     """``silu(gate)·up`` (Shazeer 2020)."""
 
@@ -252,6 +267,7 @@ class AttentionCore(nn.Cell):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.scale = head_dim**-0.5
         self.cache = None
+        self.drop = None  # of the weights, while training
         self.causal = causal
         uses_kernel(self, "attention", causal=causal)
         self.scores = ops.BatchMatMul(transpose_b=True)
@@ -278,6 +294,8 @@ class AttentionCore(nn.Cell):
         return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)
 
     def trace(self, tracer, query, keys, values, start, end, keep):
+        if self.drop is not None and self.training:
+            tracer.refuse(type(self))
         return tracer.attention(query, keys, values, precision_suffix(self.scores))
 
     def attend_token(self, query, keys, values, end, keep):
@@ -291,7 +309,8 @@ class AttentionCore(nn.Cell):
         batch, _, length, _ = query.shape
         total = keys.shape[2]
         whole = self.cache is None or self.cache.prefilling  # whether these are all keys, and no more
-        if self.fast and whole and query.dtype == ms.float32:
+        dropped = self.drop is not None and self.training
+        if self.fast and whole and query.dtype == ms.float32 and not dropped:
             columns = self.columns(start, keep, extra, extra_visible)
             return self.kernel(query, keys, values, start, end, columns)
         groups = self.heads // self.kv_heads
@@ -306,7 +325,10 @@ class AttentionCore(nn.Cell):
             allowed = ops.concat((before, allowed), -1)
         scores = self.scores(query, keys).astype(ms.float32) * self.scale  # (B, heads, S, K)
         scores = ops.where(allowed.expand_dims(1), scores, MASKED)
-        mixed = self.values(self.softmax(scores).astype(values.dtype), values)  # (B, heads, S, d)
+        weights = self.softmax(scores)
+        if dropped:
+            weights = self.drop(weights)
+        mixed = self.values(weights.astype(values.dtype), values)  # (B, heads, S, d)
         return mixed.transpose(0, 2, 1, 3).reshape(batch * length, self.heads * self.head_dim)
 
     def columns(self, start, keep, extra, extra_visible):

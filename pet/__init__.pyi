@@ -47,13 +47,7 @@ from model_zoo.checkpoint.saving import save_pretrained as save_pretrained
 from model_zoo.errors import InputError as InputError
 from model_zoo.generation.streamers import TextIteratorStreamer as TextIteratorStreamer, TextStreamer as TextStreamer
 from pet.auto import AutoConfig as AutoConfig, AutoModel as AutoModel, AutoTokenizer as AutoTokenizer
-from pet.compat.mindformers.config import GLMConfig as GLMConfig, GPT2Config as GPT2Config, LlamaConfig as LlamaConfig
-from pet.compat.mindformers.context import (
-    ContextConfig as ContextConfig,
-    ParallelContextConfig as ParallelContextConfig,
-    init_context as init_context,
-)
-from pet.compat.mindformers.models import (
+from pet.compat.mindformers.classes import (
     AutoProcessor as AutoProcessor,
     ChatGLMTokenizer as ChatGLMTokenizer,
     GLMChatModel as GLMChatModel,
@@ -62,6 +56,12 @@ from pet.compat.mindformers.models import (
     GPT2Tokenizer as GPT2Tokenizer,
     LlamaForCausalLM as LlamaForCausalLM,
     LlamaTokenizer as LlamaTokenizer,
+)
+from pet.compat.mindformers.config import GLMConfig as GLMConfig, GPT2Config as GPT2Config, LlamaConfig as LlamaConfig
+from pet.compat.mindformers.context import (
+    ContextConfig as ContextConfig,
+    ParallelContextConfig as ParallelContextConfig,
+    init_context as init_context,
 )
 from pet.compat.mindformers.training_arguments import TrainingArguments as TrainingArguments
 from pet.compat.mindspore_trainer import (

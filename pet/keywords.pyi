@@ -33,12 +33,14 @@ class TrainSettings(TypedDict, total=False):
     gamma: float
     reference: Any
     label_smoothing: float
+    base_dropout: Any
     neftune_alpha: float
     r_drop_alpha: float
     seed: int
     log_every: int
     save_every: int | None
     keep_last: int
+    save_prefix: str
     resume: bool
     accept_changes: bool
     profile: bool
@@ -67,6 +69,7 @@ class TrainingArgumentSettings(TypedDict, total=False):
     label_smoothing_factor: Any
     seed: Any
     data_seed: Any
+    num_samples: Any
     save_steps: Any
     save_strategy: Any
     save_total_limit: Any
@@ -97,6 +100,109 @@ class TrainingArgumentSettings(TypedDict, total=False):
     do_predict: Any
     use_parallel: Any
     load_checkpoint: Any
+    data_parallel: Any
+    model_parallel: Any
+    tensor_parallel: Any
+    pipeline_stage: Any
+    pipeline_parallel: Any
+    micro_batch_num: Any
+    micro_size: Any
+    optimizer_shard: Any
+    use_seq_parallel: Any
+    mem_coeff: Any
+    context_parallel: Any
+    expert_parallel: Any
+    vocab_emb_dp: Any
+    gradient_aggregation_group: Any
+    micro_batch_interleave_num: Any
+    train_dataset: Any
+    eval_dataset: Any
+    remote_save_url: Any
+    eval_epochs: Any
+    save_prefix: Any
+    shuffle: Any
+    use_clip_grad: Any
+    lr_end: Any
+    layer_scale: Any
+    lr_scale: Any
+    warmup_lr_init: Any
+    warmup_epochs: Any
+    total_steps: Any
+    expert_num: Any
+    repeat: Any
+    ignore_data_skip: Any
+    data_skip_steps: Any
+    auto_trans_ckpt: Any
+    src_strategy: Any
+    transform_process_num: Any
+    mode: Any
+    use_cpu: Any
+    device_id: Any
+    device_target: Any
+    enable_graph_kernel: Any
+    max_call_depth: Any
+    max_device_memory: Any
+    save_graphs: Any
+    save_graphs_path: Any
+    parallel_mode: Any
+    gradients_mean: Any
+    loss_repeated_mean: Any
+    enable_alltoall: Any
+    full_batch: Any
+    dataset_strategy: Any
+    search_mode: Any
+    gradient_accumulation_shard: Any
+    parallel_optimizer_threshold: Any
+    optimizer_weight_shard_size: Any
+    strategy_ckpt_save_file: Any
+    capacity_factor: Any
+    aux_loss_factor: Any
+    layer_decay: Any
+    num_experts_chosen: Any
+    select_recompute: Any
+    parallel_optimizer_comm_recompute: Any
+    mp_comm_recompute: Any
+    recompute_slice_activation: Any
+    lr_scale_factor: Any
+    dataset_task: Any
+    dataset_type: Any
+    train_dataset_in_columns: Any
+    train_dataset_out_columns: Any
+    eval_dataset_in_columns: Any
+    eval_dataset_out_columns: Any
+    python_multiprocessing: Any
+    numa_enable: Any
+    prefetch_size: Any
+    wrapper_type: Any
+    scale_sense: Any
+    loss_scale_value: Any
+    loss_scale_factor: Any
+    loss_scale_window: Any
+    max_scale_window: Any
+    min_scale_window: Any
+    metric_type: Any
+    save_directory: Any
+    save_seconds: Any
+    keep_checkpoint_per_n_minutes: Any
+    save_on_each_node: Any
+    integrated_save: Any
+    save_network_params: Any
+    async_save: Any
+    save_trainable_params: Any
+    profile_start_step: Any
+    profile_end_step: Any
+    init_start_profile: Any
+    profile_memory: Any
+    profile_communication: Any
+    auto_tune: Any
+    filepath_prefix: Any
+    autotune_per_step: Any
+    hub_strategy: Any
+    hub_token: Any
+    hub_private_repo: Any
+    hub_always_push: Any
+    check_for_nan_in_loss_and_grad: Any
+    calculate_per_token_loss: Any
     sink_mode: Any
     sink_size: Any
     dataloader_num_workers: Any

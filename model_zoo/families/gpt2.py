@@ -77,7 +77,7 @@ class GPT2Config(Config):
         }
 
     def check(self) -> None:
-        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
+        self.require("activation_function", "gelu_new", "gelu_pytorch_tanh", "quick_gelu")
         self.require("scale_attn_weights", True)
         self.require("scale_attn_by_inverse_layer_idx", False)
         self.require("add_cross_attention", False)

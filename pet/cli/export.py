@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from model_zoo.atomic import read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
+from pet.train.checkpoint import checkpoints, path_of
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
@@ -27,13 +27,13 @@ def find_result(run: Path, best: bool, step: int | None) -> Path:
         step = found.get("step")
         if step is None:
             raise InputError(f"{run}: nothing was evaluated along the way, so there is no best step")
-    holder = run if step is None else run / "checkpoints" / f"step-{step:06d}"
+    holder = run if step is None else path_of(run / "checkpoints", step)
     for name in ("adapter", "model"):
         if (holder / name).is_dir():
             return holder / name
     if best and read_json(run / "summary.json").get("steps") == step:
         return find_result(run, False, None)  # the best is the last one
-    there = sorted(path.name for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    there = sorted(path.name for path in checkpoints(run / "checkpoints"))
     raise InputError(f"{holder}: holds neither adapter/ nor model/ (checkpoints: {', '.join(there) or 'none'})")
 
 

@@ -45,7 +45,7 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     overrides += ["train.resume=true"] if options.resume else []
     overrides += ["train.profile=true"] if options.profile else []
     overrides += ["output.force=true"] if options.force else []
-    recipe = load_any(options.recipe, overrides, needs=["data.train"])
+    recipe = load_any(options.recipe, overrides, needs=["data.train"], changes={"run_mode": command})
     from pet.launching.environment import read_job
     from pet.parallel.fits import check_fits
     from pet.run_directory import check

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 from pet.compat.translation import ANY_LAYOUT, COMPILED
 from pet.installation import tolerate_encodings
 
@@ -48,6 +48,10 @@ def boolean(text: str) -> bool:
     if text.lower() not in words:
         raise argparse.ArgumentTypeError(f"expected True or False, not {text!r}")
     return words[text.lower()]
+
+
+str2bool = boolean
+"""As MindFormers calls it."""
 
 
 def add_switch(parser: argparse.ArgumentParser, name: str, meaning: str, default: bool | None = None) -> None:
@@ -107,7 +111,7 @@ def read(
         elif name in WITHOUT_MEANING:
             ignored[name] = WITHOUT_MEANING[name]
         else:
-            problems.append(f"--{name} is not known{nearest(name, own)}")
+            problems.append(f"--{name} is not known{similar(name, own)}")
     if problems:
         raise InputError.collect(problems)
     if ignored:

@@ -35,6 +35,17 @@ def expand(text: str) -> str:
     return _VARIABLE.sub(value, str(text))
 
 
+CACHE = Path("/cache/ma-user-work")
+"""Where ModelArts has room; its images give a container's own disk a few gigabytes."""
+ON_MODELARTS = ("MA_LOG_DIR", "MA_JOB_DIR", "MA_LOCAL_LOG_PATH")
+
+
+def output_directory(given: str) -> str:
+    """A run's directory: in a ModelArts job a relative one lies below `CACHE`, as MindFormers' output does."""
+    inside = any(name in os.environ for name in ON_MODELARTS) and os.access(CACHE.parent, os.W_OK)
+    return str(CACHE / given) if inside and not Path(given).is_absolute() else given
+
+
 class Target:
     """Where files are uploaded to.
 

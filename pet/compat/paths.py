@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pet.lazy import names_of
@@ -33,6 +34,16 @@ class _Modules(MetaPathFinder, Loader):
 
     def exec_module(self, module) -> None:
         module.__getattr__, module.__dir__ = names_of(module.__name__, module.__spec__.loader_state)
+        own = module.__name__.rpartition(".")[2]
+        if any(own in names for names in module.__spec__.loader_state.values()):
+            module.__class__ = _Called
+
+
+class _Called(ModuleType):
+    """A module with a function of its own name: importing it puts it in that name's place in the package."""
+
+    def __call__(self, *arguments, **settings):
+        return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **settings)
 
 
 def modules_of(table: dict[str, Table]) -> dict[str, Table]:

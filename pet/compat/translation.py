@@ -75,7 +75,8 @@ def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, An
     def rule(translation: Translation, name: str, value: Any) -> None:
         word = str(getattr(value, "value", value)).lower()
         if word not in known:
-            translation.refuse(name, f"{value!r} is not supported; known: {', '.join(known)}{similar(word, known)}")
+            close = similar(word, known) or f"; known: {', '.join(dict.fromkeys(known.values()))}"
+            translation.refuse(name, f"{value!r} is not supported{close}")
             return
         translation.put(key, known[word])
 
@@ -126,3 +127,10 @@ def both_betas(index: int) -> Callable[[Translation, str, Any], None]:
 def clip(translation: Translation, name: str, value: Any) -> None:
     """A gradient norm; 0 turns clipping off elsewhere, null does so here."""
     translation.settings["train.clip_norm"] = float(value) or None
+
+
+def final_rate(t: Translation, name: str, value: Any) -> None:
+    """The last learning rate, which a recipe has as a share of the peak."""
+    peak = t.get("train.learning_rate")
+    if peak and t.get("train.schedule") != "constant":
+        t.put("train.final_ratio", min(1.0, float(value) / peak))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,15 @@ def is_mindspore_dataset(data: Any) -> bool:
     return hasattr(data, "create_dict_iterator") and hasattr(data, "get_batch_size")
 
 
+def _alone(data: Any) -> None:
+    """Takes what else is made of the same data set from the record of who reads it: MindSpore reads trees only, and a
+    script may well make training and evaluation data out of one.
+    """
+    for child in getattr(data, "children", ()):
+        child.parent = [weakref.ref(data)]
+        _alone(child)
+
+
 def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
     """The samples of a MindSpore Dataset of token ids, read once into memory.
 
@@ -35,6 +45,7 @@ def from_mindspore(data: Any, max_length: int | None = None) -> TokenDataset:
     Raises:
         InputError: no such column, columns of different shapes, or nothing to learn.
     """
+    _alone(data)
     names = list(data.get_col_names())
     if "input_ids" not in names:
         raise InputError(f"dataset: no column 'input_ids'{nearest('input_ids', names)}")

@@ -60,7 +60,7 @@ class ParallelContext(DistributedContext):
         Mesh(data, tensor, pipeline).check_size(job.size)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
         self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
-        self.data_rank, self.data_size = mesh.replica, data
+        self.data_rank, self.data_size, self.tensor_rank = mesh.replica, data, mesh.shard
         self.shard_optimizer, self.micro_batches = shard_optimizer and data > 1, micro_batches
         self.everybody = collectives.world()
         self.data_group, self.tensor_group, self.pipeline_group = (

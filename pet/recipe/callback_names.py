@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ def _loss(t: Translation, given: dict[str, Any]) -> None:
 def _checkpoint(t: Translation, given: dict[str, Any]) -> None:
     t.put("train.save_every", given.pop("save_checkpoint_steps", None))
     t.put("train.keep_last", given.pop("keep_checkpoint_max", None))
+    t.put("train.save_prefix", re.sub(r"[^\w.-]", "_", given.pop("prefix", None) or "") or None)
 
 
 def _profile(t: Translation, given: dict[str, Any]) -> None:

@@ -118,6 +118,11 @@ class Train(Section):
         "where the run starts from one, else the base.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")
+    base_dropout: dict[Literal["embedding", "hidden", "attention"], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default_factory=dict,
+        description="Dropout of the base's own layers while training, for the GPT family: of the embeddings, of what "
+        "attention and feed-forward give (hidden), and of the attention weights (slower: not in the attention kernel).",
+    )
     neftune_alpha: float = Field(
         0.0, ge=0, description="NEFTune (Jain et al. 2023): noise on the embeddings in training; usually 5."
     )
@@ -133,6 +138,9 @@ class Train(Section):
         None, ge=1, description="Save a resumable checkpoint every N steps. Default: only at the end."
     )
     keep_last: int = Field(2, ge=1, description="Number of most recent checkpoints kept, besides the best.")
+    save_prefix: str = Field(
+        "", pattern=r"^[\w.-]{0,64}$", description="Prefix of the checkpoints' names: PREFIX-step-000020."
+    )
     resume: bool = Field(
         False, description="Resume from the last complete checkpoint in output.dir, bit for bit; the same as --resume."
     )

@@ -35,7 +35,7 @@ from pet.files import UNFINISHED, atomic_directory, sweep, write_json
 
 log = logging.getLogger("pet")
 
-NAME = re.compile(r"step-(\d{6,})")
+NAME = re.compile(r"(?:[\w.-]+-)?step-(\d{6,})")
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 # 1: all weights in weights.safetensors. 2: state.json says in which files they are.
 FORMAT = 2
@@ -62,9 +62,10 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def path_of(directory: str | os.PathLike, step: int) -> Path:
-    """The directory of a step's checkpoint."""
-    return Path(directory) / f"step-{step:06d}"
+def path_of(directory: str | os.PathLike, step: int, prefix: str = "") -> Path:
+    """The directory of a step's checkpoint: the one that is there, or else one whose name begins with the prefix."""
+    there = (path for path in checkpoints(directory) if step_of(path) == step)
+    return next(there, Path(directory) / f"{prefix}{'-' if prefix else ''}step-{step:06d}")
 
 
 def step_of(path: Path) -> int:
@@ -87,6 +88,7 @@ def save(
     optimizer: dict[str, np.ndarray],
     state: dict[str, Any],
     extra: Callable[[Path], str | None] | None = None,
+    prefix: str = "",
 ) -> Path:
     """Writes a checkpoint; after a kill at any moment it is there in full, or not at all.
 
@@ -96,11 +98,12 @@ def save(
         weights, optimizer, state: see `Checkpoint`; the state must be JSON.
         extra: called with the directory, to put more into it. It may return the name of a directory (within) whose
             safetensors files hold weights under the same names; those are not written a second time.
+        prefix: of the directory's name.
 
     Returns:
         The checkpoint's directory.
     """
-    path = path_of(directory, step)
+    path = path_of(directory, step, prefix)
     with atomic_directory(path) as stage:
         place = extra(stage) if extra is not None else None
         holders = sorted((stage / place).glob("*.safetensors")) if place is not None else []

@@ -19,6 +19,7 @@ class DistributedContext:
     Attributes:
         rank, size: this process and how many there are, over the whole job.
         data_rank, data_size: which share of every batch this process reads.
+        tensor_rank: which part of every layer's heads and matrices it has.
         is_main: whether this process writes files and prints.
         divides_model: whether each process has a part of the model only.
         can_generate: whether its part can write texts; one stage of several cannot.
@@ -27,6 +28,7 @@ class DistributedContext:
     rank: int = 0
     size: int = 1
     data_rank: int = 0
+    tensor_rank: int = 0
     data_size: int = 1
     is_main: bool = True
     divides_model: bool = False

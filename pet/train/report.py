@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pet.train.checkpoint import path_of
 from pet.train.evaluate import Answer
 
 WIDTH = 100
@@ -208,7 +209,8 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
         if summary["weights_step"] == best:
             parts.append(f"{text}: {result}/ holds its weights, not those of the last step")
         else:
-            parts.append(f"{text}: checkpoints/step-{best:06d}/{result}; {result}/ is of the last step")
+            place = path_of(trainer.checkpoint_directory, best).name
+            parts.append(f"{text}: checkpoints/{place}/{result}; {result}/ is of the last step")
     compared = comparison(trainer.before, summary["after"])
     if compared:
         parts.append(compared)

@@ -46,7 +46,13 @@ class Saving:
         weights, optimizer, numbers = state.snapshot(self)
         if self.distributed.is_main:
             path = files.save(
-                self.checkpoint_directory, self.position.step, weights, optimizer, numbers, self.save_extra
+                self.checkpoint_directory,
+                self.position.step,
+                weights,
+                optimizer,
+                numbers,
+                self.save_extra,
+                self.settings.save_prefix,
             )
             kept = {self.best.step} if self.best.step is not None else set()
             files.prune(self.checkpoint_directory, self.settings.keep_last, kept)

@@ -14,6 +14,7 @@ from adapters.apply import trainable_parameters
 from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.launching.heartbeat import watched
+from pet.train.base_dropout import attach_dropout
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import out_of_memory, reason
 from pet.train.distributed import DistributedContext
@@ -60,7 +61,7 @@ class Trainer(Measuring, Saving):
     """Trains a model's trainable parameters.
 
     ``pet.Trainer(model, train_data, …)`` is this class. Without ``train_data`` the arguments are MindFormers' (names,
-    paths, datasets), and `pet.compat.mindformers.trainer.Trainer` is made of them, which has the same methods.
+    paths, datasets), and `pet.compat.mindformers.high_level.Trainer` is made of them, which has the same methods.
 
     Args:
         model: a model with an adapter on it, or one whose weights are all trained: what requires a gradient is.
@@ -143,6 +144,7 @@ class Trainer(Measuring, Saving):
         set_precision(model, self.precision.name)
         if self.settings.recompute:
             set_recompute(model)
+        attach_dropout(model, self.settings.base_dropout, self.distributed.tensor_rank)
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
         )

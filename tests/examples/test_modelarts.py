@@ -31,7 +31,7 @@ def test_a_job_with_a_store(base, tmp_path, run, losses):
     assert found == losses(tmp_path / "run")
     assert found[-1] < found[0]
     assert json.loads((store / "summary.json").read_text())["steps"] == len(found)
-    assert (store / "checkpoints/step-000005/state.json").is_file()
+    assert (store / "checkpoints/gpt-step-000005/state.json").is_file()
     dumped = [path.relative_to(tmp_path) for path in (tmp_path / "dump").rglob("*") if path.is_file()]
     assert dumped
     assert [path for path in dumped if not (store / path).is_file()] == []

@@ -119,7 +119,8 @@ runner_config: {{epochs: 2, batch_size: 4}}
 lr_schedule: {{type: CosineWithWarmUpLR, learning_rate: 1.e-2, warmup_steps: 1, total_steps: -1}}
 parallel_config: {{data_parallel: 1, model_parallel: 2, pipeline_stage: 1}}
 use_parallel: True
-model: {{model_config: {{type: GPT2Config, seq_length: 48, pet_config: {{pet_type: lora, lora_rank: 8}}}}}}
+model:
+  model_config: {{type: GPT2Config, seq_length: 48, pet_config: {{pet_type: lora, lora_rank: 8, lora_dropout: 0}}}}
 """
 
 # Each worker joins the job once, and runs one example after another.

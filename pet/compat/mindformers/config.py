@@ -9,7 +9,7 @@ from typing import Any
 from model_zoo.errors import InputError, similar
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
-from pet.compat.mindformers.generation import NAMES as GENERATION
+from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
 from pet.compat.mindformers.presets import bare_name
 from pet.recipe.translation import is_off
 
@@ -65,7 +65,16 @@ GLM_NAMES = {
     "gmask_token_id": "gmask_token_id",
 }
 GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
-RENAMED_VALUES = {("activation_function", "gelu"): "gelu_new"}
+DROPOUTS = {
+    "embedding_dropout_prob": "embedding",
+    "hidden_dropout_rate": "hidden",
+    "attention_dropout_rate": "attention",
+}
+"""GPT-2's, and the places of a recipe's ``train.base_dropout``."""
+RENAMED_VALUES = {
+    ("activation_function", "gelu"): "gelu_new",
+    ("activation_function", "fast_gelu"): "quick_gelu",
+}
 
 
 def unsupported(given: Mapping[str, Any]) -> list[str]:
@@ -92,11 +101,9 @@ def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str
             continue
         if key in fields or key in tokens:
             values[key] = RENAMED_VALUES.get((key, value), value)
-        elif key.endswith("dropout_rate") or key.endswith("_dropout") or key in ("embedding_dropout_prob",):
-            if value:
-                problems.append(
-                    f"{cls.__name__}: {name} {value!r}: the base's own dropout is off in tuning; leave it 0"
-                )
+        elif key.endswith(("dropout_rate", "_dropout", "dropout_prob")):
+            if value and cls is not gpt2.GPT2Config:
+                problems.append(f"{cls.__name__}: {name} {value!r}: only GPT-2's own dropout is honoured; leave it 0")
         elif key not in FIXED and key not in WITHOUT_MEANING and key not in GENERATION and not is_off(value):
             problems.append(f"{cls.__name__} has no {name!r}{similar(name, [*names, *fields])}")
     if problems:
@@ -115,6 +122,7 @@ class _Config:
         # no field: it must not be written to a config.json
         config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
         config.generation = {name: given[name] for name in GENERATION if name in given}
+        config.dropout = {place: given[name] for name, place in DROPOUTS.items() if given.get(name)}
         config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
         return config
 

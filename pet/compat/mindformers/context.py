@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
-log = logging.getLogger("pet")
+log = logger = logging.getLogger("pet")
 
 PARALLEL_MODES = {
     "STAND_ALONE": 0,
@@ -130,3 +131,16 @@ def _first(error: Exception) -> str:
 
 def _present(ms) -> str:
     return ms.get_context("device_target")
+
+
+def get_real_rank() -> int:
+    """This process's number among those of the job."""
+    from pet.launching.environment import read_job
+
+    return read_job().rank
+
+
+def get_last_checkpoint(directory: str) -> str | None:
+    """The newest ``.ckpt`` file in a directory; None where there is none."""
+    found = sorted(Path(directory).glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    return str(found[-1]) if found else None

@@ -12,9 +12,10 @@ from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
-from pet.compat.mindformers.parallel import translate_parallel
+from pet.compat.mindformers.parallel import TABLE as LAYOUT, translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
+from pet.compat.modelarts import output_directory
 from pet.compat.translation import method_of
 from pet.recipe.callback_names import is_named, translate_callbacks
 from pet.recipe.translation import Translation
@@ -73,7 +74,8 @@ class Request:
         self.do_eval = do_eval if do_eval is not None else self.arguments.get("do_eval")
         self.load_checkpoint = load_checkpoint or self.arguments.get("load_checkpoint")
         self.options = dict(options or {})
-        self.layout: dict[str, Any] = {}
+        layout = {name: self.arguments.pop(name) for name in LAYOUT if name in self.arguments}
+        self.layout: dict[str, Any] = layout if self.arguments.get("use_parallel") else {}
         self.recompute: bool | None = None
         if model is None and recipe is None:
             raise InputError("Trainer: model is missing; give a bundled base's name, a checkpoint directory or a cell")
@@ -131,7 +133,7 @@ class Request:
         if self.recompute is not None:
             translation.put("train.recompute", self.recompute)
         if "output.dir" not in translation.settings and self.base_recipe is None:
-            translation.put("output.dir", "output")
+            translation.put("output.dir", output_directory("output"))
         self._put_model(translation, mode, model)
         for name, data in (("train", self.train_dataset), ("eval", self.eval_dataset)):
             if is_path(data):

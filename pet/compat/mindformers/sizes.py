@@ -120,6 +120,9 @@ def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list
         del pairs["vocab_size"]  # of the tokenizer; the matrices have padded_vocab_size
     if section.get("multi_query_attention"):
         pairs["multi_query_group_num"] = there.kv_heads
+    renamed = configurations.RENAMED_VALUES.get(("activation_function", section.get("hidden_act")))
+    if layout == "gpt2" and renamed not in (None, config.get("activation_function", renamed)):
+        pairs["hidden_act"] = config["activation_function"]
     known = {**(config.get("rope_parameters") or {}), **config}
     pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
     return configurations.unsupported(section) + [

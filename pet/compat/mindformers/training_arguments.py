@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
+from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.translation import (
+    ANY_LAYOUT,
     COMPILED,
     OPTIMIZERS,
     SCHEDULES,
@@ -15,12 +17,14 @@ from pet.compat.translation import (
     choice,
     clip,
     elsewhere,
+    final_rate,
     first_of,
     flag,
     number,
     positive,
 )
-from pet.recipe.translation import Ignored, Refused, Translation
+from pet.recipe.callback_names import UPLOAD
+from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,6 +45,23 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
     elif word == "epoch":
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 
+
+# fields of MindFormers' class that say how its engine works, or settings of what is off
+ENGINE = (
+    *("mode", "use_cpu", "device_id", "device_target", "enable_graph_kernel", "max_call_depth", "max_device_memory"),
+    *("save_graphs", "save_graphs_path", "parallel_mode", "gradients_mean", "loss_repeated_mean", "enable_alltoall"),
+    *("full_batch", "dataset_strategy", "search_mode", "gradient_accumulation_shard", "parallel_optimizer_threshold"),
+    *("optimizer_weight_shard_size", "strategy_ckpt_save_file", "capacity_factor", "aux_loss_factor", "layer_decay"),
+    *("num_experts_chosen", "select_recompute", "parallel_optimizer_comm_recompute", "mp_comm_recompute"),
+    *("recompute_slice_activation", "lr_scale_factor", "dataset_task", "dataset_type", "train_dataset_in_columns"),
+    *("train_dataset_out_columns", "eval_dataset_in_columns", "eval_dataset_out_columns", "python_multiprocessing"),
+    *("numa_enable", "prefetch_size", "wrapper_type", "scale_sense", "loss_scale_value", "loss_scale_factor"),
+    *("loss_scale_window", "max_scale_window", "min_scale_window", "metric_type", "save_directory", "save_seconds"),
+    *("keep_checkpoint_per_n_minutes", "save_on_each_node", "integrated_save", "save_network_params", "async_save"),
+    *("save_trainable_params", "profile_start_step", "profile_end_step", "init_start_profile", "profile_memory"),
+    *("profile_communication", "auto_tune", "filepath_prefix", "autotune_per_step", "hub_strategy", "hub_token"),
+    *("hub_private_repo", "hub_always_push", "check_for_nan_in_loss_and_grad", "calculate_per_token_loss"),
+)
 
 TABLE = {
     "output_dir": "output.dir",
@@ -98,6 +119,23 @@ TABLE = {
     "do_predict": Ignored("predict() says it"),
     "use_parallel": elsewhere,
     "load_checkpoint": elsewhere,
+    **dict.fromkeys(PARALLEL, elsewhere),
+    "train_dataset": "data.train",
+    "eval_dataset": "data.eval",
+    "remote_save_url": lambda t, n, v: t.add_callback({"name": UPLOAD, "args": {"url": str(v)}}),
+    "eval_epochs": positive("eval.every_epochs", float),
+    "save_prefix": "train.save_prefix",
+    "shuffle": "data.shuffle",
+    "use_clip_grad": lambda t, n, v: None if v else clip(t, n, 0),
+    "lr_end": final_rate,
+    **{name: Refused("there are no such schedules") for name in ("layer_scale", "lr_scale", "warmup_lr_init")},
+    "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
+    "total_steps": Refused("the schedule ends with the run", harmless=(0, -1)),
+    "expert_num": Refused("there are no expert layers", harmless=(0, 1)),
+    "repeat": Refused("give num_train_epochs", harmless=(0, 1)),
+    **{name: Refused("a resumed run goes on where it was") for name in ("ignore_data_skip", "data_skip_steps")},
+    **dict.fromkeys(("auto_trans_ckpt", "src_strategy", "transform_process_num"), ANY_LAYOUT),
+    **dict.fromkeys(ENGINE, Ignored("nothing of it changes the results")),
     "sink_mode": COMPILED,
     "sink_size": COMPILED,
     "dataloader_num_workers": "data.workers",
@@ -133,16 +171,16 @@ class TrainingArguments:
     """
 
     def __init__(self, output_dir: str | None = None, **settings: Unpack[TrainingArgumentSettings]):
-        unknown = [name for name in settings if name not in TABLE]
+        unknown = [name for name, value in settings.items() if name not in TABLE and not is_off(value)]
         if unknown:
-            raise InputError.collect(f"TrainingArguments has no {name!r}{nearest(name, TABLE)}" for name in unknown)
+            raise InputError.collect(f"TrainingArguments has no {name!r}{similar(name, TABLE)}" for name in unknown)
         self.given = {name: value for name, value in settings.items() if value is not None}
         if output_dir is not None:
             self.given["output_dir"] = output_dir
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in TABLE:
-            raise AttributeError(f"TrainingArguments has no {name!r}{nearest(name, TABLE)}")
+            raise AttributeError(f"TrainingArguments has no {name!r}{similar(name, TABLE)}")
         return self.__dict__.get("given", {}).get(name)
 
     def __repr__(self) -> str:

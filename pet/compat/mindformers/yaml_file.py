@@ -8,11 +8,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
+from pet.compat.mindformers.config import DROPOUTS
 from pet.compat.mindformers.parallel import translate_parallel
+from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
-from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, says_sizes
-from pet.compat.mindformers.targets import targets_of
+from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
+from pet.compat.modelarts import output_directory
 from pet.compat.translation import (
     ANY_LAYOUT,
     COMPILED,
@@ -23,8 +26,8 @@ from pet.compat.translation import (
     choice,
     clip,
     elsewhere,
+    final_rate,
     flag,
-    method_of,
     number,
     positive,
 )
@@ -34,11 +37,10 @@ from pet.recipe.translation import Ignored, Refused, Translation
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
+PROFILER = Ignored("the profiler callback has steps of its own")
 ACCELERATOR = Ignored("nothing of it changes the results")
-WIDTHS = Ignored("the matrices' own widths are taken")
-PREFIX_DROPOUT = Ignored("a prefix has no dropout of its own here")
 TOP = {
-    "output_dir": "output.dir",
+    "output_dir": lambda t, n, v: t.put("output.dir", output_directory(v)),
     "seed": "train.seed",
     "do_eval": elsewhere,
     "eval_step_interval": positive("eval.every_steps"),
@@ -57,13 +59,8 @@ TOP = {
     "filepath_prefix": ACCELERATOR,
     "autotune_per_step": ACCELERATOR,
     "profile": callback("profiler"),
-    **{
-        name: Ignored("the profiler callback has steps of its own")
-        for name in (
-            *("profile_start_step", "profile_stop_step", "init_start_profile", "profile_communication"),
-            *("profile_memory", "profile_rank_ids", "profile_pipeline", "profile_level"),
-        )
-    },
+    "profile*": PROFILER,
+    "init_start_profile": PROFILER,
     "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
     "infer": ACCELERATOR,
     "local_rank": ACCELERATOR,
@@ -91,7 +88,10 @@ RUNNER = {
 }
 
 
-OPTIMIZER_NAMES = {**OPTIMIZERS, "fp32stateadamweightdecay": "adamw", "adamw": "adamw", "pmaadamw": "adamw"}
+OPTIMIZER_NAMES = {
+    **OPTIMIZERS,
+    **dict.fromkeys(("adamweightdecayx", "fp32stateadamweightdecay", "adamw", "pmaadamw"), "adamw"),
+}
 OPTIMIZER = {
     "type": choice("train.optimizer", OPTIMIZER_NAMES),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
@@ -103,51 +103,20 @@ OPTIMIZER = {
 }
 
 
-def _final(t: Translation, name: str, value: Any) -> None:
-    peak = t.get("train.learning_rate")
-    if peak and t.get("train.schedule") != "constant":
-        t.put("train.final_ratio", min(1.0, float(value) / peak))
-
-
 # what MindFormers does where a file says nothing
 OPTIMIZER_DEFAULTS = {"eps": 1e-6}
 SCHEDULE_DEFAULTS = {"warmup_steps": 0}
 POLYNOMIAL_DEFAULTS = {"power": 1.0, "lr_end": 1e-7}
-LORA_DEFAULTS = {"lora_dropout": 0.01}
 SCHEDULE = {
     "type": choice("train.schedule", SCHEDULES),
     "learning_rate": number("train.learning_rate"),
     "warmup_steps": "train.warmup",
     "warmup_ratio": number("train.warmup"),
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
-    "lr_end": _final,
+    "lr_end": final_rate,
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
     "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
-}
-PET = {
-    "pet_type": elsewhere,
-    "in_channels": WIDTHS,
-    "out_channels": WIDTHS,
-    "lora_rank": "adapter.rank",
-    "lora_alpha": number("adapter.alpha"),
-    "lora_dropout": number("adapter.dropout"),
-    "target_modules": elsewhere,  # it depends on the model
-    "prefix_seq_len": "adapter.length",
-    "pre_seq_len": "adapter.length",
-    "prefix_token_num": "adapter.length",
-    "projection": "adapter.projection",
-    "prefix_projection": "adapter.projection",
-    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
-    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
-    "dropout_rate": PREFIX_DROPOUT,
-    "dropout_prob": PREFIX_DROPOUT,
-    "num_virtual_tokens": "adapter.length",
-    "exclude_layers": "adapter.exclude",
-    "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
-    "lora_b_init": Ignored("B starts at zero"),
-    "freeze_include": Refused("the base is frozen; see pet.freeze_modules for more"),
-    "freeze_exclude": Refused("the base is frozen; see pet.freeze_modules for more"),
 }
 
 
@@ -237,24 +206,34 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
         t.put("model.from_scratch", True)
     elif config and base is not None:
         _compare(t, values, base, from_command)
-    if off := dropouts(values):
-        t.ignore("model.model_config", f"{', '.join(off)}: the base's own dropout is off")
+    _dropout(t, values, t.get("model.config") or base)
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
     old = _section(_section(section, "arch"), "pet")  # until 0.6
     pet = _section(config, "pet_config") or {**_section(old, "pet_config"), **_only(old, "pet_type")}
     if pet:
-        method = method_of(pet.get("pet_type"))
-        t.put("adapter.method", method)
-        t.apply({**(LORA_DEFAULTS if method == "lora" else {}), **pet}, PET, "pet_config.")
-        if (targets := pet.get("target_modules")) and (base or preset):
-            base = base or model_config(preset)
-            t.put("adapter.targets", targets_of(t, targets, config.get("type"), base))
+        put_method(t, pet, config.get("type"), base or (model_config(preset) if preset else None))
     elif lora:
         for key, value in lora.items():
             t.put(f"adapter.{key}", value)
     else:
         t.put("adapter.method", "none")
+
+
+def _dropout(t: Translation, values: dict[str, Any], base: Mapping[str, Any] | None) -> None:
+    """Dropout of the base's own layers, which MindFormers' GPT-2 and GLM have."""
+    kind, given = model_section(values).get("type"), dropouts(values)
+    if kind == "GPT2Config":
+        section = model_section(values)
+        rates = {place: section.get(name, 0.1) for name, place in DROPOUTS.items() if DROPOUTS.keys() & section.keys()}
+        if base is not None and layout_of(base) != "gpt2":
+            t.ignore("model.model_config", f"{', '.join(given) or 'dropout'}: the base has no dropout of its own")
+        elif any(rates.values()):
+            t.put("train.base_dropout", {place: float(rate) for place, rate in rates.items() if rate})
+    elif given and kind == "LlamaConfig":
+        t.ignore("model.model_config", f"{', '.join(given)}: LLaMA has no dropout, there as here")
+    elif given:
+        t.refuse("model.model_config", f"{', '.join(given)}: only GPT-2's own dropout is honoured; leave them 0")
 
 
 def _only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:

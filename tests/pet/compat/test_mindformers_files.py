@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from model_zoo.errors import InputError
+from pet.cli.main import main
 from pet.compat.mindformers import Trainer
 from pet.compat.yaml_files import load_any
 
@@ -108,6 +109,12 @@ def test_the_run_mode_of_the_command_beats_that_of_the_file(job, rows):
         Trainer(recipe=job(), train_dataset=rows).recipe("finetune")
 
 
+def test_the_command_says_whether_a_base_is_tuned(job, rows, capsys):
+    """A file to train from random weights has no base to tune; the reason is that, not the file's run_mode."""
+    assert main(["finetune", str(job()), f"data.train={rows}"]) == 2
+    assert "'llama2_7b': is a known size, but its weights are not bundled" in capsys.readouterr().err
+
+
 def test_options_stand_in_the_place_of_the_files_values(job, rows):
     options = {"model.model_config.num_layers": 1, "model.model_config.hidden_size": 64, "runner_config.epochs": 5}
     recipe = Trainer(recipe=job(), train_dataset=rows, options=options).recipe("train")
@@ -144,6 +151,24 @@ def test_the_columns_of_the_loader(job):
     loader = {"type": "ADGenDataLoader", "dataset_dir": "x.json", "origin_columns": ["PROMPT", "ANSWER"], "version": 2}
     recipe = load_any(job(train_dataset__data_loader=loader), ["model.path=llama_tiny"], check_files=False)
     assert recipe.data.columns == {"prompt": "PROMPT", "answer": "ANSWER"}
+
+
+def test_gpt2_has_its_own_dropout_and_activation(job, caplog):
+    sizes = {"type": "GPT2Config", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 300}
+    more = {"seq_length": 32, "hidden_act": "fast_gelu", "hidden_dropout_rate": 0.2}
+    file = job(model__model_config={**sizes, **more}, trainer__model_name="gpt2")
+    recipe = load_any(file, check_files=False)
+    # what the file leaves out is MindFormers' 0.1
+    assert recipe.train.base_dropout == {"embedding": 0.1, "hidden": 0.2, "attention": 0.1}
+    assert recipe.model.config["activation_function"] == "quick_gelu"
+    caplog.set_level(logging.WARNING, "pet")
+    assert load_any(file, ["model.path=gpt_tiny"], check_files=False).train.base_dropout == recipe.train.base_dropout
+    assert "hidden_act: fast_gelu, but the model has gelu_new" in notes(caplog)
+    assert load_any(file, ["model.path=llama_tiny"], check_files=False).train.base_dropout == {}
+    off = dict.fromkeys(("embedding_dropout_prob", "hidden_dropout_rate", "attention_dropout_rate"), 0.0)
+    assert load_any(job(model__model_config={**sizes, **off}), check_files=False).train.base_dropout == {}
+    with pytest.raises(InputError, match="hidden_dropout: only GPT-2's own dropout"):
+        load_any(job(model__model_config={"type": "ChatGLM2Config", "hidden_dropout": 0.1}), check_files=False)
 
 
 @pytest.mark.parametrize(

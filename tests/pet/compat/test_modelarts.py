@@ -9,7 +9,9 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from pet.compat import modelarts
 from pet.compat.modelarts import Target, Upload, expand
+from pet.compat.yaml_files import load_any
 from pet.train.callbacks import Callback
 
 
@@ -109,3 +111,24 @@ def test_a_store_that_fails_does_not_end_the_run(tmp_path, caplog):
     assert "upload to file://" in caplog.text
     with pytest.raises(InputError, match="upload_sequence is 0"):
         Upload(f"file://{tmp_path}", every=0)
+
+
+def test_in_a_job_relative_output_lies_where_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(modelarts, "CACHE", tmp_path / "ma-user-work")
+    assert modelarts.output_directory("./output") == "./output"
+    monkeypatch.setenv("MA_JOB_DIR", "/home/ma-user/modelarts")
+    assert modelarts.output_directory("./output") == str(tmp_path / "ma-user-work/output")
+    assert modelarts.output_directory("/mnt/run") == "/mnt/run"
+    job = tmp_path / "job.yaml"
+    job.write_text("runner_config: {epochs: 1}\nload_checkpoint: gpt_tiny\noutput_dir: ./output\n")
+    assert load_any(job, check_files=False).output.dir == str(tmp_path / "ma-user-work/output")
+    monkeypatch.setattr(modelarts, "CACHE", tmp_path / "no/such/place")
+    assert modelarts.output_directory("./output") == "./output"
+
+
+def test_the_monitors_prefix_names_the_checkpoints(tmp_path):
+    job = tmp_path / "job.yaml"
+    callbacks = "callbacks: [{type: CheckpointMointor, prefix: 'glm2 6b', save_checkpoint_steps: 2}]"
+    job.write_text(f"runner_config: {{epochs: 1}}\nload_checkpoint: gpt_tiny\n{callbacks}\n")
+    recipe = load_any(job, check_files=False)
+    assert (recipe.train.save_prefix, recipe.train.save_every) == ("glm2_6b", 2)

@@ -131,3 +131,15 @@ def test_what_cannot_be_loaded_is_refused():
         list(collated(collate_fn=lambda samples: {"input_ids": [[1, 2]]}).batches(0))
     with pytest.raises(InputError, match="expected files, a MindSpore Dataset or an indexable dataset"):
         make_loader(iter([1]), 2)
+
+
+def test_two_sets_out_of_one(tmp_path):
+    """As a script writes training and evaluation data: both are batches of one data set."""
+    from mindspore.dataset import GeneratorDataset
+
+    rows = [(np.arange(5, 15, dtype=np.int32) + row,) for row in range(8)]
+    whole = GeneratorDataset(rows, column_names=["input_ids"], shuffle=False)
+    train, evaluation = whole.batch(4), whole.batch(2)
+    for data, size in ((train, 4), (evaluation, 2), (train, 4)):
+        assert len(from_mindspore(data)) == 8
+        assert data.get_batch_size() == size

@@ -30,6 +30,15 @@ def test_round_trip_keeps_every_bit(tmp_path):
     assert found.state == {**STATE, "step": 20}
 
 
+def test_a_prefix_of_the_name_changes_nothing_else(tmp_path):
+    write(tmp_path, 3)
+    files.save(tmp_path, 20, WEIGHTS, OPTIMIZER, STATE, prefix="glm2-6b")
+    assert [path.name for path in files.checkpoints(tmp_path)] == ["step-000003", "glm2-6b-step-000020"]
+    assert files.load_last(tmp_path).path == files.path_of(tmp_path, 20) == tmp_path / "glm2-6b-step-000020"
+    files.prune(tmp_path, 1, set())
+    assert [path.name for path in files.checkpoints(tmp_path)] == ["glm2-6b-step-000020"]
+
+
 def test_weights_that_a_model_directory_holds_are_written_once(tmp_path):
     def extra(stage):
         (stage / "model").mkdir()

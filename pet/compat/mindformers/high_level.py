@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import is_ckpt
-from pet.compat.mindformers.generation import give_defaults
+from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.request import Request, is_path
 from pet.compat.results import bring_checkpoint, find_weights
 
@@ -49,7 +49,7 @@ class Trainer(Request):
         if others:
             raise InputError(
                 f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
-                f"them in args={nearest(others[0], ARGUMENTS)}"
+                f"them in args={similar(others[0], ARGUMENTS)}"
             )
         super().__init__(model, **arguments)
         self.result: Path | None = None

@@ -1,0 +1,247 @@
+"""MindFormers' concrete classes of models, tokenizers and processors, over those of `model_zoo`.
+
+Model classes take a configuration (`pet.compat.mindformers.config`) and give this library's models.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from model_zoo import tokenizers as own
+from model_zoo.checkpoint.reading import load_into
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
+from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2, ChatGLM3Tokenizer as OwnChatGLM3
+from model_zoo.tokenizers.glm4 import GLM4Tokenizer
+from model_zoo.tokenizers.gpt2 import GPT2Tokenizer as OwnGPT2
+from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
+from pet import auto
+from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.doors import find_ckpt, is_ckpt
+from pet.compat.ckpt.names import Form
+from pet.compat.ckpt.view import MindFormersCheckpoint
+from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
+from pet.compat.mindformers.pet_config import with_adapter
+from pet.compat.mindformers.presets import bare_name, split_name
+from pet.names import find_tokenizer, preset_names
+from pet.train.base_dropout import attach_dropout
+
+
+class AutoConfig(auto.AutoConfig):
+    """Configurations by directory or name, also ``glm_6b_lora``: that of the model, which has LoRA as ``lora``."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory):
+        """See `pet.AutoConfig`. Scripts set ``checkpoint_name_or_path``, ``do_sample`` and the like on it;
+        ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
+        """
+        name, lora = split_name(name_or_directory)
+        config = auto.AutoConfig.from_pretrained(name)
+        config.lora, config.parallel_config = lora, SimpleNamespace()
+        config.checkpoint_name_or_path = None if name in preset_names() else name
+        return config
+
+
+class AutoModel(auto.AutoModel):
+    """Models by directory or name; ``X_lora`` with MindFormers' LoRA for X on it."""
+
+    @staticmethod
+    def from_pretrained(name_or_directory, **settings):
+        """See `pet.AutoModel`."""
+        name, lora = split_name(name_or_directory)
+        return with_adapter(auto.AutoModel.from_pretrained(name, **settings), lora)
+
+    @staticmethod
+    def from_config(config, **settings):
+        """See `pet.AutoModel`; with the weights of a configuration's ``checkpoint_name_or_path``."""
+        name, lora = split_name(config)
+        lora = lora or getattr(config, "lora", None)
+        model = auto.AutoModel.from_config(name, **settings) if isinstance(name, str) else built(name)
+        return with_adapter(model, lora)
+
+
+def _of_rows(decode):
+    """``decode`` that gives the texts of several rows as a list."""
+
+    @functools.wraps(decode)
+    def of_rows(ids, *arguments, **settings):
+        rows = ids.asnumpy() if hasattr(ids, "asnumpy") else ids
+        if not isinstance(rows, int) and len(rows) and np.ndim(rows[0]) == 1:
+            return [decode(row, *arguments, **settings) for row in rows]
+        return decode(ids, *arguments, **settings)
+
+    return of_rows
+
+
+class AutoTokenizer(auto.AutoTokenizer):
+    """Tokenizers by directory, file or name, also ``X_lora``."""
+
+    @staticmethod
+    def from_pretrained(name_or_path, *arguments, **settings):
+        """See `pet.AutoTokenizer`."""
+        tokenizer = auto.AutoTokenizer.from_pretrained(bare_name(name_or_path), *arguments, **settings)
+        tokenizer.decode = _of_rows(tokenizer.decode)
+        return tokenizer
+
+
+def built(config):
+    """The model of a configuration: random weights, or those of its ``checkpoint_name_or_path``."""
+    checkpoint = getattr(config, "checkpoint_name_or_path", None)
+    if checkpoint and not is_ckpt(checkpoint):
+        model = _Model.from_pretrained(checkpoint)
+    else:
+        model = auto.AutoModel.from_config(config)
+        model.random_weights = not checkpoint
+        if checkpoint:
+            with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), _form(config)) as view:
+                load_into(model, view)
+    given = {name: value for name, value in vars(config).items() if name in GENERATION and not name.endswith("_id")}
+    give_defaults(model, {**given, **getattr(config, "generation", {})})
+    attach_dropout(model, getattr(config, "dropout", {}))
+    return model
+
+
+def _form(config) -> Form:
+    return getattr(config, "form", None) or Form()
+
+
+class _Model:
+    """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
+
+    _preset = ""
+
+    def __new__(cls, config=None):
+        return AutoModel.from_config(cls._preset if config is None else config)
+
+    @staticmethod
+    def from_pretrained(name_or_directory):
+        """The model of a checkpoint directory, bundled base or MindFormers ``.ckpt`` file, with its weights."""
+        if is_ckpt(name_or_directory):
+            return AutoModel.from_pretrained(converted(name_or_directory))
+        return AutoModel.from_pretrained(name_or_directory)
+
+
+class GPT2LMHeadModel(_Model):
+    """GPT-2."""
+
+    _preset = "gpt2"
+
+
+class LlamaForCausalLM(_Model):
+    """LLaMA 1 to 3.2."""
+
+    _preset = "llama_7b"
+
+
+class GLMForPreTraining(_Model):
+    """ChatGLM-6B."""
+
+    _preset = "glm_6b"
+
+
+class GLMChatModel(_Model):
+    """ChatGLM-6B; its answers come from ``generate`` like every model's."""
+
+    _preset = "glm_6b"
+
+
+class ChatGLM2ForConditionalGeneration(_Model):
+    """ChatGLM2, ChatGLM3 and GLM-4."""
+
+    _preset = "glm2_6b"
+
+
+class _Named:
+    """Tokenizers by the name of a bundled base as well."""
+
+    @classmethod
+    def from_pretrained(cls, path, prompt_style=None):
+        """The tokenizer of a directory, file or bundled base."""
+        tokenizer = super().from_pretrained(find_tokenizer(path), prompt_style)
+        tokenizer.decode = _of_rows(tokenizer.decode)
+        return tokenizer
+
+
+class GPT2Tokenizer(_Named, OwnGPT2):
+    """GPT-2's byte-level BPE."""
+
+
+class LlamaTokenizer(_Named, OwnLlama):
+    """LLaMA's SentencePiece tokenizer."""
+
+
+class ChatGLMTokenizer(_Named, OwnChatGLM):
+    """ChatGLM-6B's tokenizer."""
+
+
+class ChatGLM2Tokenizer(_Named, OwnChatGLM2):
+    """ChatGLM2's tokenizer."""
+
+
+class ChatGLM3Tokenizer(_Named, OwnChatGLM3):
+    """ChatGLM3's tokenizer."""
+
+
+class ChatGLM4Tokenizer(_Named, GLM4Tokenizer):
+    """GLM-4's tokenizer."""
+
+
+class Processor:
+    """Texts to a model's input, padded to one length.
+
+    Args:
+        tokenizer: any tokenizer of this library.
+        max_length: longer texts are cut, shorter ones padded on the right.
+        return_tensors: ``ms``, ``np`` or None for lists.
+    """
+
+    def __init__(self, tokenizer=None, max_length: int = 128, padding="max_length", return_tensors: str | None = "ms"):
+        if not isinstance(tokenizer, own.Tokenizer):
+            raise InputError(f"{type(self).__name__}: tokenizer= is missing, or none of this library's")
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.padding, self.return_tensors = padding, return_tensors
+
+    def __call__(self, text) -> dict[str, Any]:
+        """``input_ids`` (also as ``text``) and ``attention_mask``, both ``(B, max_length)``."""
+        inputs = self.tokenizer(
+            [text] if isinstance(text, str) else text,
+            padding=self.padding,
+            padding_side="right",
+            max_length=self.max_length,
+            truncation=True,
+            return_tensors=self.return_tensors,
+        )
+        return {**inputs, "text": inputs["input_ids"]}
+
+    @classmethod
+    def from_pretrained(cls, name_or_directory, **settings) -> Processor:
+        """The processor over the tokenizer of a checkpoint directory or bundled base."""
+        return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
+
+    def save_pretrained(self, directory) -> None:
+        """Writes the tokenizer's files, from which `AutoProcessor.from_pretrained` makes a processor again."""
+        self.tokenizer.save_pretrained(directory)
+
+    def decode(self, ids) -> list[str]:
+        """The texts of a batch of ids."""
+        return [self.tokenizer.decode(row.tolist()) for row in np.atleast_2d(np.asarray(ids))]
+
+
+class GPT2Processor(Processor):
+    """For GPT-2."""
+
+
+class GLMProcessor(Processor):
+    """For ChatGLM."""
+
+
+class LlamaProcessor(Processor):
+    """For LLaMA."""
+
+
+class AutoProcessor(Processor):
+    """A processor by name."""

@@ -1,0 +1,106 @@
+"""MindFormers' ``pet_config``: a section of its files, and the classes and the function that scripts use for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pet.compat.mindformers.targets import targets_of
+from pet.compat.translation import elsewhere, method_of, number
+from pet.recipe.translation import Ignored, Refused, Translation
+
+WIDTHS = Ignored("the matrices' own widths are taken")
+PREFIX_DROPOUT = Ignored("a prefix has no dropout of its own here")
+LORA_DEFAULTS = {"lora_dropout": 0.01}
+"""What MindFormers does where nothing is said."""
+PET = {
+    "pet_type": elsewhere,
+    "in_channels": WIDTHS,
+    "out_channels": WIDTHS,
+    "lora_rank": "adapter.rank",
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
+    "target_modules": elsewhere,  # it depends on the model
+    "prefix_seq_len": "adapter.length",
+    "pre_seq_len": "adapter.length",
+    "prefix_token_num": "adapter.length",
+    "projection": "adapter.projection",
+    "prefix_projection": "adapter.projection",
+    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
+    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
+    "dropout_rate": PREFIX_DROPOUT,
+    "dropout_prob": PREFIX_DROPOUT,
+    "num_virtual_tokens": "adapter.length",
+    "exclude_layers": "adapter.exclude",
+    "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
+    "lora_b_init": Ignored("B starts at zero"),
+    "freeze_include": Refused("the base is frozen; see pet.freeze_modules for more"),
+    "freeze_exclude": Refused("the base is frozen; see pet.freeze_modules for more"),
+}
+
+
+def put_method(t: Translation, pet: Mapping[str, Any], kind: str | None, base: Mapping[str, Any] | None) -> None:
+    """The recipe's adapter for a ``pet_config``.
+
+    Args:
+        t: is added to.
+        pet: the section.
+        kind: ``model_config.type``.
+        base: config.json's dictionary of the base; without one targets are left to the family.
+    """
+    method = method_of(pet.get("pet_type"))
+    t.put("adapter.method", method)
+    t.apply({**(LORA_DEFAULTS if method == "lora" else {}), **pet}, PET, "pet_config.")
+    if pet.get("target_modules") and base is not None:
+        t.put("adapter.targets", targets_of(t, pet["target_modules"], kind, base))
+
+
+class PetConfig(dict):
+    """``PetConfig(pet_type="lora", lora_rank=8)``: the section as an object."""
+
+    _type: str | None = None
+
+    def __init__(self, **given):
+        super().__init__(**({"pet_type": self._type} if self._type else {}), **given)
+
+
+class LoraConfig(PetConfig):
+    """``LoraConfig(lora_rank=8, lora_alpha=16, lora_dropout=0.01, target_modules=".*wq|.*wv")``."""
+
+    _type = "lora"
+
+
+class Ptuning2Config(PetConfig):
+    """``Ptuning2Config(pre_seq_len=128, prefix_projection=False, projection_dim=128)``."""
+
+    _type = "ptuning2"
+
+
+class PrefixTuningConfig(PetConfig):
+    """``PrefixTuningConfig(prefix_token_num=128, mid_dim=512)``."""
+
+    _type = "prefixtuning"
+
+
+def get_pet_model(base_model, pet_config: Mapping[str, Any]):
+    """The model with the method's adapter on it; only that is trained.
+
+    Args:
+        base_model: a model of this library.
+        pet_config: one of the classes above, or a dictionary with ``pet_type``.
+
+    Raises:
+        InputError: a method or setting that there is not; the base may not have the targets.
+    """
+    t = Translation("pet_config")
+    put_method(t, pet_config, None, base_model.config.to_dict())
+    t.finish()
+    return with_adapter(base_model, {key.partition(".")[2]: value for key, value in t.settings.items()})
+
+
+def with_adapter(model, settings: Mapping[str, Any] | None):
+    """The model with an adapter of a recipe's settings; without settings as it is."""
+    from adapters.apply import apply
+    from adapters.methods import method_config
+
+    return apply(model, method_config(settings, 0)) if settings else model

@@ -1,0 +1,70 @@
+"""Dropout of the base's own layers while training, as GPT-2 was trained with it.
+
+A recipe's ``train.base_dropout`` says it; without it a base has none, whatever its config.json says. The masks are
+those of `adapters.dropout`: functions of the step and of the place in the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from adapters.dropout import KEY_NAME, STRIDE, Dropout
+from model_zoo.errors import InputError
+from model_zoo.layers import AttentionCore
+
+
+class HeadDropout(Dropout):
+    """Dropout of attention weights ``(B, heads, S, K)``, of which a process may have some heads only.
+
+    Args:
+        rate, name: see `Dropout`.
+        parts, part: into how many parts the heads are divided, and which one this is.
+    """
+
+    def __init__(self, rate: float, name: str, parts: int, part: int):
+        super().__init__(rate, name)
+        self.parts, self.part = parts, part
+
+    def construct(self, x):
+        if not self.training:
+            return x
+        own = x.size // x.shape[0]  # of a row of the batch
+        index = ops.arange(x.size).astype(ms.int32).reshape(x.shape)
+        before = (ops.arange(x.shape[0]).astype(ms.int32) * (self.parts - 1) + self.part) * own
+        index = index + before.reshape(-1, 1, 1, 1)
+        bits = ops.bitwise_and(self.mixed(index * STRIDE + self.seed(x.size * self.parts)), 0x7FFFFFFF)
+        return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
+
+
+def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) -> None:
+    """Lets a model's cells drop a share of what they give while training.
+
+    Args:
+        model: of the GPT family; its cells have an attribute ``drop``.
+        rates: by place: ``embedding``, ``hidden`` (what attention and feed-forward add to the stream), ``attention``
+            (the attention weights; these layers then run without the attention kernel).
+        part: which part of the heads the model has, where they are divided over processes.
+
+    Raises:
+        InputError: a model whose cells have no such places.
+    """
+    rates = {place: rate for place, rate in rates.items() if rate}
+    if not rates:
+        return
+    if getattr(getattr(model, "family", None), "name", None) != "gpt":
+        raise InputError("train.base_dropout: only models of the GPT family have dropout of their own")
+    for path, cell in list(model.cells_and_names()):
+        if "drop" not in vars(cell):
+            continue
+        if isinstance(cell, AttentionCore):
+            place, more = "attention", (model.config.dims.heads // cell.heads, part)
+        else:
+            place, more = "embedding" if path == "transformer" else "hidden", ()
+        if place in rates:
+            drop = (HeadDropout if more else Dropout)(rates[place], path, *more)
+            drop.key.name = f"{path}.{KEY_NAME}"
+            del cell.drop
+            cell.insert_child_to_cell("drop", drop)

@@ -1,0 +1,155 @@
+"""MindFormers' names under its own module paths, and what its documents do with them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pet
+from adapters.apply import list_adapters
+from model_zoo.errors import InputError
+
+# One line for each module that MindFormers' documents and scripts import names of text generation from.
+IMPORTS = """
+from mindformers import Trainer, TrainingArguments, init_context, ContextConfig, ParallelContextConfig, pipeline
+from mindformers import AutoConfig, AutoModel, AutoTokenizer, AutoProcessor, TextStreamer, get_pet_model, LoraConfig
+from mindformers.trainer import Trainer, TrainingArguments
+from mindformers.trainer.config_args import ContextConfig, ParallelContextConfig
+from mindformers.core.context.build_context import init_context
+from mindformers.core.callback import MFLossMonitor, CheckpointMonitor
+from mindformers.models import LlamaForCausalLM, LlamaConfig, LlamaTokenizer, GPT2LMHeadModel, ChatGLM2Tokenizer
+from mindformers.models.llama import LlamaForCausalLM, LlamaConfig
+from mindformers.models.llama.llama_config import LlamaConfig
+from mindformers.models.glm2.glm2_tokenizer import ChatGLM2Tokenizer
+from mindformers.models.glm.chatglm_6b_tokenizer import ChatGLMTokenizer
+from mindformers.models.gpt2.gpt2 import GPT2LMHeadModel
+from mindformers.pet import get_pet_model, LoraConfig
+from mindformers.pet.pet_config import LoraConfig
+from mindformers.pipeline import pipeline
+from mindformers.generation.streamers import TextIteratorStreamer
+from mindformers.auto_class import AutoModel
+from mindformers.tools.logger import logger
+from mindformers.tools.utils import str2bool, get_real_rank
+from mindformers.trainer.utils import get_last_checkpoint
+"""
+
+
+@pytest.mark.parametrize("line", [line for line in IMPORTS.splitlines() if line])
+def test_one_replaced_prefix_is_enough(line):
+    line = line.replace("from mindformers", "from pet.compat.mindformers")
+    names = {}
+    exec(line, names)
+    package, wanted = re.fullmatch(r"from (\S+) import (.*)", line).groups()
+    assert all(names[name] is not None for name in wanted.split(", "))
+    module = importlib.import_module(package)
+    assert set(wanted.split(", ")) <= set(dir(module))
+
+
+def test_a_module_of_a_functions_name_is_called_as_the_function():
+    import pet.compat.mindformers.pipeline
+
+    with pytest.raises(InputError, match="task"):
+        pet.compat.mindformers.pipeline("translation", model="llama_tiny")
+
+
+def test_names_with_lora():
+    from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, GPT2LMHeadModel
+
+    config = AutoConfig.from_pretrained("glm_6b_lora")
+    assert (config.model_type, config.lora["rank"]) == ("chatglm", 8)
+    assert "lora" not in config.to_dict()
+    model = AutoModel.from_pretrained("gpt_tiny_lora")
+    assert list_adapters(model) == ["default"]
+    assert list_adapters(GPT2LMHeadModel.from_pretrained("gpt_tiny_lora")) == ["default"]
+    assert list_adapters(AutoModel.from_pretrained("gpt_tiny")) == []
+    small = AutoConfig.from_pretrained("llama_tiny_lora")
+    assert list_adapters(AutoModel.from_config(small)) == ["default"]
+    assert AutoTokenizer.from_pretrained("gpt_tiny_lora").encode("a") == AutoTokenizer.from_pretrained(
+        "gpt_tiny"
+    ).encode("a")
+    with pytest.raises(InputError, match=r"glm_6b.*weights are not bundled"):
+        AutoModel.from_pretrained("glm_6b_lora")
+
+
+def test_a_configuration_that_a_script_has_changed(tmp_path):
+    """Out of MindFormers' document on prediction with a script of one's own."""
+    from pet.compat.mindformers import AutoConfig, AutoModel, AutoTokenizer, pipeline
+
+    config = AutoConfig.from_pretrained("gpt_tiny")
+    config.parallel_config.data_parallel = 1
+    config.use_past, config.do_sample, config.max_decode_length = True, False, 16
+    network, tokenizer = AutoModel.from_config(config), AutoTokenizer.from_pretrained("gpt_tiny")
+    whole = pet.AutoModel.from_pretrained("gpt_tiny").parameters_dict()
+    assert all(np.array_equal(p.asnumpy(), whole[name].asnumpy()) for name, p in network.parameters_dict().items())
+    for answer in pipeline(task="text_generation", model=network, tokenizer=tokenizer)(["a red", "a"]):
+        assert 2 < len(tokenizer.encode(answer["text_generation_text"][0])) <= 16
+    outputs = network.generate(tokenizer("a red")["input_ids"], max_length=8)
+    texts = tokenizer.decode(outputs)
+    assert texts == [tokenizer.decode(outputs[0])] and texts[0].startswith("a red")
+
+
+def test_get_pet_model():
+    from pet.compat.mindformers.pet import LoraConfig, get_pet_model
+
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    get_pet_model(model, LoraConfig(lora_rank=4, lora_alpha=8, target_modules=".*wq"))
+    names = [parameter.name for parameter in pet.trainable_parameters(model)]
+    assert len(names) == 8 and all(".q_proj.lora_" in name for name in names)
+    with pytest.raises(InputError, match=r"pet_config: pet_config\.lora_rnk: is not known"):
+        get_pet_model(pet.AutoModel.from_pretrained("llama_tiny"), {"pet_type": "lora", "lora_rnk": 4})
+
+
+def test_processors_give_text():
+    from pet.compat.mindformers import AutoProcessor, GPT2Processor
+
+    for processor in (AutoProcessor.from_pretrained("gpt_tiny"), GPT2Processor.from_pretrained("gpt_tiny")):
+        inputs = processor("hello!")
+        assert inputs["text"].shape == (1, 128)
+        assert np.array_equal(inputs["text"].asnumpy(), inputs["input_ids"].asnumpy())
+    assert isinstance(processor, GPT2Processor)
+
+
+def test_callbacks_as_objects(tmp_path):
+    from pet.compat.mindformers.core.callback import CheckpointMonitor, MFLossMonitor
+
+    from pet.compat.mindformers import Trainer
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+    callbacks = [MFLossMonitor(per_print_times=2), CheckpointMonitor(save_checkpoint_steps=5, keep_checkpoint_max=3)]
+    recipe = Trainer(model="gpt_tiny", pet_method="lora", train_dataset=str(rows), callbacks=callbacks).recipe()
+    assert (recipe.train.log_every, recipe.train.save_every, recipe.train.keep_last) == (2, 5, 3)
+
+
+def test_no_file_stands_where_a_module_path_is_stated():
+    front = importlib.import_module("pet.compat.mindformers")
+    here = Path(front.__file__).parent
+    assert [path for path in front.__modules__ if (here / f"{path.replace('.', '/')}.py").exists()] == []
+
+
+def test_training_arguments_as_mindformers_defines_them(tmp_path):
+    """Fields of its class that say nothing here are noted, and its layout counts where use_parallel is on."""
+    from pet.compat.mindformers import Trainer, TrainingArguments
+
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a\nb\n")
+    arguments = TrainingArguments(
+        num_train_epochs=1, batch_size=2, sink_mode=True, device_target="Ascend", data_parallel=8, scale_sense=1.0,
+        lr_scheduler_type="linear", learning_rate=1e-3, lr_end=1e-4, layer_scale=False, expert_num=1, total_steps=-1,
+        use_clip_grad=False, save_prefix="gpt", train_dataset=str(rows), shuffle=False, num_samples=1, unheard_of=None,
+    )  # fmt: skip
+    recipe = Trainer(model="gpt_tiny", pet_method="lora", args=arguments, train_dataset=str(rows)).recipe()
+    train = recipe.train
+    assert (train.final_ratio, train.clip_norm, train.save_prefix) == (pytest.approx(0.1), None, "gpt")
+    assert (recipe.data.shuffle, recipe.data.max_samples, recipe.parallel.data) == (False, 1, 1)
+    divided = Trainer(model="gpt_tiny", args={"use_parallel": True, "model_parallel": 2}, train_dataset=str(rows))
+    assert divided.recipe("train").parallel.tensor == 2
+    for wrong in ({"layer_scale": True}, {"expert_num": 4}, {"total_steps": 50}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            Trainer(model="gpt_tiny", args=TrainingArguments(**wrong), train_dataset=str(rows)).recipe()
+    with pytest.raises(InputError, match="has no 'unheard_of'"):
+        TrainingArguments(unheard_of=1)

@@ -1,0 +1,98 @@
+"""Dropout of the base's own layers, which only training has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from pet.train.base_dropout import HeadDropout, attach_dropout
+from pet.train.noise import key_setter
+from pet.train.trainer import Trainer
+
+IDS = np.arange(10, 26).reshape(2, 8)
+
+
+def logits(model):
+    return model(IDS).asnumpy()
+
+
+@pytest.mark.parametrize("place", ["embedding", "hidden", "attention"])
+def test_each_place_drops_while_training_only(place):
+    model = pet.AutoModel.from_pretrained("gpt_tiny")
+    names, plain = [p.name for p in model.get_parameters()], logits(model)
+    attach_dropout(model, {place: 0.3})
+    assert np.array_equal(logits(model), plain)
+    set_key = key_setter(model)
+    model.set_train(True)
+    set_key(7)
+    one = logits(model)
+    assert np.abs(one - plain).max() > 1e-3
+    set_key(8)
+    assert np.abs(logits(model) - one).max() > 1e-3
+    set_key(7)
+    assert np.array_equal(logits(model), one)
+    assert [p.name for p in model.get_parameters() if not hasattr(p, "adapter")] == names
+
+
+def test_the_expectation_is_the_plain_value():
+    """Inverted dropout: what is left is scaled up, so that the embeddings' mean stays."""
+    model = pet.AutoModel.from_pretrained("gpt_tiny")
+    attach_dropout(model, {"embedding": 0.5})
+    drop = model.transformer.drop
+    drop.set_train(True)
+    from mindspore import Tensor
+
+    dropped = drop(Tensor(np.ones((200, 100), np.float32))).asnumpy()
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    assert dropped.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def losses(compiled, directory=None, **settings):
+    model = pet.AutoModel.from_pretrained("gpt_tiny")
+    if directory is None:
+        model = pet.apply_lora(model, rank=2)
+    batch = {"input_ids": IDS.astype(np.int32)}
+    trainer = Trainer(model, [batch] * 3, steps=3, batch_size=2, warmup=0, compiled=compiled, **settings)
+    trainer.train()
+    if directory is not None:
+        pet.save_pretrained(model, directory)
+    return [record["loss"] for record in trainer.history]
+
+
+@pytest.mark.parametrize("rates", [{"embedding": 0.1, "hidden": 0.2}, {"attention": 0.2}])
+def test_the_engine_draws_what_the_operators_draw(rates, caplog):
+    """Hidden states within the fused layers, attention weights outside of them."""
+    fused, plain = losses(True, base_dropout=rates), losses(False, base_dropout=rates)
+    assert "cannot be compiled" not in caplog.text
+    assert fused == pytest.approx(plain, rel=1e-4)
+    assert abs(fused[0] - losses(True)[0]) > 1e-3
+
+
+def test_a_model_that_was_trained_whole_is_saved_as_ever(tmp_path):
+    losses(True, tmp_path / "model", base_dropout={"embedding": 0.1, "hidden": 0.1})
+    saved = pet.AutoModel.from_pretrained(tmp_path / "model")
+    assert saved.parameters_dict().keys() == pet.AutoModel.from_pretrained("gpt_tiny").parameters_dict().keys()
+
+
+def test_divided_heads_draw_their_part_of_one_mask():
+    from mindspore import Tensor
+
+    ones = np.ones((2, 4, 3, 5), np.float32)
+
+    def drawn(heads, parts, part):
+        drop = HeadDropout(0.5, "core", parts, part)
+        drop.set_train(True)
+        drop.key.set_data(Tensor([7, 1], drop.key.dtype))  # the second block of the rows
+        return drop(Tensor(ones[:, :heads])).asnumpy()
+
+    whole = drawn(4, 1, 0)
+    assert 0.2 < (whole == 0).mean() < 0.8
+    assert np.array_equal(np.concatenate([drawn(2, 2, 0), drawn(2, 2, 1)], 1), whole)
+
+
+def test_other_families_have_none():
+    with pytest.raises(InputError, match="only models of the GPT family"):
+        attach_dropout(pet.AutoModel.from_pretrained("llama_tiny"), {"hidden": 0.1})
+    attach_dropout(pet.AutoModel.from_pretrained("llama_tiny"), {"hidden": 0.0})
