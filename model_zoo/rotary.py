@@ -52,11 +52,12 @@ class RotaryTable(nn.Cell):
         super().__init__()
         lanes = np.concatenate([frequencies, frequencies]) if form == "half" else np.repeat(frequencies, 2)
         self.lanes = Tensor(lanes.astype(np.float32))
+        self.cast, self.reshape, self.cos, self.sin = ops.Cast(), ops.Reshape(), ops.Cos(), ops.Sin()
 
     def construct(self, positions):
-        angles = positions.astype(ms.float32).expand_dims(-1) * self.lanes  # (B, S, rotated)
-        angles = angles.expand_dims(1)
-        return ops.cos(angles), ops.sin(angles)
+        batch, length = positions.shape
+        angles = self.reshape(self.cast(positions, ms.float32), (batch, 1, length, 1)) * self.lanes
+        return self.cos(angles), self.sin(angles)
 
 
 class Rotary(nn.Cell):

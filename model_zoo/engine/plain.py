@@ -26,7 +26,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-tile, reshape, zeros_like = ops.Tile(), ops.Reshape(), ops.ZerosLike()
+tile, reshape, zeros_like, ones_like = ops.Tile(), ops.Reshape(), ops.ZerosLike(), ops.OnesLike()
 row_sum, column_sum = ops.ReduceSum(keep_dims=True), ops.ReduceSum()
 rsqrt, sigmoid = ops.Rsqrt(), ops.Sigmoid()
 product, product_rows = ops.MatMul(), ops.MatMul(transpose_b=True)

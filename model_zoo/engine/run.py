@@ -13,12 +13,13 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from model_zoo.engine.cells import custom, outputs
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import alias_in_place, allocate_saved, allocate_workspace, lower
+from model_zoo.engine.plain import cast, ones_like
 from model_zoo.engine.schedule import schedule
 from model_zoo.engine.trace import SequenceTracer, Tracer
 
@@ -156,9 +157,9 @@ def backward_shapes(input_gradient: bool, weights: tuple[int, ...], workspace: i
 
 def key_mask_of(start, keep):
     """Who sees each key ``(B, S)``, within a graph: keep as numbers, or 1."""
-    mask = ops.ones_like(start)
+    mask = ones_like(start)
     if keep is not None:
-        mask = mask * keep.astype(ms.int32)
+        mask = mask * cast(keep, ms.int32)
     return mask
 
 

@@ -18,6 +18,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.engine import cells, loss as engine_loss, plain as kernels, plain_attention
 from model_zoo.engine.build import library
 from model_zoo.engine.ops import OPS
+from model_zoo.graph import Graph
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -43,26 +44,27 @@ class Weighted(nn.Cell):
         self.function, self.direction = function, direction
 
     def construct(self, *inputs):
-        return (self.function(*inputs) * self.direction).sum()
+        output = self.function(*inputs)
+        return (output * self.direction).sum(), output
 
 
-def value_and_gradients(function, inputs, rows=None):
-    """Output and gradients by all float inputs, compiled. ``rows`` weighs rows of the output, 0 where nobody looks."""
-    output = ms.jit(function)(*inputs)
-    direction = numbers(*output.shape, seed=7) * (1.0 if rows is None else rows)
+def value_and_gradients(function, inputs, direction, compiled):
+    """Output, and the gradients by all float inputs of its product with a direction."""
     cell = Weighted(function, Tensor(direction.astype(np.float32)))
     floats = tuple(index for index, tensor in enumerate(inputs) if tensor.dtype == ms.float32)
-    gradients = ms.jit(ops.grad(cell, floats))(*inputs)
+    differentiate = ops.value_and_grad(cell, floats, has_aux=True)
+    (_, output), gradients = (Graph(differentiate) if compiled else differentiate)(*inputs)
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-    return output.asnumpy(), [gradient.asnumpy() for gradient in gradients], direction
+    return output.asnumpy(), [gradient.asnumpy() for gradient in gradients]
 
 
 def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=()):
     """Same output, same gradients, and gradients that finite differences of the plain path agree with; none for those
-    inputs whose places are `constant`."""
+    inputs whose places are `constant`. ``rows`` weighs rows of the output, 0 where nobody looks. `fast` is compiled."""
     inputs = [Tensor(array) for array in arrays]
-    mine, my_gradients, direction = value_and_gradients(fast, inputs, rows)
-    theirs, their_gradients, _ = value_and_gradients(plain, inputs, rows)
+    direction = numbers(*plain(*inputs).shape, seed=7) * (1.0 if rows is None else rows)
+    mine, my_gradients = value_and_gradients(fast, inputs, direction, compiled=True)
+    theirs, their_gradients = value_and_gradients(plain, inputs, direction, compiled=False)
     seen = np.ones_like(mine, bool) if rows is None else np.broadcast_to(rows != 0, mine.shape)
     np.testing.assert_allclose(mine[seen], theirs[seen], atol=tolerance, rtol=tolerance)
     floats = [index for index, array in enumerate(arrays) if array.dtype == np.float32]
@@ -409,27 +411,16 @@ def test_fast_models_meet_their_references(fixtures, monkeypatch, name, in_c):
     direction = Tensor(numbers(*reference["logits"].shape))
     weights = ms.ParameterTuple(model.trainable_params())
 
-    def logits(ids, position_ids, start, end):
-        return model.head(model.hidden_states(ids, position_ids, start, end, None)).reshape(direction.shape)
-
     def scalar(ids, position_ids, start, end):
-        return (logits(ids, position_ids, start, end) * direction).sum()
-
-    class Run(nn.Cell):
-        """A new object, which is compiled anew."""
-
-        def __init__(self, function):
-            super().__init__()
-            self.function = function
-
-        def construct(self, *inputs):
-            return self.function(*inputs)
+        logits = model.head(model.hidden_states(ids, position_ids, start, end, None)).reshape(direction.shape)
+        return (logits * direction).sum(), logits
 
     inputs = (ids, position_ids, start, end)
-    plain = ms.grad(scalar, None, weights)(*inputs)
+    differentiate = ms.value_and_grad(scalar, None, weights, has_aux=True)
+    _, plain = differentiate(*inputs)
     model.set_fast(True)
-    np.testing.assert_allclose(ms.jit(Run(logits))(*inputs).asnumpy(), reference["logits"], atol=1e-4)
-    fast = ms.jit(Run(ms.grad(scalar, None, weights)))(*inputs)
+    (_, logits), fast = Graph(differentiate)(*inputs)
+    np.testing.assert_allclose(logits.asnumpy(), reference["logits"], atol=1e-4)
     for weight, mine, expected in zip(weights, fast, plain, strict=True):
         expected = expected.asnumpy()
         scale = max(1.0, float(np.abs(expected).max()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import ops
+from mindspore import Tensor, ops
 
 from model_zoo.engine import cross_entropy, precision_suffix, ranked_cross_entropy
 from model_zoo.layers import Linear, is_product
@@ -20,10 +20,15 @@ from pet.data.dataset import IGNORED
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
 
 
+# primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
+_cut, _repeat, _join = ops.Slice(), ops.Tile(), ops.Concat(1)
+_NO_TARGET = Tensor([[IGNORED]], ms.int32)
+
+
 def shift_labels(labels):
     """``(B, S)`` labels, where position t is the token itself → targets, where position t is the token after it."""
-    last = ops.full_like(labels[:, :1], IGNORED)
-    return ops.concat((labels[:, 1:], last), 1)
+    batch, length = labels.shape
+    return _join((_cut(labels, (0, 1), (batch, length - 1)), _repeat(_NO_TARGET, (batch, 1))))
 
 
 def count_labels(labels: np.ndarray) -> int:
