@@ -12,9 +12,27 @@ import zlib
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from model_zoo.layers import int_range
+
 KEY_NAME = "dropout_key"
 STRIDE = -1640531527
 """2³² over the golden ratio: neighbouring elements get indices far apart."""
+
+_parts = ops.Split(0, 2)
+
+
+def mixed(bits):
+    """A finaliser in the manner of MurmurHash3: every input bit reaches every output bit."""
+    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
+    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
+    return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
+
+
+def seed_of(key, site: int, size: int):
+    """What is added to an element's index times STRIDE: the hash of key and site, and where the block of ``size``
+    begins. The key parameter is the key and the block's number."""
+    key, block = _parts(key)  # (1,) each
+    return mixed(key * 668265263 + site) + block * size * STRIDE
 
 
 class Dropout(nn.Cell):
@@ -33,21 +51,15 @@ class Dropout(nn.Cell):
         self.key = Parameter(Tensor([0, 0], ms.int32), name=KEY_NAME, requires_grad=False)  # the key, the block
         self.key.adapter = KEY_NAME
 
-    def mixed(self, bits):
-        """A finaliser in the manner of MurmurHash3: every input bit reaches every output bit."""
-        bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
-        bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
-        return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
-
-    def seed(self, size):
-        """What is added to an element's index times STRIDE: the key's hash, and where the block of ``size`` begins."""
-        return self.mixed(self.key[:1] * 668265263 + self.site) + self.key[1:] * size * STRIDE  # (1,)
+    def places(self, x):
+        """Where each element of x stands in the mask of its block, and the size of that."""
+        return int_range(x.size).reshape(x.shape), x.size
 
     def construct(self, x):
         if not self.training:
             return x
-        index = ops.arange(x.size).astype(ms.int32).reshape(x.shape)
-        bits = ops.bitwise_and(self.mixed(index * STRIDE + self.seed(x.size)), 0x7FFFFFFF)
+        index, size = self.places(x)
+        bits = ops.bitwise_and(mixed(index * STRIDE + seed_of(self.key, self.site, size)), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
     def trace(self, tracer, x):

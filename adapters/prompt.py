@@ -34,6 +34,7 @@ from adapters.prefix import (
 )
 from adapters.settings import Prompt, PTuning
 from adapters.sites import sites, weight_of
+from model_zoo.layers import int_range
 
 
 class PromptConfig(Prompt, MethodConfig):
@@ -220,7 +221,7 @@ class PromptColumns(AdapterModule):
     def widen(self, ids, position_ids, start, end, keep):
         """The model's input with T columns more in front; the arguments and results are those of ``layout``."""
         batch = ids.shape[0]
-        index = ops.zeros_like(ids[:, :1]) + ops.arange(self.length).astype(ms.int32)  # (B, T)
+        index = ops.zeros_like(ids[:, :1]) + int_range(self.length)  # (B, T)
         own = ops.ones_like(index)
         if self.rows is not None:
             rows = self.rows.astype(ms.int32).reshape(-1, 1)

@@ -14,7 +14,14 @@ from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
-from model_zoo.layers import Linear, name_parameters
+from model_zoo.layers import Linear, int_range, name_parameters
+
+_cumulated = ops.CumSum()
+
+
+def count_ones(mask):
+    """``(B, S)`` integers → how many 1 there are up to each column, as float32: its kernel knows no other type."""
+    return _cumulated(mask.astype(ms.float32), 1)
 
 
 class CausalLM(nn.Cell):
@@ -157,11 +164,11 @@ class CausalLM(nn.Cell):
     def causal_layout(self, input_ids, attention_mask=None, position_ids=None):
         """The layout of most families; `layout` with a name that families may call from theirs (the graph parser takes
         ``super()`` as of the object's own class, which adapters have swapped)."""
-        index = ops.zeros_like(input_ids) + ops.arange(input_ids.shape[1]).astype(ms.int32)
+        index = ops.zeros_like(input_ids) + int_range(input_ids.shape[1])
         if position_ids is None:
             position_ids = index
             if attention_mask is not None:
-                position_ids = ops.maximum(ops.cumsum(attention_mask.astype(ms.float32), 1).astype(ms.int32) - 1, 0)
+                position_ids = ops.maximum(count_ones(attention_mask).astype(ms.int32) - 1, 0)
             position_ids = position_ids + self.position_offset
         return position_ids, ops.zeros_like(index), index + 1, attention_mask
 

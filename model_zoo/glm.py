@@ -20,7 +20,7 @@ from model_zoo.configs import Dims
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm import GLMConfig
-from model_zoo.layers import AttentionCore, GeluTanh, SplitHeads
+from model_zoo.layers import AttentionCore, GeluTanh, SplitHeads, int_range
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 ALPHA = math.sqrt(56)
@@ -107,13 +107,14 @@ class GLMTransformer(nn.Cell):
         self.final_layernorm = make("transformer.final_layernorm")
         # The published model keeps its frequencies in fp16 and never computes them again in fp32.
         frequencies = rotary_frequencies(dims.head_dim // 2).astype(np.float16).astype(np.float32)
-        self.rotary_table = RotaryTable(frequencies, "half")
+        self.rotary_table, self.rows = RotaryTable(frequencies, "half"), ops.Unstack(1)
 
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape
         x = self.word_embeddings(input_ids).reshape(batch * length, -1)
-        cosine, sine = self.rotary_table(position_ids[:, 0])
-        block_cosine, block_sine = self.rotary_table(position_ids[:, 1])
+        text, block = self.rows(position_ids)
+        cosine, sine = self.rotary_table(text)
+        block_cosine, block_sine = self.rotary_table(block)
         for layer in self.layers:
             x = layer(x, cosine, sine, block_cosine, block_sine, start, end, keep)
         return self.final_layernorm(x)
@@ -140,7 +141,7 @@ class GLMForConditionalGeneration(CausalLM):
 
     def layout(self, input_ids, attention_mask=None, position_ids=None):
         length = input_ids.shape[1]
-        index = ops.zeros_like(input_ids) + ops.arange(length).astype(ms.int32)
+        index = ops.zeros_like(input_ids) + int_range(length)
         context = self.first(input_ids, self.config.bos_token_id, length)  # (B, 1): where <sop> is
         if position_ids is None:
             gmask = self.first(input_ids, self.config.gmask_token_id, length)
@@ -159,7 +160,7 @@ class GLMForConditionalGeneration(CausalLM):
 
     def first(self, ids, token, length):
         """``(B, 1)``: the index of the first such token in each row, or the row's length."""
-        index = ops.arange(length).astype(ms.int32)
+        index = int_range(length)
         return ops.select(ids == token, ops.zeros_like(ids) + index, ops.zeros_like(ids) + length).min(1, keepdims=True)
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):

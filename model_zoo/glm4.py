@@ -8,7 +8,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.causal_lm import CausalLM
+from model_zoo.causal_lm import CausalLM, count_ones
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm2 import ChatGLM2Config
@@ -126,7 +126,7 @@ class ChatGLM2ForConditionalGeneration(CausalLM):
         loss over the first real token is read off such a row."""
         position_ids, start, end, keep = self.causal_layout(input_ids, attention_mask, position_ids)
         if attention_mask is not None:
-            leading = ops.cumsum(attention_mask.astype(ms.float32), 1) == 0  # (B, S)
+            leading = count_ones(attention_mask) == 0  # (B, S)
             first = leading.astype(ms.float32).sum(1, keepdims=True).astype(ms.int32)
             start = ops.select(leading, start, start + first)
             end = ops.select(leading, ops.zeros_like(end) + input_ids.shape[1], end)

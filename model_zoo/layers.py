@@ -237,9 +237,17 @@ class JoinedSwiGLU(nn.Cell):
         return self.act(gate, up)
 
 
+_range, _cast = ops.Range(), ops.Cast()
+
+
+def int_range(count: int):
+    """``0 … count − 1`` ``(count,)`` int32. MindSpore needs half a second to compile its own ``arange`` in a graph."""
+    return _cast(_range(0, count, 1), ms.int32)
+
+
 def visible(start, end, keep, keys: int):
     """The interval rows as a boolean mask ``(B, S, keys)``."""
-    index = ops.arange(keys).astype(ms.int32).reshape(1, 1, keys)
+    index = int_range(keys).reshape(1, 1, keys)
     begun, allowed = index >= start.expand_dims(-1), index < end.expand_dims(-1)
     if keep is not None:
         keep = keep.expand_dims(1)

@@ -10,7 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 
 from model_zoo.engine import token_attention
-from model_zoo.layers import AttentionCore
+from model_zoo.layers import AttentionCore, int_range
 
 
 class LayerCache(nn.Cell):
@@ -41,8 +41,8 @@ class LayerCache(nn.Cell):
 
     def construct(self, keys, values):
         count = keys.shape[2]
-        first = ops.arange(self.batch * self.heads).astype(ms.int32).reshape(-1, 1) * self.length
-        rows = (first + ops.arange(count).astype(ms.int32) + self.cursor).reshape(-1)  # (B·heads·count,)
+        first = int_range(self.batch * self.heads).reshape(-1, 1) * self.length
+        rows = (first + int_range(count) + self.cursor).reshape(-1)  # (B·heads·count,)
         all_keys = self.write(self.keys, rows, keys.reshape(-1, self.head_dim))
         all_values = self.write(self.values, rows, values.reshape(-1, self.head_dim))
         if self.prefilling:

@@ -72,14 +72,15 @@ class CachedDecoder:
         self.model, self.batch, self.prompt, self.length = model, batch, prompt, length
         self.fast = available() and all(weight.dtype == ms.float32 for weight in model.get_parameters())
         self.cache = Cache(model, batch, length, self.fast)
-        cursor = self.cache.cursor
+        cursor, cut = self.cache.cursor, ops.Slice()
 
         def prefill(ids, mask, rewind):
             ops.assign(cursor, rewind)
             position_ids, start, end, keep = model.layout(ids, mask, None)
             hidden = model.hidden_states(ids, position_ids, start, end, keep)
-            last = hidden.reshape(ids.shape[0], ids.shape[1], -1)[:, -1]
-            return model.head(last), position_ids[..., -1]
+            rows, columns = ids.shape
+            last = cut(hidden.reshape(rows, columns, -1), (0, columns - 1, 0), (rows, 1, hidden.shape[1]))
+            return model.head(last.reshape(rows, -1)), position_ids
 
         def advance(ids, position_ids, keep, column):
             ops.assign(cursor, column)
@@ -123,7 +124,7 @@ class CachedDecoder:
                 Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32)), Tensor([0], ms.int32)
             )
         virtual = self.model.virtual_tokens
-        self.position = position.asnumpy()
+        self.position = position.asnumpy()[..., -1]
         self.column = virtual + self.prompt
         self.keep = np.ones((self.batch, self.length), np.int32)
         own = self.model.virtual_keep  # which of the columns in front each row sees, while a batch mixes adapters

@@ -19,15 +19,15 @@ no communication, and generation sees the same logits everywhere.
 
 from __future__ import annotations
 
-import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from adapters.dora import SMALLEST, Magnitude
-from adapters.dropout import STRIDE, Dropout
+from adapters.dropout import Dropout
 from adapters.method import AdapterModule
 from adapters.registry import registry
 from adapters.sites import select_rows
+from model_zoo.layers import int_range
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
 from pet.parallel.specs import ShardSpecs, acts_on_sum
 from pet.parallel.split import SPLIT, WHOLE, Division, mark
@@ -203,15 +203,10 @@ class _SplitMagnitude(Magnitude):
 class _SplitDropout(Dropout):
     """Dropout of one member's columns: its part of the mask that a single process would draw for all of them."""
 
-    def construct(self, x):
-        if not self.training:
-            return x
+    def places(self, x):
         rows, columns = x.shape
-        seed = self.seed(rows * columns * self.members)
-        index = ops.arange(rows).astype(ms.int32).reshape(rows, 1) * (columns * self.members)
-        index = index + ops.arange(columns).astype(ms.int32) + self.place * columns
-        bits = ops.bitwise_and(self.mixed(index * STRIDE + seed), 0x7FFFFFFF)
-        return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
+        index = int_range(rows).reshape(rows, 1) * (columns * self.members)
+        return index + int_range(columns) + self.place * columns, rows * columns * self.members
 
 
 def split_dropout(cell: Dropout, group: Group) -> None:

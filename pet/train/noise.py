@@ -13,17 +13,11 @@ from collections.abc import Callable
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from adapters.dropout import STRIDE
+from adapters.dropout import STRIDE, mixed, seed_of
 from model_zoo.errors import InputError
+from model_zoo.layers import int_range
 
 _noisy: dict[type, type] = {}
-
-
-def _mixed(bits):
-    """Integers → integers that look unrelated to their neighbours' (a finaliser in the manner of MurmurHash3)."""
-    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
-    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
-    return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
 
 
 class Noise(nn.Cell):
@@ -41,9 +35,9 @@ class Noise(nn.Cell):
     def construct(self, embedded, length: int):
         width = embedded.shape[-1]
         reach = self.alpha / math.sqrt(length * width)
-        index = ops.arange(embedded.size).astype(ms.int32).reshape(embedded.shape)
-        seed = _mixed(self.key[:1] * 668265263 + 374761393) + self.key[1:] * embedded.size * STRIDE
-        bits = ops.bitwise_and(_mixed(index * STRIDE + seed), 0xFFFFFF)
+        index = int_range(embedded.size).reshape(embedded.shape)
+        seed = seed_of(self.key, 374761393, embedded.size)
+        bits = ops.bitwise_and(mixed(index * STRIDE + seed), 0xFFFFFF)
         uniform = bits.astype(ms.float32) * (2.0 / 0x1000000) - 1.0
         return embedded + (uniform * reach).astype(embedded.dtype)
 

@@ -19,7 +19,6 @@ from model_zoo.layers import Linear, is_product
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
 
-
 # primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
 _cut, _repeat, _join = ops.Slice(), ops.Tile(), ops.Concat(1)
 _NO_TARGET = Tensor([[IGNORED]], ms.int32)
