@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import ops
 
 from model_zoo.engine import cross_entropy, precision_suffix, ranked_cross_entropy
 from model_zoo.layers import Linear, is_product
@@ -20,14 +20,14 @@ from pet.data.dataset import IGNORED
 from pet.train.objectives.base import MODEL_ARRAYS, Objective, perplexity
 
 # primitives: MindSpore parses some fifty functions of its own for indices of tensors, in every graph
-_cut, _repeat, _join = ops.Slice(), ops.Tile(), ops.Concat(1)
-_NO_TARGET = Tensor([[IGNORED]], ms.int32)
+_cut, _zeros, _join = ops.Slice(), ops.ZerosLike(), ops.Concat(1)
 
 
 def shift_labels(labels):
     """``(B, S)`` labels, where position t is the token itself → targets, where position t is the token after it."""
     batch, length = labels.shape
-    return _join((_cut(labels, (0, 1), (batch, length - 1)), _repeat(_NO_TARGET, (batch, 1))))
+    last = _zeros(_cut(labels, (0, 0), (batch, 1))) + IGNORED
+    return _join((_cut(labels, (0, 1), (batch, length - 1)), last))
 
 
 def count_labels(labels: np.ndarray) -> int:

@@ -17,6 +17,7 @@ from mindspore import ops
 
 from model_zoo.engine import precision_suffix, token_cross_entropy
 from model_zoo.errors import InputError
+from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import Objective, through
@@ -132,8 +133,7 @@ class Preference(Objective):
         their numbers of tokens."""
         rows, length = labels.shape
         size = rows * length
-        first = ops.arange(0, size, length).reshape(rows, 1)
-        place = (document // 2 + first).reshape(-1)
+        place = (document // 2 + int_range(rows).reshape(rows, 1) * length).reshape(-1)
         learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
         own = (document % 2 == 0).reshape(-1).astype(picked.dtype) * learnt
         other = learnt - own
