@@ -29,7 +29,7 @@ class BottleneckConfig(Settings, MethodConfig):
     def family_targets(self, family):
         if family is None:
             return None
-        return family.sublayer_outputs if self.placement == "houlsby" else family.sublayer_outputs[1:]
+        return family.row if self.placement == "houlsby" else family.row[1:]
 
     def relocated(self, model, chosen) -> list[Site]:
         """Beside a sublayer stands a module on its whole cell, which sees the sublayer's input."""

@@ -36,11 +36,11 @@ class IA3Config(Settings, MethodConfig):
         if self.feedforward is not None:
             return self
         family = getattr(model, "family", None)
-        return dataclasses.replace(self, feedforward=list(family.feedforward) if family is not None else [])
+        return dataclasses.replace(self, feedforward=[family.mlp[-1]] if family is not None else [])
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         family = getattr(model, "family", None)
-        given = family is None or self.feedforward != list(family.feedforward)
+        given = family is None or self.feedforward != [family.mlp[-1]]
         if given:  # the family's default may name cells that are no targets
             select(as_list(self.feedforward), chosen, family, "feedforward")
         return {site.path: IA3(site, self.is_feedforward(site, family)) for site in chosen}

@@ -23,7 +23,7 @@ class LowRankAdapterConfig(Settings, MethodConfig):
     """Low-rank adapters, after attention and after the feed-forward unless `targets` says otherwise."""
 
     def family_targets(self, family):
-        return family.sublayer_outputs if family is not None else None
+        return family.row if family is not None else None
 
     def width_at(self, site) -> int:
         """H/k at this cell."""

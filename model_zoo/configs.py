@@ -124,14 +124,13 @@ class Family:
         positions: path of the table of learned positions; empty where positions are rotations.
         head: path of the output projection.
         default_targets: Dense names that LoRA goes to when none are given.
-        attention, mlp: names of the Dense in the attention and the feed-forward sublayer.
-        sublayer_outputs: names of the Dense whose result is the attention's and the feed-forward's output.
-        feedforward: Dense whose *input* IA3 scales; ia3_targets is its default target list.
+        attention, mlp: names of the Dense in the attention and the feed-forward sublayer; the last one's result is the
+            sublayer's output.
+        ia3_targets: IA3's default targets.
         tied: tensor names in a file that are another parameter of the model.
         saved_tied: those of `tied` that a published checkpoint holds all the same.
         ignored_tensors: regular expressions of buffers that published files carry and nobody reads.
         gated: whether the feed-forward's activation has two inputs.
-        column, row: Dense split by output rows and by input columns in tensor parallelism.
         fused: for a Dense that holds several projections, what its output rows are: ``heads`` (per head q|k|v),
             ``qkv`` (blocks q | k | v) or ``gate_up`` (two halves).
         document_layout: ``(config, ids) → (position_ids, end)`` of one unpadded document, on the host.
@@ -147,11 +146,7 @@ class Family:
     default_targets: tuple[str, ...]
     attention: tuple[str, ...]
     mlp: tuple[str, ...]
-    sublayer_outputs: tuple[str, str]
-    feedforward: tuple[str, ...]
     ia3_targets: tuple[str, ...]
-    column: tuple[str, ...]
-    row: tuple[str, ...]
     positions: str = ""
     gated: bool = False
     fused: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -165,6 +160,16 @@ class Family:
     def embeddings(self) -> tuple[str, ...]:
         """The tables in front of the layers: of tokens and, where they are learned, of positions."""
         return (self.embedding, self.positions) if self.positions else (self.embedding,)
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The Dense that give the sublayers' outputs: split by input columns in tensor parallelism."""
+        return self.attention[-1], self.mlp[-1]
+
+    @property
+    def column(self) -> tuple[str, ...]:
+        """The Dense before these: split by output rows."""
+        return self.attention[:-1] + self.mlp[:-1]
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ def initialise(model: CausalLM, seed: int = 0) -> CausalLM:
     """
     config = model.config
     width = float(config.extra.get("initializer_range") or 0.02)
-    outputs = tuple(f".{name}.weight" for name in model.family.sublayer_outputs)
+    outputs = tuple(f".{name}.weight" for name in model.family.row)
     for name, parameter in model.parameters_dict().items():
         if len(parameter.shape) < 2:
             continue

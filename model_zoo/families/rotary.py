@@ -15,7 +15,6 @@ from model_zoo.rope_config import rope_settings
 
 def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **differences) -> Family:
     """The table of such a family; ``up`` are the feed-forward's projections in."""
-    qkv = ("q_proj", "k_proj", "v_proj")
     return Family(
         name=name,
         layout=name,
@@ -24,13 +23,9 @@ def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **d
         embedding="model.embed_tokens",
         head="lm_head",
         default_targets=("q_proj", "v_proj"),
-        attention=(*qkv, "o_proj"),
+        attention=("q_proj", "k_proj", "v_proj", "o_proj"),
         mlp=(*up, "down_proj"),
-        sublayer_outputs=("o_proj", "down_proj"),
-        feedforward=("down_proj",),
         ia3_targets=("k_proj", "v_proj", "down_proj"),
-        column=(*qkv, *up),
-        row=("o_proj", "down_proj"),
         gated=True,
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         ignored_tensors=(r"rotary_emb\.inv_freq$",),

@@ -15,9 +15,15 @@ import pet
 from adapters.registry import registry
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch = pytest.importorskip("torch", reason="torch is not installed: nothing to compare with")
-peft = pytest.importorskip("peft", reason="peft is not installed: nothing to compare with")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: nothing to compare with")
+torch = peft = transformers = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def peers():
+    """Imported when the first test here runs: every process collects this file, and they take longer than all else."""
+    for name in ("torch", "peft", "transformers"):
+        globals()[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
+
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 9))
 LIMIT = 1e-4
@@ -262,22 +268,27 @@ class OurPictures(nn.Cell):
         return self.last(self.plane(x.reshape(x.shape[0], 2, 3, -1)).reshape(x.shape[0], -1, 2))
 
 
-class TheirPictures(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(120, 4)
-        self.line = torch.nn.Conv1d(4, 6, 3, stride=2, padding=1)
-        self.plane = torch.nn.Conv2d(2, 3, (3, 2))
-        self.last = torch.nn.Linear(2, 4, bias=False)
+def their_pictures():
+    """The same as `OurPictures`."""
 
-    def forward(self, ids):
-        x = self.line(self.embed(ids).transpose(1, 2))
-        return self.last(self.plane(x.reshape(x.shape[0], 2, 3, -1)).reshape(x.shape[0], -1, 2))
+    class TheirPictures(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(120, 4)
+            self.line = torch.nn.Conv1d(4, 6, 3, stride=2, padding=1)
+            self.plane = torch.nn.Conv2d(2, 3, (3, 2))
+            self.last = torch.nn.Linear(2, 4, bias=False)
+
+        def forward(self, ids):
+            x = self.line(self.embed(ids).transpose(1, 2))
+            return self.last(self.plane(x.reshape(x.shape[0], 2, 3, -1)).reshape(x.shape[0], -1, 2))
+
+    return TheirPictures().eval()
 
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_embeddings_and_convolutions_of_ones_own(dora, tmp_path):
-    ours, theirs = OurPictures(), TheirPictures().eval()
+    ours, theirs = OurPictures(), their_pictures()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             cell = getattr(ours, name.split(".")[0])
