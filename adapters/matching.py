@@ -23,8 +23,6 @@ from adapters.replacement import wanted
 from adapters.sites import Site, sites
 from model_zoo.errors import InputError, nearest
 
-GROUPS = ("attention", "mlp", "all-linear")
-
 
 @dataclasses.dataclass(frozen=True)
 class Planned:

@@ -296,11 +296,6 @@ def activate(cell: nn.Cell, names) -> None:
     object.__setattr__(cell, "active", tuple(module for module in modules if module is not None))
 
 
-def plain_class(cell: nn.Cell) -> type:
-    """The class of a cell as it was before adapters."""
-    return getattr(type(cell), "plain", type(cell))
-
-
 def weight_array(site: Site, rows: slice = slice(None)) -> np.ndarray:
     """The base weight in float64, as it is stored, or some rows of it; a packed one unpacked, ``(out, in)``."""
     if isinstance(site.cell, QuantizedLinear):

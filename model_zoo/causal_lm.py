@@ -103,11 +103,6 @@ class CausalLM(nn.Cell):
         self.lm_head.weight = embedding.weight
         self.lm_head.out_features = embedding.weight.shape[0]
 
-    def tied_tensors(self) -> dict[str, str]:
-        """Tensor names that a file may hold → the parameter that stands for them in this model."""
-        names = {value.name for value in self.get_parameters()}
-        return {saved: used for saved, used in self.family.tied.items() if saved not in names}
-
     def finish(self) -> None:
         """Names the parameters by their place, once all cells are there."""
         name_parameters(self)
