@@ -70,7 +70,7 @@ def refuse_over_changed_base(state: Registry, merged: tuple[str, ...]) -> None:
 
 
 def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: bool) -> None:
-    """Raises InputError where a module that goes by the bare base stands on one that others replace or scale."""
+    """Raises InputError where a module that is computed from the bare base follows one that replaces or scales it."""
     for name, module in modules.items():
         others = [other for other, theirs in modules.items() if theirs.changes_input]
         if module.needs_base and (others or replaced):
@@ -79,7 +79,7 @@ def refuse_unknown_base(path: str, modules: dict[str, AdapterModule], replaced: 
 
 
 def in_order(state: Registry, names: tuple[str, ...]) -> list[str]:
-    """These adapters in the order in which they act: those that are not selected stand in front."""
+    """These adapters in the order in which they act; adapters that are not selected come first."""
     return sorted(names, key=lambda name: state.selected.index(name) if name in state.selected else -1)
 
 

@@ -125,7 +125,7 @@ class PrefixConfig(Prefix, MethodConfig):
 
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
-        """The file holds what a projection came to, so none is built."""
+        """The file holds the projection's output, so no projection is built."""
         return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
 
 

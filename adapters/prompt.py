@@ -147,7 +147,7 @@ class PTuningConfig(PTuning, PromptConfig):
 
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
-        """The file holds what the network (also an LSTM) came to, so none is built."""
+        """The file holds the network's output (also an LSTM's), so no network is built."""
         return cls(
             length=values.get("num_virtual_tokens"),
             projection_hidden=values.get("encoder_hidden_size"),

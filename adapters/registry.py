@@ -241,7 +241,7 @@ class Registry:
         object.__setattr__(self.model, "_create_time", self.created + number)
 
     def refresh_columns(self, names: tuple[str, ...], rows: tuple[str, ...]) -> None:
-        """Tells the model how far its tokens are moved, and how many columns stand in front of them.
+        """Sets the model's position offset and its number of virtual tokens.
 
         While a batch mixes adapters both may differ from row to row: the offset is ``(B, 1)`` then, and
         ``virtual_keep`` ``(B, T)`` says which of the columns in front are a row's own.

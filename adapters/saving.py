@@ -44,7 +44,7 @@ from model_zoo.quantization.files import projections
 log = logging.getLogger("pet")
 
 OF_CELLS = ("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save")
-"""Settings of PEFT's that narrow ``target_modules``: written anew together with these, also where they are none."""
+"""PEFT's settings that narrow ``target_modules``: rewritten together with it, also when they are None."""
 
 
 def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]:

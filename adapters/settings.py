@@ -24,7 +24,7 @@ NON_LINEARITIES = ("gelu", "relu", "silu", "tanh")
 
 @dataclasses.dataclass(kw_only=True)
 class LoRA(Settings):
-    """LoRA (Hu et al. 2021), and DoRA (Liu et al. 2024), which learns the norm of each output row besides."""
+    """LoRA (Hu et al. 2021), and DoRA (Liu et al. 2024), which also learns the norm of each output row."""
 
     rank: int = setting(8, "Rank of the update. 8 suffices for most tuning sets.", ge=1, le=LARGEST, peft="r")
     alpha: float = setting(

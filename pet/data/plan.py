@@ -1,4 +1,4 @@
-"""Which samples stand in which row of which batch, for one epoch: a pure function of seed and epoch."""
+"""Assigns the samples of one epoch to rows and batches: a pure function of seed and epoch."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def world() -> Group:
 
 @dataclasses.dataclass
 class Traffic:
-    """What one kind of collective came to: calls, and bytes of the tensor that was handed in."""
+    """Traffic of one kind of collective: calls, and bytes of the input tensors."""
 
     calls: int = 0
     bytes: int = 0

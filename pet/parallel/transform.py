@@ -46,7 +46,7 @@ def transform(
     output_strategy: str | Path | None = None,
     prefix: str = PREFIX,
 ) -> Report:
-    """Writes a checkpoint anew in another layout.
+    """Rewrites a checkpoint in another layout.
 
     Args:
         source: ``rank_N`` directories; or, whole, such a directory with ``rank_0``, a ``.ckpt`` file, or a Hugging Face

@@ -191,7 +191,7 @@ def prune(directory: str | os.PathLike, keep_last: int, keep: set[int] = frozens
 
 
 def discard_after(directory: str | os.PathLike, step: int) -> None:
-    """Deletes the checkpoints of later steps: those that a resumed run, going on from ``step``, will write anew."""
+    """Deletes the checkpoints of steps after ``step``, which a run resumed there will write again."""
     for path in checkpoints(directory):
         if step_of(path) > step:
             _remove(path)

@@ -105,7 +105,7 @@ class Measuring:
             )
 
     def outcome(self) -> dict[str, Any]:
-        """What the run came to so far."""
+        """The run's results so far."""
         position = self.position
         return {
             "steps": position.step,

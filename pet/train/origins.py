@@ -53,7 +53,7 @@ def ends_digest(file: Path) -> str:
 
 
 def differences(before: Origins, now: Origins) -> Iterator[str]:
-    """What has changed, a sentence each. A key that one side lacks is a changed setting, which is told elsewhere."""
+    """One sentence per change. A key that only one side has is a changed setting, which is reported elsewhere."""
     for key in before.keys() & now.keys():
         old, new = dict(before[key]), dict(now[key])
         changed = [f"{name} has another content" for name in new if name in old and new[name] != old[name]]

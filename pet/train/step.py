@@ -32,7 +32,7 @@ from pet.train.segments import flatten
 
 @dataclasses.dataclass
 class StepResult:
-    """What one optimizer step came to.
+    """The result of one optimizer step.
 
     Attributes:
         loss: summed loss of the whole step, over all processes, by ``count``.
