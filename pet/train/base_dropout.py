@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
-from adapters.dropout import KEY_NAME, STRIDE, Dropout
+from adapters.dropout import KEY_NAME, Dropout
 from model_zoo.errors import InputError
-from model_zoo.layers import AttentionCore
+from model_zoo.layers import AttentionCore, int_range
 
 
 class HeadDropout(Dropout):
@@ -28,15 +27,10 @@ class HeadDropout(Dropout):
         super().__init__(rate, name)
         self.parts, self.part = parts, part
 
-    def construct(self, x):
-        if not self.training:
-            return x
+    def places(self, x):
         own = x.size // x.shape[0]  # of a row of the batch
-        index = ops.arange(x.size).astype(ms.int32).reshape(x.shape)
-        before = (ops.arange(x.shape[0]).astype(ms.int32) * (self.parts - 1) + self.part) * own
-        index = index + before.reshape(-1, 1, 1, 1)
-        bits = ops.bitwise_and(self.mixed(index * STRIDE + self.seed(x.size * self.parts)), 0x7FFFFFFF)
-        return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
+        before = (int_range(x.shape[0]) * (self.parts - 1) + self.part) * own
+        return int_range(x.size).reshape(x.shape) + before.reshape(-1, 1, 1, 1), x.size * self.parts
 
 
 def attach_dropout(model: nn.Cell, rates: Mapping[str, float], part: int = 0) -> None:
