@@ -19,3 +19,16 @@ class Case:
     name: str
     outcome: Literal["runs", "refused", "fails"]
     reason: str = ""
+
+
+def outcome_of(name: str, action) -> Case:
+    """What becomes of an action: an `InputError` is a refusal, any other exception a failure."""
+    from model_zoo.errors import InputError
+
+    try:
+        action()
+    except InputError as error:
+        return Case(name, "refused", " ".join(str(error).split()))
+    except Exception as error:
+        return Case(name, "fails", f"{type(error).__name__}: {error}".splitlines()[0])
+    return Case(name, "runs")

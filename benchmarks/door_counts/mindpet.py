@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-from door_counts import Case
+from door_counts import Case, outcome_of
 
 TESTS = ("test/unit_test/delta", "test/unit_test/graph")
 DOCUMENTS = ("doc/MindPet_DeltaAlgorithm_README.md", "doc/MindPet_GraphOperation_README.md")
@@ -157,14 +157,10 @@ def namespace(work: Path) -> dict:
 
 def run(name: str, call: str, target: str | None, known: dict) -> Case:
     """Runs one call and keeps what it gives under its name."""
-    from model_zoo.errors import InputError
 
-    try:
+    def action() -> None:
         known["result"] = eval(call, known)
         if target:
             exec(f"{target.strip()} = result", known)
-    except InputError as error:
-        return Case(name, "refused", str(error).splitlines()[0])
-    except Exception as error:
-        return Case(name, "fails", f"{type(error).__name__}: {error}".splitlines()[0])
-    return Case(name, "runs")
+
+    return outcome_of(name, action)

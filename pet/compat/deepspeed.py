@@ -45,6 +45,7 @@ TABLE = {
     "scheduler.params.total_num_steps": Ignored("the run's length says it"),
     **dict.fromkeys(("activation_checkpointing.*", "steps_per_print", "wall_clock_breakdown", "zero_*"), ENGINE),
     **dict.fromkeys(("communication_data_type", "prescale_gradients", "dump_state", "*.enabled"), ENGINE),
+    **dict.fromkeys(("flops_profiler.*", "comms_logger.*", "tensorboard.*", "wandb.*", "csv_monitor.*"), ENGINE),
 }
 
 
@@ -55,7 +56,14 @@ def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
         InputError: no such file, or no JSON.
     """
     given = {name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")) if value != "auto"}
-    t.apply(given, TABLE, f"{os.path.basename(path)}: ")
+    file = Translation(f"{t.system}: {os.path.basename(path)}")
+    file.apply(given, TABLE)
+    t.settings.update(file.settings)
+    t.problems += file.problems
+    for why in dict.fromkeys(file.ignored.values()):
+        t.ignore(
+            f"{os.path.basename(path)}: {', '.join(name for name in file.ignored if file.ignored[name] == why)}", why
+        )
     if "zero_optimization.stage" not in given:
         t.put("parallel.shard_optimizer", False)
 

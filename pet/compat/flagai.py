@@ -14,6 +14,7 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.command_line import start_again
 from pet.compat.deepspeed import put_deepspeed
 from pet.compat.outputs import HIDDEN, Outputs, call, tensors
+from pet.compat.paths import modules_of
 from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number
 from pet.recipe.translation import Ignored, Refused, Translation
 
@@ -162,6 +163,7 @@ class Trainer:
         if train_dataset is None:
             raise InputError("Trainer.train: train_dataset is missing")
         t = self._translation()
+        t.ignored.clear()  # it has been said
         every = t.settings.pop("eval.every_steps", None)
         rates = put_optimizer(t, optimizer) if optimizer is not None else None
         rates = rates if lr_scheduler is None else rates_of(lr_scheduler)
@@ -263,3 +265,7 @@ class Trainer:
             if isinstance(t.get("train.batch_size"), int):
                 t.put("train.batch_size", t.get("train.batch_size") * (size // tensor))
         return t
+
+
+__path__: list[str] = []  # what stands below has no files
+__modules__ = modules_of({"trainer": {__name__: ("Trainer",)}})

@@ -27,6 +27,8 @@ WAIT_LIMIT = "86400"
 """Seconds that a collective may wait for its peers. MindSpore's 30 are less than one rank's compilation may take longer
 than another's; a worker that hangs or dies is the launcher's business."""
 LEAVE_LIMIT = 20.0
+RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
+"""One of them is set in every worker."""
 
 _job: Job | None = None
 _failed = _left = False
@@ -41,6 +43,11 @@ def join() -> Job:
     if _job is not None:
         return _job
     job = read_job()
+    if job.distributed and not any(name in os.environ for name in RANKS):
+        raise InputError(
+            f"RANK_SIZE says {job.size} workers, but no RANK_ID says which one this is; unset it, and start them by "
+            f"pet launch -n {job.size} -- COMMAND"
+        )
     if job.distributed:
         os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", WAIT_LIMIT)
         with waiting():

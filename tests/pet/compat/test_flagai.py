@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 from mindspore import nn
+from pet.compat.flagai.trainer import Trainer
 
 import pet
 from model_zoo.errors import InputError
-from pet.compat.flagai import Trainer
 
 SETTINGS = {
     "epochs": 2,
@@ -211,7 +211,7 @@ def test_a_deepspeed_file_is_read(monkeypatch, recipes, tmp_path, caplog):
     assert (train.optimizer, train.learning_rate, train.betas, train.eps) == ("adamw", 2e-5, [0.9, 0.95], 1e-6)
     assert (train.schedule, train.warmup, train.weight_decay) == ("linear", 5, 0.0)
     assert not parallel.shard_optimizer  # one process
-    (said,) = {record.message for record in caplog.records if "deepspeed.json" in record.message}
+    (said,) = (record.message for record in caplog.records if "deepspeed.json" in record.message)
     assert "zero_optimization.stage: 2: the optimizer's state is divided (stage 1)" in said
     for name, value in {"RANK_ID": "0", "RANK_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "8118"}.items():
         monkeypatch.setenv(name, value)

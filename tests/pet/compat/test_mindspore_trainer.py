@@ -85,7 +85,7 @@ def test_every_hook_is_asked(tmp_path):
     assert lines[0]["loss"] == pytest.approx(2 * np.log(40), rel=0.1)
     assert lines[0]["learning_rate"] == pytest.approx(0.05)  # a warm-up of one step of four
     assert "eval_accuracy" in lines[1]
-    recipe = make_recipe(make_parser().parse_args(["--do_train"]), Hooks())
+    recipe, _ = make_recipe(make_parser().parse_args(["--do_train", "--output_dir", "o"]), Hooks())
     assert (recipe.eval.metrics, recipe.train.optimizer, recipe.train.betas) == (
         ["loss", "accuracy"],
         "lamb",
@@ -98,7 +98,7 @@ def test_flags_become_settings():
     words += "--eval_batch_size 3 --accumulation_steps 2 --warmup 0.2 --fp16 --loss_scale_value 512 --scale_factor 4 "
     words += "--scale_window 100 --report_interval 7 --save_eval_steps 11 --optimizer momentum --schedule polynomial "
     words += "--enable_global_norm False --weight_decay 0.3 --device_num 1 --device_id 0 --data_workers 2 --tag x"
-    recipe = make_recipe(make_parser().parse_args(words.split()), Task())
+    recipe, _ = make_recipe(make_parser().parse_args(words.split()), Task())
     train = recipe.train
     assert (train.epochs, train.learning_rate, train.batch_size, train.seed) == (2.0, 1e-3, 5, 9)
     assert (train.accumulation, train.warmup, train.log_every, train.save_every) == (2, 0.2, 7, 11)
@@ -129,7 +129,7 @@ def test_a_task_file(tmp_path):
             ["--task_name", "mine.py", "--task_dir", str(tmp_path), "--do_train", "--output_dir", str(tmp_path / "o")]
         )
     with pytest.raises(InputError, match=r"--schedule.*'linnear'.*'linear'"):
-        make_recipe(make_parser().parse_args(["--do_train", "--schedule", "linnear"]), Task())
+        make_recipe(make_parser().parse_args(["--do_train", "--output_dir", "o", "--schedule", "linnear"]), Task())
 
 
 NAME = "transformer.h.0.mlp.c_fc.weight"

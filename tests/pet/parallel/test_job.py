@@ -133,3 +133,15 @@ def test_msrun_runs_the_command_line(tmp_path, base):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 2
+
+
+def test_a_process_that_nobody_numbered_does_not_wait_for_others(monkeypatch):
+    from model_zoo.errors import InputError
+    from pet.parallel import join
+
+    monkeypatch.setattr(join, "_job", None)
+    monkeypatch.setenv("RANK_SIZE", "2")
+    for name in join.RANKS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match=r"2 workers, but no RANK_ID says which one this is.*pet launch -n 2"):
+        join.join()

@@ -1,0 +1,128 @@
+"""Models of tasks: built by a configuration, called by a dataset's columns, measured by the task's metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.errors import InputError
+from pet.compat.ckpt.beside import converted
+from pet.compat.ckpt.doors import is_ckpt
+from pet.compat.outputs import Outputs, call, tensors
+
+log = logging.getLogger("pet")
+
+
+def outputs(model, data: dict[str, Any], columns: Sequence[str]) -> tuple:
+    """What a model gives for a batch, as a tuple: a bundled one its logits, another cell what its columns give."""
+    if getattr(model, "family", None) is None:
+        found = model(*[data[name] for name in columns])
+        return found if isinstance(found, tuple) else (found,)
+    hidden = model.hidden_states(data["input_ids"], data["position_ids"], data["start"], data["end"], None)
+    return (model.head(hidden).reshape(data["input_ids"].shape + (-1,)),)
+
+
+def with_loss(loss, columns: Sequence[str], simple: bool) -> Callable:
+    """``(data, model) → loss`` by a loss cell of (outputs…, second column), or of (columns…, outputs…)."""
+
+    def forward(data, model):
+        found = outputs(model, data, columns)
+        sample = [data[name] for name in columns]
+        result = loss(*found, sample[1]) if simple else loss(*sample, *found)
+        return result[0] if isinstance(result, tuple) else result
+
+    return forward
+
+
+class Measured(Outputs):
+    """The model as an evaluation function gets it: ``model.eval(data)`` gives this evaluation's numbers.
+
+    Args:
+        model: the model.
+        columns: the data's.
+        metrics: ``{name: MindSpore's Metric}``.
+        head: from columns and outputs to what metrics are updated with; None for the first output and second column.
+        named: an `EvalData`, whose ``metrics_fn`` gives more.
+    """
+
+    def __init__(self, model, columns: Sequence[str], metrics: dict[str, Any], head=None, named=None):
+        super().__init__(model)
+        self.columns, self.metrics, self.head, self.named = columns, metrics, head, named
+        self.results: dict[str, Any] = {}
+
+    def eval(self, data: Any = None, **how: Any) -> dict[str, Any]:
+        """Loss, perplexity and the metrics by name."""
+        return dict(self.results)
+
+    def measure(self, batches: Iterable) -> dict[str, float]:
+        """Updates the metrics with all batches; their numbers, those of a dictionary as ``<metric>_<name>``."""
+        for metric in self.metrics.values():
+            metric.clear()
+        rows = []
+        for batch in batches:
+            data = tensors(batch)
+            sample, found = [data[name] for name in self.columns], outputs(self.model, data, self.columns)
+            given = (found[0], sample[1]) if self.head is None else self.head(*sample, *found)
+            rows.append([each.asnumpy() for each in (found[0], sample[1])])
+            for metric in self.metrics.values():
+                metric.update(*(given if isinstance(given, tuple) else (given,)))
+        self.results = {name: metric.eval() for name, metric in self.metrics.items()}
+        if self.named and self.named.metrics_fn:
+            logits, labels = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+            self.results[self.named.name] = dict(self.named.metrics_fn(logits, labels))
+        flat = {}
+        for name, value in self.results.items():
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            flat.update({f"{name}_{part}".rstrip("_"): float(number) for part, number in parts})
+        return flat
+
+
+def build_transformer_model(
+    config_path=None,
+    model="auto",
+    application="encoder",
+    checkpoint_path=None,
+    compute_type=None,
+    padding_idx=None,
+    **changes,
+):
+    """``(model, config)``: with the weights of a checkpoint directory or bundled base, else random ones of the
+    configuration's sizes.
+
+    Args:
+        config_path: a config.json, a checkpoint directory, or a bundled base's or preset's name.
+        model: a class of the script's own, which gets the configuration; else of no effect.
+        application, compute_type, padding_idx: of no effect: ``--fp16`` says the precision, the tokenizer the padding.
+        checkpoint_path: where the weights are, if not beside the configuration: a directory, or a MindFormers
+            ``.ckpt`` file.
+        changes: keys of config.json to change. Where the weights no longer fit, they are random, with a warning.
+    """
+    from model_zoo.checkpoint.reading import load_into
+    from model_zoo.counting import parameter_shapes
+    from pet.auto import AutoModel
+    from pet.names import find_model, model_config, preset_names
+
+    source = checkpoint_path or config_path
+    if source is None:
+        raise InputError("build_transformer_model: config_path is missing")
+    if isinstance(model, type):
+        from model_zoo.atomic import read_json
+
+        config = {**read_json(config_path, "a model's configuration"), **changes}
+        more = {"compute_type": compute_type, "padding_idx": padding_idx}
+        return call(model, config, **{name: value for name, value in more.items() if value is not None}), config
+    if is_ckpt(source):
+        source = converted(source, config_path if checkpoint_path else None)
+    given = model_config(config_path or source)
+    built = AutoModel.from_config({**given, **changes})
+    if str(source) in preset_names() or Path(str(source)).is_file():
+        return built, built.config  # sizes alone
+    if parameter_shapes({**given, **changes}) == parameter_shapes(given):
+        load_into(built, find_model(source))
+    else:
+        log.warning("build_transformer_model: weights are random, their shapes change by %s", ", ".join(changes))
+    return built, built.config

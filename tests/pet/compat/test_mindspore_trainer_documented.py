@@ -1,0 +1,346 @@
+"""Tasks in the shape of MindsporeTrainer's document: hooks, flags, datasets and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Accuracy
+from pet.compat.mindspore_trainer.apps.tasks import EvalData, Task, TransformerTask, register_task
+from pet.compat.mindspore_trainer.data import ExampleInstance, ExampleSet, create_dynamic_dataset
+
+import pet
+from model_zoo.errors import InputError
+from pet.compat import mindspore_trainer
+from pet.compat.mindspore_trainer import make_parser, make_recipe
+from pet.compat.mindspore_trainer.tasks import TASKS, find_task
+
+WORDS = 12
+ROWS = np.random.default_rng(0).integers(0, WORDS, (12, 5)).astype(np.int32)
+
+
+class Backbone(nn.Cell):
+    """Gives a tuple, as there."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(WORDS, 8), nn.Dense(8, 2)
+
+    def construct(self, input_ids, label, weights):
+        return (self.out(self.table(input_ids).mean(1)),)
+
+
+class Loss(nn.Cell):
+    """Of all columns and outputs; with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = ms.Parameter(ms.Tensor(1.0), name="scale")
+
+    def construct(self, input_ids, label, weights, logits):
+        return (ops.cross_entropy(logits, label.reshape(-1)) * weights.mean() * self.scale,)
+
+
+class Simple(nn.Cell):
+    """Of outputs and the second column."""
+
+    def construct(self, logits, label):
+        return ops.cross_entropy(logits, label.reshape(-1))
+
+
+class Head(nn.Cell):
+    """What metrics are updated with."""
+
+    def construct(self, input_ids, label, weights, logits):
+        return ops.softmax(logits), label.reshape(-1)
+
+
+class Documented(TransformerTask):
+    """The hooks with the document's signatures."""
+
+    def __init__(self, data_dir, args, **kwargs):
+        super().__init__(args, **kwargs)
+        self.data_dir, self.main_metric, self.optimizer_name, self.seen = data_dir, "acc", "Lamb", []
+
+    @classmethod
+    def add_arguments(cls, parser):
+        parser.add_argument("--rows", type=int, default=8)
+        return parser
+
+    def rows(self, rows, batch_size):
+        examples = [ExampleInstance(segments=[row], label=int(row[0] > 5)) for row in rows]
+        columns = ["input_ids", "label", "weights"]
+        return create_dynamic_dataset(
+            ExampleSet(examples), self.get_feature_fn(), batch_size=batch_size, output_columns=columns,
+            repeat=self.args.num_train_epochs, num_workers=4, num_shards=self.rank_size, shard_id=self.rank_id,
+        )  # fmt: skip
+
+    def train_data(self, max_seq_len=512, batch_size=32, **kwargs):
+        assert (max_seq_len, batch_size) == (512, self.args.train_batch_size)
+        return self.rows(ROWS[: self.args.rows], batch_size)
+
+    def eval_data(self, max_seq_len=512, batch_size=32, **kwargs):
+        return self.rows(ROWS[8:], batch_size)
+
+    def test_data(self, **kwargs):
+        return self.rows(ROWS[8:], 2)
+
+    def get_feature_fn(self, max_seq_len=512, ext_params=None, rng=None, **kwargs):
+        def example_to_feature(ids, label):
+            return ids.astype(np.int32), label.astype(np.int32), np.ones(1, np.float32)
+
+        return example_to_feature
+
+    def get_labels(self):
+        return ["small", "large"]
+
+    def get_model(self):
+        return Backbone()
+
+    def get_loss(self, *args, **kwargs):
+        return Loss()
+
+    def get_eval_head(self, *args, **kwargs):
+        return Head()
+
+    def get_metrics(self, **kwargs):
+        return OrderedDict(acc=Accuracy())
+
+    def get_opt_fn(self, *args, **kwargs):
+        return None
+
+    def get_eval_fn(self, **kwargs):
+        data = kwargs.get("data")
+
+        def run_eval(model, name, prefix):
+            result = model.eval(data, dataset_sink_mode=False)
+            self.seen.append(result)
+            Documented.last = self
+            return result["acc"]
+
+        return run_eval
+
+    def get_predict_fn(self):
+        def predict(logits, output_dir, name, prefix):
+            labels = [self.get_labels()[index] for index in logits.argmax(-1)]
+            with open(os.path.join(output_dir, f"submit-{name}-{prefix}.tsv"), "w", encoding="utf-8") as file:
+                file.write("\n".join(labels))
+
+        return predict
+
+
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch):
+    """Tasks of one test are not another's."""
+    for name in list(TASKS):
+        monkeypatch.delitem(TASKS, name)
+    yield TASKS
+    TASKS.clear()
+
+
+def lines(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_task_of_the_documents_shape(tmp_path):
+    register_task(name="DEBERTA", desc="as there")(Documented)
+    words = "--task_name=deberta --do_train --do_eval --do_predict --data_dir=data --num_train_epochs=2 --rows=6"
+    words += " --learning_rate=1e-2 --train_batch_size=3 --eval_batch_size=2 --save_eval_steps=2 --data_workers=4"
+    summary = mindspore_trainer.launch([*words.split(), f"--output_dir={tmp_path}/run"])
+    task = Documented.last
+    assert (task.data_dir, len(task.seen)) == ("data", 2)  # epochs of two steps
+    evaluated = [line for line in lines(tmp_path / "run") if "eval_acc" in line]
+    assert [line["step"] for line in evaluated] == [2, 4]
+    assert [seen["acc"] for seen in task.seen] == [line["eval_acc"] for line in evaluated]
+    assert task.seen[0]["loss"] == pytest.approx(evaluated[0]["eval_loss"])
+    best = max(evaluated, key=lambda line: line["eval_acc"])
+    assert summary["best"]["step"] == best["step"]
+    from model_zoo.checkpoint.safetensors_io import read_file
+
+    weights = read_file(tmp_path / "run/trained.safetensors")
+    assert "task_loss.scale" in weights and weights["task_loss.scale"] != 1.0  # the loss cell's own parameter learns
+    assert len((tmp_path / "run/submit-Documented-final.tsv").read_text().split()) == 4
+
+
+def test_losses_of_a_bundled_model(tmp_path):
+    """A loss cell of (logits, labels), a MindSpore Dataset with further columns, an optimizer that the task makes."""
+
+    class Shifted(nn.Cell):
+        def construct(self, logits, labels):
+            return ops.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1))
+
+    @register_task
+    class Language(Task):
+        def get_model(self):
+            sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": WORDS, "n_positions": 16}
+            model, config = mindspore_trainer.build_transformer_model("gpt2", compute_type=ms.float32, **sizes)
+            assert config.n_embd == 16
+            return model
+
+        def train_data(self, batch_size=32, **kwargs):
+            columns = ["input_ids", "labels", "weights"]
+            rows = [(row, row, np.ones(1, np.float32)) for row in ROWS]
+            return GeneratorDataset(rows, columns, shuffle=False).batch(batch_size)
+
+        def get_loss(self):
+            return Shifted()
+
+        def get_opt_fn(self):
+            def make(args, network, opt_name=None):
+                schedule = nn.PolynomialDecayLR(args.learning_rate, 0.0, 4, 1.0)
+                return nn.AdamWeightDecay(network.trainable_params(), schedule, eps=1e-6), False
+
+            return make
+
+    words = f"--do_train --train_batch_size 3 --train_steps 2 --learning_rate 0.01 --output_dir {tmp_path}/run"
+    mindspore_trainer.launch(words.split())
+    found = lines(tmp_path / "run")
+    assert [line["learning_rate"] for line in found] == pytest.approx([0.01, 0.0075])
+    assert found[0]["loss"] == pytest.approx(np.log(WORDS), rel=0.1)
+
+
+def test_documented_defaults():
+    args = make_parser().parse_args(["--do_train", "--output_dir", "o"])
+    recipe, _ = make_recipe(args, Task())
+    train = recipe.train
+    assert (train.epochs, train.learning_rate, train.batch_size, recipe.eval.batch_size) == (1.0, 5e-5, 64, 32)
+    assert (train.seed, train.save_every, train.keep_last, train.warmup) == (1234, 1000, 1, 0.1)
+    assert (train.clip_norm, train.accumulation, train.log_every, train.precision) == (None, 1, 1, "fp32")
+    assert (args.predict_batch_size, args.loss_scale_value, args.scale_factor, args.scale_window) == (32, 1024, 4, 1000)
+
+
+def test_flags_that_say_nothing_here_and_those_that_cannot_be_had(caplog):
+    register_task(name="nothing")(Task)
+    words = "--do_train --output_dir o --enable_data_sink --data_sink_steps 2 --debug --thor False --train_steps -1"
+    recipe, _ = make_recipe(make_parser().parse_args([*words.split(), "--resume_opt_path", ""]), Task())
+    assert recipe.train.epochs == 1.0
+    (said,) = caplog.records
+    assert "--enable_data_sink, --data_sink_steps" in said.message
+    for flag, reason in (
+        ("--thor", "second-order"),
+        ("--GAN", "adversarial"),
+        ("--resume_opt_path x", "optimizer too"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            make_recipe(make_parser().parse_args([*words.replace("--thor False ", "").split(), *flag.split()]), Task())
+    with pytest.raises(InputError, match="--output_dir is missing"):
+        mindspore_trainer.launch(["--do_train"])
+    task = Task()
+    task.optimizer_name = "Momentum"
+    train = make_recipe(make_parser().parse_args(["--do_train", "--output_dir", "o"]), task)[0].train
+    assert (train.optimizer, train.schedule, train.warmup, train.weight_decay) == ("momentum", "constant", 0, 0)
+
+
+def test_registered_names_in_a_directory(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"file_{name}.py").write_text(
+            "from pet.compat.mindspore_trainer.task import Task, register_task\n"
+            f"@register_task(name='Task_{name}', desc='{name}')\nclass T(Task):\n    pass\n"
+        )
+    (tmp_path / "_not_a_task.py").write_text("raise RuntimeError")
+    assert find_task("TASK_two", str(tmp_path)).desc == "two"
+    TASKS.clear()
+    assert find_task("file_one", str(tmp_path)).desc == "one"
+    with pytest.raises(InputError, match=r"'task_three' is not registered.*task_one"):
+        find_task("task_three", str(tmp_path))
+    with pytest.raises(InputError, match=r"no such directory"):
+        find_task("task_three", str(tmp_path / "none"))
+
+
+def test_eval_data_with_its_own_measure(tmp_path):
+    class Named(Documented):
+        def eval_data(self, **kwargs):
+            def measure(logits, labels):
+                return OrderedDict(accuracy=float((logits.argmax(-1) == labels.reshape(-1)).mean()))
+
+            return [EvalData("dev", super().eval_data(**kwargs), metrics_fn=measure)]
+
+        def get_loss(self):
+            return Simple()
+
+        def get_eval_fn(self, **kwargs):
+            return None
+
+    register_task(name="named")(Named)
+    words = "--task_name named --do_train --do_eval --train_batch_size 4 --save_eval_steps 1 --rows 4"
+    summary = mindspore_trainer.launch([*words.split(), "--output_dir", f"{tmp_path}/run"])
+    (line,) = (line for line in lines(tmp_path / "run") if "eval_acc" in line)
+    assert line["eval_dev_accuracy"] == pytest.approx(line["eval_acc"])
+    assert summary["after"]["dev_accuracy"] == pytest.approx(line["eval_dev_accuracy"])
+
+
+def test_a_checkpoint_of_mindspore_is_loaded(tmp_path):
+    class Loaded(Documented):
+        def get_eval_fn(self, **kwargs):
+            return lambda model, name, prefix: float(model.table.embedding_table.asnumpy().max())
+
+    register_task(name="loaded")(Loaded)
+    other = Backbone()
+    other.table.embedding_table.set_data(ms.Tensor(np.full((WORDS, 8), 7.0, np.float32)))
+    ms.save_checkpoint(other, f"{tmp_path}/a.ckpt")
+    words = ["--do_eval", "--eval_batch_size", "4", "--output_dir", f"{tmp_path}/run", "--load_checkpoint_path"]
+    assert mindspore_trainer.launch([*words, f"{tmp_path}/a.ckpt"])["main_metric"] == 7.0
+    ms.save_checkpoint(nn.Dense(2, 2), f"{tmp_path}/b.ckpt")
+    with pytest.raises(InputError, match="has no parameter of the model"):
+        mindspore_trainer.launch([*words, f"{tmp_path}/b.ckpt"])
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from pet.compat.mindspore_trainer import Task, launch, register_task
+@register_task(name="x")
+class T(Task):
+    def get_model(self):
+        Path(f"rank_{self.rank_id}_of_{self.rank_size}_on_{os.environ['DEVICE_ID']}").touch()
+        while len(list(Path().glob("rank_*_of_*"))) < 2:  # the first that ends so ends the other
+            pass
+        raise SystemExit(5)
+launch()
+"""
+
+
+@pytest.mark.parametrize("how", ("--device_num=2 --device_id=0,1", "RANK_SIZE"))
+def test_the_script_starts_its_processes(tmp_path, how):
+    (tmp_path / "run.py").write_text(SCRIPT)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    words = ["--do_train", "--output_dir", "o", "--distribute"]
+    if how == "RANK_SIZE":
+        environment.update(RANK_SIZE="2", RANK_TABLE_FILE="/none/hccl.json")
+    else:
+        words += how.split()
+    command = [sys.executable, "run.py", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0_of_2_on_0", "rank_1_of_2_on_1"]
+
+
+def test_numbers_of_processes_that_differ(monkeypatch):
+    register_task(name="x")(Task)
+    monkeypatch.setenv("RANK_SIZE", "4")
+    monkeypatch.delenv("RANK_ID", raising=False)
+    with pytest.raises(InputError, match="different numbers"):
+        mindspore_trainer.launch(["--do_train", "--output_dir", "o", "--device_num", "2"])
+
+
+def test_a_share_of_the_data_is_refused(monkeypatch, tmp_path):
+    class Shared(Documented):
+        def train_data(self, **kwargs):
+            return GeneratorDataset([(row,) for row in ROWS], ["input_ids"], num_shards=2, shard_id=0).batch(2)
+
+    register_task(name="shared")(Shared)
+    with pytest.raises(InputError, match="num_shards"):
+        mindspore_trainer.launch(["--do_train", "--output_dir", str(tmp_path)])
+
+
+def test_names_at_the_top():
+    assert pet.Task is Task and pet.launch is mindspore_trainer.launch
