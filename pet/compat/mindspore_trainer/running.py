@@ -24,7 +24,7 @@ from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
 
 INTERNAL = Ignored("the environment says it")
-PROCESSES = Ignored("as many processes were started")
+PROCESSES = Ignored("it says which processes are started")
 
 # flag → type, documented default, rule
 FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
@@ -138,8 +138,6 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     args = read(parser, words)
     if not (args.do_train or args.do_eval or args.do_predict):
         raise InputError("nothing to do: give --do_train, --do_eval or --do_predict")
-    if args.output_dir is None:
-        raise InputError("--output_dir is missing")
     if (count := processes(args)) > 1:
         raise SystemExit(start(args, count))
     return Job(args, make_task(kind, args)).run()

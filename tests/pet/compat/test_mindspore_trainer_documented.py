@@ -231,7 +231,7 @@ def test_flags_that_say_nothing_here_and_those_that_cannot_be_had(caplog):
     ):
         with pytest.raises(InputError, match=reason):
             make_recipe(make_parser().parse_args([*words.replace("--thor False ", "").split(), *flag.split()]), Task())
-    with pytest.raises(InputError, match="--output_dir is missing"):
+    with pytest.raises(InputError, match="--output_dir: is missing"):
         mindspore_trainer.launch(["--do_train"])
     task = Task()
     task.optimizer_name = "Momentum"
