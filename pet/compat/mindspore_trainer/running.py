@@ -330,6 +330,8 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None):
     if task.optimizer_name == "Momentum":
         given = {name: value for name, value in given.items() if name not in ("--warmup", "--weight_decay")}
     t.apply(given, {f"--{name}": rule for name, (_, _, rule) in FLAGS.items()})
+    if args.output_dir is None:
+        t.refuse("--output_dir", "is missing")
     if args.distribute and copies == 1:
         t.refuse(
             "--distribute", "this is a single process; give --device_num N, or pet launch -n N -- python TASK.py …"
