@@ -63,10 +63,11 @@ def version_of(clone: Path) -> str:
     return f"{git('describe', '--tags', '--always')} of {git('log', '-1', '--format=%cs')}" if git("log", "-1") else "?"
 
 
-def section(system: str, version: str, cases: list[Case]) -> str:
+def section(system: str, version: str, cases: list[Case], what: str = "") -> str:
     """A system's section: how many run, and each reason with the cases that it keeps out."""
     runs = sum(case.outcome == "runs" for case in cases)
     lines = [f"## {TITLES[system]}", "", f"{runs} of {len(cases)} run ({version}).", ""]
+    lines += [f"Counted: {what}.", ""] if what else []
     for outcome, title in OUTCOMES.items():
         by_reason: dict[str, list[str]] = defaultdict(list)
         for case in cases:
@@ -98,7 +99,7 @@ def main() -> None:
         module = importlib.import_module(f"door_counts.{system}")
         with tempfile.TemporaryDirectory(prefix=f"doors_{system}_") as work:
             cases = module.count(clone.resolve(), Path(work))
-        new = section(system, version_of(clone), cases)
+        new = section(system, version_of(clone), cases, getattr(module, "WHAT", ""))
         text = options.output.read_text("utf-8") if options.output.is_file() else HEAD
         options.output.write_text(updated(text, system, new), "utf-8")
         print(new)

@@ -15,6 +15,10 @@ from pathlib import Path
 
 from door_counts import Case, outcome_of
 
+WHAT = (
+    "calls of its trainer in documents and examples, by their settings alone; the models of these scripts are not here"
+)
+
 
 def count(clone: Path, work: Path) -> list[Case]:
     """Each call ``…Trainer(…)`` is a case, and each keyword set of ``trainer.train(…)``."""

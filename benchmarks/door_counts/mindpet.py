@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 from door_counts import Case, outcome_of
 
+WHAT = "unit tests of layers, freezing and saving, and calls in its two documents"
 TESTS = ("test/unit_test/delta", "test/unit_test/graph")
 DOCUMENTS = ("doc/MindPet_DeltaAlgorithm_README.md", "doc/MindPet_GraphOperation_README.md")
 IMAGE = 28 * 28
