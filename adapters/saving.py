@@ -109,6 +109,9 @@ def base_facts(model: nn.Cell) -> dict[str, str]:
 
 def form_of(model: nn.Cell) -> str:
     """The form of a model's packed weights as the JSON of a `Quantization`; empty where there are none."""
+    told = getattr(model, "base_form", None)  # one process of many may have a part of the base, in smaller blocks
+    if told is not None:
+        return told
     cells = quantized_cells(model)
     if not cells:
         return ""

@@ -8,6 +8,7 @@ read the packed weight itself are the CPU engine's.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import mindspore as ms
 import numpy as np
@@ -112,10 +113,12 @@ class QuantizedLinear(Linear):
         in_features, out_features: its shape.
         published_transposed: whether checkpoints have W as ``(in, out)``, as GPT-2's do.
         loaded: `codec.glance` at what was loaded.
+        whole: form and shape of the matrix that this is a part of, axis and ranges; None for all of it.
     """
 
     loaded: int | None = None
     published_transposed = False
+    whole: tuple | None = None
 
     @property
     def unchanged(self) -> bool:
@@ -123,7 +126,7 @@ class QuantizedLinear(Linear):
         return self.loaded is not None and self.loaded == codec.glance(self.arrays())
 
     def construct(self, x):
-        y = self.packed_product(x, self.parts())
+        y = self.multiply(x)
         if self.bias is not None:
             y = self.add_bias(y, self.bias)
         return y
@@ -160,6 +163,32 @@ class QuantizedLinear(Linear):
         """W in float32 as unpacked checkpoints have it."""
         matrix = self.dequantized()
         return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
+
+    def multiply(self, x):
+        """``x·Wᵀ``."""
+        return self.packed_product(x, self.parts())
+
+    def keep_part(self, path: str, axis: int, ranges: Sequence[slice], loaded: bool) -> None:
+        """Leaves some rows (axis 0) or columns of W, with their numbers to the bit.
+
+        Args:
+            loaded: whether W is there; if not, `model_zoo.quantization.loading.fill` puts the part of the file there.
+
+        Raises:
+            InputError: blocks would be cut into pieces that are too small.
+        """
+        self.whole = self.storage, self.shape, axis, tuple(ranges)
+        form = codec.part_storage(*self.whole)
+        arrays = codec.take(self.storage, self.arrays(), self.shape, axis, ranges)[1] if loaded else None
+        extent = sum(len(range(*some.indices(self.shape[axis]))) for some in ranges)
+        shape = (extent, self.in_features) if axis == 0 else (self.out_features, extent)
+        for part in self.storage.parts(self.shape):
+            del self._params[part]
+            self.__dict__.pop(part, None)
+        self.out_features, self.in_features = shape
+        hold_parts(self, path, form)
+        if arrays is not None:
+            self.put(arrays)
 
     def put(self, arrays: codec.Arrays) -> None:
         """Writes the parts; compiled graphs see the new values."""
@@ -198,18 +227,23 @@ def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:
     Raises:
         InputError: the matrix has no such blocks.
     """
-    shape = (cell.out_features, cell.in_features)
-    reason = storage.why_not(shape)
+    reason = storage.why_not((cell.out_features, cell.in_features))
     if reason is not None:
         raise InputError(f"{path} cannot be stored as {storage}: {reason}")
     cell.published_transposed = isinstance(cell, Conv1D)
     del cell._params["weight"]
+    object.__setattr__(cell, "__class__", QuantizedLinear)
+    hold_parts(cell, path, storage)
+
+
+def hold_parts(cell: QuantizedLinear, path: str, storage: Storage) -> None:
+    """Gives a cell the parameters of a form, which hold nothing yet, and the product over them."""
+    shape = cell.shape
     for part, (dtype, extent) in storage.parts(shape).items():
         value = Parameter(initializer("zeros", extent, getattr(ms, dtype)), name=part_name(path, part))
         value.requires_grad = False
         cell.insert_param_to_cell(part, value)
         value.name = part_name(path, part)
-    object.__setattr__(cell, "__class__", QuantizedLinear)
     cell.storage = storage
     cell.weight.packed_in = cell
     cell.packed_product = PackedProduct(storage, shape)

@@ -55,16 +55,18 @@ def fill(cell: QuantizedLinear, checkpoint, stored: str) -> None:
     Raises:
         InputError: it is packed in another form, or holds NaN or infinity.
     """
-    on_host = ms.get_context("device_target") == "CPU"  # there a parameter's array is its memory
-    arrays = cell.arrays() if on_host else codec.empty(cell.storage, cell.shape)
+    storage, shape = (cell.storage, cell.shape) if cell.whole is None else cell.whole[:2]
     packed = checkpoint.packed.get(stored)
-    if packed is not None:
-        if packed.storage != cell.storage:
-            raise InputError(f"{stored} is stored as {packed.storage}, the model has it as {cell.storage}")
-        for part, array in checkpoint.parts(stored).items():
-            arrays[part][...] = array
+    if packed is not None and packed.storage != storage:
+        raise InputError(f"{stored} is stored as {packed.storage}, the model has it as {storage}")
+    in_place = cell.whole is None and ms.get_context("device_target") == "CPU"  # there an array is a parameter's memory
+    if packed is None:
+        out = cell.arrays() if in_place else None
+        arrays = quantize_stored(checkpoint, stored, storage, shape, cell.published_transposed, out)
     else:
-        quantize_stored(checkpoint, stored, cell.storage, cell.shape, cell.published_transposed, arrays)
-    if not on_host:
+        arrays = checkpoint.parts(stored)
+    if cell.whole is not None:
+        arrays = codec.take(storage, arrays, *cell.whole[1:])[1]
+    if packed is not None or not in_place:
         cell.put(arrays)
     cell.loaded = codec.glance(arrays)

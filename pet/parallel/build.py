@@ -9,6 +9,8 @@ import mindspore as ms
 from adapters.registry import registry
 from model_zoo.auto import MODEL_OF, AutoConfig, stored_dtype
 from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.checkpoint.reading import Checkpoint
+from model_zoo.quantization.loading import pack_model, storages
 from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
 
@@ -36,7 +38,10 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
         directory = find_model(section.path)
         dtype = stored_dtype(directory) if section.dtype == "auto" else section.dtype
         config = AutoConfig.from_pretrained(directory)
+        with Checkpoint(directory) as checkpoint:
+            forms = storages(config, checkpoint, section.quantization.settings())
         model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
+        pack_model(model, forms)
         if not fresh:
             model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from adapters.saving import form_of
 from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
@@ -94,6 +95,7 @@ class ParallelContext(DistributedContext):
             return model
         if directory is None and self.is_main and not hasattr(model, "base_fingerprint"):
             model.base_fingerprint = base_fingerprint(model)
+        model.base_form = form_of(model)
         shard(model, self.tensor_group, loaded=directory is None)
         self.stages = cut_stage(model, self.mesh)
         if directory is not None:

@@ -16,6 +16,8 @@ from adapters.lora import DoRALinear
 from adapters.registry import registry
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_tied, note_source
+from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.loading import fill
 from pet.parallel.collectives import Group, sum_numbers
 from pet.parallel.split import Division, division_of
 
@@ -58,13 +60,14 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
         for path, module in adapter.modules.items():
             cell = adapter.sites[path].cell
             if isinstance(module, DoRALinear) and id(cell) in cells:
-                _start_norms(module, cell.weight, not adapter.source, group)
+                _start_norms(module, cell, not adapter.source, group)
 
 
-def _start_norms(module: DoRALinear, weight, fresh: bool, group: Group) -> None:
+def _start_norms(module: DoRALinear, cell: nn.Cell, fresh: bool, group: Group) -> None:
     """DoRA's norms of the base's rows, over all members where each has some columns."""
-    division = division_of(weight)
-    rows = module.oriented(weight.astype(ms.float32).asnumpy()).astype(np.float64)
+    division, packed = division_of(cell.weight), is_quantized(cell)
+    weight = cell.dequantized() if packed else cell.weight.astype(ms.float32).asnumpy()
+    rows = module.oriented(weight).astype(np.float64)
     squares = (rows * rows).sum(1)
     if division is not None and division.axis == (0 if module.transposed else 1):
         squares = np.asarray(sum_numbers(squares, group))
@@ -75,10 +78,12 @@ def _start_norms(module: DoRALinear, weight, fresh: bool, group: Group) -> None:
 
 
 def _assign_part(parameter, checkpoint: Checkpoint, stored: str, division: Division, place: int) -> None:
+    if (cell := getattr(parameter, "packed_in", None)) is not None:
+        return fill(cell, checkpoint, stored)
     slices = division.slices(place)
     if len(slices) == 1:
         assign(parameter, checkpoint, stored, slices=slices[0])
-        return
+        return None
     on_host = ms.get_context("device_target") == "CPU"  # there a parameter's array is its memory
     out = parameter.asnumpy() if on_host else np.empty(parameter.shape, np.float32)
     offset = 0
@@ -89,3 +94,4 @@ def _assign_part(parameter, checkpoint: Checkpoint, stored: str, division: Divis
         offset += width
     if not on_host:
         ops.assign(parameter, Tensor(out, getattr(ms, float_name(parameter.dtype))))
+    return None

@@ -27,7 +27,9 @@ from adapters.dropout import Dropout
 from adapters.method import AdapterModule
 from adapters.registry import registry
 from adapters.sites import select_rows
+from model_zoo.errors import InputError
 from model_zoo.layers import int_range
+from model_zoo.quantization.cells import QuantizedLinear, is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
 from pet.parallel.specs import ShardSpecs, acts_on_sum
 from pet.parallel.split import SPLIT, WHOLE, Division, mark
@@ -52,8 +54,14 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
         (parameter, *specs.of_base(path, attribute), loaded)
         for path, spec in specs.cells.items()
         for attribute in spec.shapes
+        if not (attribute == "weight" and is_quantized(cells[path]))
         for parameter in variants(model, cells[path], attribute)
     ]
+    for path in specs.cells:
+        if is_quantized(cells[path]):
+            division = specs.of_base(path, "weight")[1]
+            if division is not None:
+                cut_packed(cells[path], path, division, group, loaded)
     divided += [
         (parameter, *specs.of_adapter(path, module, name), True)
         for path, cell in cells.items()
@@ -103,6 +111,20 @@ def cut(parameter, division: Division, group: Group, loaded: bool) -> None:
         part = initializer("zeros", division.part_shape(parameter.shape), parameter.dtype)
     parameter.set_data(part, slice_shape=True)
     mark(parameter, SPLIT, division)
+
+
+def cut_packed(cell: QuantizedLinear, path: str, division: Division, group: Group, loaded: bool) -> None:
+    """Leaves in a packed cell this member's part of the matrix, with the numbers that the whole has.
+
+    Raises:
+        InputError: the part would cut blocks into pieces that are too small.
+    """
+    axis = 1 - division.axis if cell.published_transposed else division.axis
+    try:
+        cell.keep_part(path, axis, division.ranges(group.place), loaded)
+    except InputError as error:
+        raise InputError(f"parallel.tensor: {path}: {error}; choose another block, or list it in skip") from None
+    mark(cell.weight, SPLIT, division)
 
 
 def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
@@ -163,14 +185,14 @@ def row_class(cls: type) -> type:
                     if module.changes_input:
                         changed = module.before(inner)
                         inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-                base, bias = self.product(inner, self.weight), None
+                base, bias = self.multiply(inner), None
                 if self.bias is not None:
                     bias = self.bias * self.bias_share
                     base = self.add_bias(base, bias)
                 y = base
                 for module in self.active:
                     if not module.after_sum:
-                        changed = module.on_base(x, y, base, self.weight, bias) if module.needs_base else module(x, y)
+                        changed = module.on_base(x, y, base, self.matrix(), bias) if module.needs_base else module(x, y)
                         y = changed if module.rows is None else select_rows(module.rows, changed, y)
                 y = self.reduce_from_group(y)
                 for module in self.active:
@@ -179,6 +201,14 @@ def row_class(cls: type) -> type:
                         y = changed if module.rows is None else select_rows(module.rows, changed, y)
                 return y
 
+        def multiply(self, x):
+            return self.product(x, self.weight)
+
+        def matrix(self):
+            return self.weight
+
+        if not issubclass(cls, QuantizedLinear):
+            RowParallel.matrix, RowParallel.multiply = matrix, multiply
         RowParallel.__name__ = RowParallel.__qualname__ = f"RowParallel{cls.__name__}"
         RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class
         _rows[cls] = RowParallel

@@ -1,0 +1,64 @@
+"""Packed weights in tensor parallelism: each member has its rows or columns with the whole's numbers."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+import pet
+from model_zoo.checkpoint.reading import Checkpoint
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from model_zoo.quantization.cells import quantized_cells
+from model_zoo.quantization.loading import fill
+from pet.parallel.specs import ShardSpecs
+from pet.parallel.tensor import cut_packed
+
+FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm4_0414")
+
+
+def parts(fixtures, family, quantization, place, loaded):
+    """A member's packed cells, cut and, where they were not loaded before, filled; and the whole's."""
+    whole = pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
+    model = pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
+    specs, group = ShardSpecs(model.config, 2), types.SimpleNamespace(size=2, place=place)
+    found = []
+    with Checkpoint(fixtures / family) as checkpoint:
+        for name, cell in quantized_cells(model).items():
+            path = name.removesuffix(".weight")
+            division = specs.of_base(path, "weight")[1]
+            if division is None:
+                continue
+            cut_packed(cell, path, division, group, loaded)
+            if not loaded:
+                fill(cell, checkpoint, name)
+            found.append((cell, division, quantized_cells(whole)[name]))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_part_has_the_numbers_of_the_whole(fixtures, family):
+    for quantization in (Quantization("nf4", double=True), Quantization("int8")):
+        for place, loaded in ((0, True), (1, True), (1, False)):
+            found = parts(fixtures, family, quantization, place, loaded)
+            assert len(found) > 4
+            for cell, division, whole in found:
+                mine = cell.published()
+                assert np.array_equal(mine, division.take(whole.published(), place))
+                assert cell.shape == (mine.T.shape if cell.published_transposed else mine.shape)
+
+
+def test_blocks_that_would_be_cut_too_small_are_refused_with_the_reason(fixtures, tmp_path):
+    config = {"model_type": "llama", "vocab_size": 40, "hidden_size": 24, "intermediate_size": 20}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    pet.AutoModel.from_config(config).save_pretrained(tmp_path)
+    model = pet.AutoModel.from_pretrained(str(tmp_path), quantization=Quantization("nf4"))
+    group, path = types.SimpleNamespace(size=2, place=0), "model.layers.0.mlp.down_proj"
+    cell = quantized_cells(model)[f"{path}.weight"]
+    division = ShardSpecs(model.config, 2).of_base(path, "weight")[1]
+    with pytest.raises(
+        InputError, match=r"parallel.tensor: .*down_proj: its blocks of 64 would be cut into pieces of 2"
+    ):
+        cut_packed(cell, path, division, group, True)
