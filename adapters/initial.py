@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from model_zoo import progress
+from model_zoo.errors import InputError
+from model_zoo.quantization.cells import is_quantized
 
 
 def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -37,6 +39,21 @@ def olora(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.n
     progress.tick(("qr", weight.shape))
     orthogonal, triangular = np.linalg.qr(weight)
     return padded(orthogonal[:, :rank], triangular[:rank], rank)
+
+
+def loftq(site, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """LoftQ (Li et al. 2023) with one iteration: s·B·A is the best approximation of W − Q, what quantising W to Q left
+    out. The base stays Q.
+
+    Args:
+        site: a packed cell; W is read from the file that it was packed from.
+
+    Raises:
+        InputError: the cell is not packed, or there is no unquantised W.
+    """
+    if not is_quantized(site.cell):
+        raise InputError(f"lora: init 'loftq' starts from what 8 or 4 bits leave out; {site.path} is not packed")
+    return pissa(site.cell.original() - site.cell.dequantized(), rank, scale)
 
 
 def padded(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,11 +17,11 @@ from adapters.deltas import dora_delta, low_rank_product, wide
 from adapters.dora import Magnitude, norms_at, rescaled
 from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
-from adapters.initial import START
+from adapters.initial import START, loftq
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import pattern_value
 from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
-from adapters.settings import LoRA
+from adapters.settings import FROM_WEIGHTS, LoRA
 from adapters.sites import weight_array
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
@@ -54,7 +54,7 @@ class LoRAConfig(LoRA, MethodConfig):
         from adapters.conv_lora import DoRAConv, LoRAConv, check_conv
         from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
 
-        if self.init in START and site.kind != "linear":
+        if self.init in FROM_WEIGHTS and site.kind != "linear":
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
         if site.kind == "linear":
             if getattr(site.cell, "activation_flag", False):
@@ -102,6 +102,8 @@ class LoRALinear(AdapterModule):
         if self.starts_from_base:
             b, a = START[config.init](self.oriented(weight_array(site)), rank, self.scale)
             self.initial_A, self.initial_B = Factor(a), Factor(b)
+        elif config.init == "loftq":
+            b, a = loftq(site, rank, self.scale)
         else:
             a = first_a(config, generator_for(config.seed, site.path), rank, site.in_features)
             b = np.zeros((site.out_features, rank), np.float32)

@@ -22,8 +22,8 @@ from model_zoo.errors import InputError, similar
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FINGERPRINT, QUANTIZATION = "base_fingerprint", "base_quantization"
-"""What an adapter's tensor file says of the base in its metadata."""
+FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization", "init"
+"""What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""

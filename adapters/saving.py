@@ -26,6 +26,7 @@ from adapters.peft_config import (
     FINGERPRINT,
     PREFIX,
     QUANTIZATION,
+    STARTED_BY,
     WEIGHTS,
     known_keys,
     read_adapter_config,
@@ -94,6 +95,8 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():
             metadata = {"format": "pt", **base_facts(model)}
+        if getattr(adapter.config, "init", None) == "loftq":  # it belongs to the packed numbers, not to the base
+            metadata[STARTED_BY] = "loftq"
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:

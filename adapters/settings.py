@@ -17,7 +17,7 @@ from model_zoo.errors import InputError, nearest
 SEED = "Of what starts random."
 IN_FRONT = "it puts keys and values in front of the attention's own, which no weight can do"
 NO_MATRIX = "there is a non-linear function between its projections, so it is no matrix"
-FROM_WEIGHTS = ("pissa", "olora")
+FROM_WEIGHTS = ("pissa", "olora", "loftq")
 """Starts of LoRA that are computed out of the weights (`adapters.initial`)."""
 NON_LINEARITIES = ("gelu", "relu", "silu", "tanh")
 
@@ -54,8 +54,9 @@ class LoRA(Settings):
     init: str = setting(
         "default",
         "default: A Kaiming-uniform, B zero. gaussian: A normal with deviation 1/rank, B zero. pissa: from "
-        "the largest singular vectors of W. olora: from its QR decomposition. The last two are saved as plain "
-        "LoRA of twice the rank.",
+        "the largest singular vectors of W. olora: from its QR decomposition. These two are saved as plain "
+        "LoRA of twice the rank. loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
+        "an adapter with --dequantize.",
         choices=("default", "gaussian", *FROM_WEIGHTS),
     )
     bias: str = setting(

@@ -23,6 +23,7 @@ from adapters.peft_config import (
     LORA_KEYS,
     PREFIX,
     QUANTIZATION,
+    STARTED_BY,
     TOKENS_KEYS,
     WEIGHTS,
     adapts,
@@ -108,6 +109,11 @@ class StoredAdapter:
     def fingerprint(self) -> str | None:
         """The fingerprint of the base that this was trained on, where its writer recorded one."""
         return self.file.metadata.get(FINGERPRINT)
+
+    @property
+    def needs_packed(self) -> bool:
+        """Whether this corrects what packing left out (LoftQ), so that it fits the packed numbers alone."""
+        return self.file.metadata.get(STARTED_BY) == "loftq"
 
     @property
     def quantization(self) -> Quantization | None:

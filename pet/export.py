@@ -114,6 +114,11 @@ def merge_checkpoint(
                 f"{base}: is in 8 or 4 bits; give the unquantised base, or merge into the dequantised numbers with "
                 "dequantize (--dequantize)"
             )
+        elif corrects := [one for one in adapters if one.needs_packed]:
+            raise InputError(
+                f"{corrects[0].directory}: was started by LoftQ from what packing left out of the base, so that the "
+                "unquantised base would get that twice; merge with dequantize (--dequantize)"
+            )
         merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
         # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
         for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):

@@ -113,12 +113,14 @@ class QuantizedLinear(Linear):
         in_features, out_features: its shape.
         published_transposed: whether checkpoints have W as ``(in, out)``, as GPT-2's do.
         loaded: `codec.glance` at what was loaded.
+        source: what opens the checkpoint that W was packed from, and the tensor there; None where it was packed there.
         whole: form and shape of the matrix that this is a part of, axis and ranges; None for all of it.
     """
 
     loaded: int | None = None
     published_transposed = False
     whole: tuple | None = None
+    source: tuple | None = None
 
     @property
     def unchanged(self) -> bool:
@@ -162,6 +164,19 @@ class QuantizedLinear(Linear):
     def published(self) -> np.ndarray:
         """W in float32 as unpacked checkpoints have it."""
         matrix = self.dequantized()
+        return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
+
+    def original(self) -> np.ndarray:
+        """W in float32 before it was packed, out of its file.
+
+        Raises:
+            InputError: it is packed there, too.
+        """
+        if self.source is None or self.whole is not None:
+            raise InputError(f"{self.weight.name}: the unquantised weight is not in the files that it was loaded from")
+        open_again, stored = self.source
+        with open_again() as checkpoint:
+            matrix = checkpoint.read(stored, dtype="float32")
         return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
 
     def multiply(self, x):

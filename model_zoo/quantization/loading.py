@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import mindspore as ms
 from mindspore import nn
 
@@ -62,6 +64,7 @@ def fill(cell: QuantizedLinear, checkpoint, stored: str) -> None:
     in_place = cell.whole is None and ms.get_context("device_target") == "CPU"  # there an array is a parameter's memory
     if packed is None:
         out = cell.arrays() if in_place else None
+        cell.source = functools.partial(type(checkpoint), checkpoint.directory), stored
         arrays = quantize_stored(checkpoint, stored, storage, shape, cell.published_transposed, out)
     else:
         arrays = checkpoint.parts(stored)

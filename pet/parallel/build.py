@@ -7,6 +7,7 @@ from collections.abc import Callable
 import mindspore as ms
 
 from adapters.registry import registry
+from adapters.settings import FROM_WEIGHTS
 from model_zoo.auto import MODEL_OF, AutoConfig, stored_dtype
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint
@@ -33,7 +34,7 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
         InputError: as `load` and `attach`; heads or layers that cannot be divided.
     """
     section, adapter = recipe.model, recipe.adapter
-    known = fresh and (getattr(adapter, "init", None) in ("pissa", "olora") or getattr(adapter, "init_text", None))
+    known = fresh and (getattr(adapter, "init", None) in FROM_WEIGHTS or getattr(adapter, "init_text", None))
     if not (section.from_scratch or section.config or known):
         directory = find_model(section.path)
         dtype = stored_dtype(directory) if section.dtype == "auto" else section.dtype

@@ -170,3 +170,25 @@ def test_packed_weights_are_not_trained(fixtures):
         parameter.requires_grad = True
     with pytest.raises(InputError, match="stored in nf4, blocks of 64, double and cannot be trained"):
         pet.trainable_parameters(model)
+
+
+def test_loftq_starts_from_what_packing_left_out(fixtures, tmp_path):
+    family = "llama_gqa"
+    wide, packed = pet.AutoModel.from_pretrained(str(fixtures / family)), loaded(fixtures, family, Quantization("nf4"))
+    ids = np.load(fixtures / family / "ref.npz")["input_ids"]
+    right, before = wide(ids).asnumpy(), packed(ids).asnumpy()
+    pet.apply_lora(packed, rank=16, targets="all-linear", init="loftq")
+    for module in registry(packed).get("default").modules.values():
+        assert np.abs(module.delta(None)).max() > 0
+    assert np.square(packed(ids).asnumpy() - right).sum() < 0.6 * np.square(before - right).sum()
+    pet.save_adapter(packed, tmp_path / "adapter")
+    again = loaded(fixtures, family, Quantization("nf4"))
+    pet.load_adapter(again, tmp_path / "adapter")
+    assert np.array_equal(again(ids).asnumpy(), packed(ids).asnumpy())
+    with pytest.raises(InputError, match=r"started by LoftQ.*--dequantize"):
+        pet.merge_checkpoint(fixtures / family, tmp_path / "adapter", tmp_path / "out")
+    pet.merge_checkpoint(fixtures / family, tmp_path / "adapter", tmp_path / "out", dequantize=True)
+    merged = pet.AutoModel.from_pretrained(str(tmp_path / "out"))
+    np.testing.assert_allclose(merged(ids).asnumpy(), packed(ids).asnumpy(), atol=1e-4)
+    with pytest.raises(InputError, match="q_proj is not packed"):
+        pet.apply_lora(wide, targets="q_proj", init="loftq")
