@@ -34,6 +34,7 @@ from adapters.prefix import (
 )
 from adapters.settings import Prompt, PTuning
 from adapters.sites import sites, weight_of
+from model_zoo.engine import stored_rows
 from model_zoo.layers import int_range
 
 
@@ -73,8 +74,7 @@ class PromptConfig(Prompt, MethodConfig):
         if ids is None:
             ids = generator_for(self.seed, self.method).integers(vocabulary, size=self.length).tolist()
         ids = fitted(ids, self.length, model, self.method)
-        rows = ops.gather(weight, Tensor(np.array(ids, np.int32)), 0)
-        return PromptTable(rows.astype(ms.float32).asnumpy())
+        return PromptTable(stored_rows()(weight, Tensor(np.array(ids, np.int32))).asnumpy())
 
     def parameters_at(self, site) -> int:
         return self.length * site.out_features if site.kind == "embedding" else 0

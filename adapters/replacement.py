@@ -32,10 +32,13 @@ class Replacement:
     saved_name: str
 
 
-def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str) -> Replacement:
-    """The adapter's copy of a cell's parameter, equal to the base's to begin with."""
+def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str, dtype) -> Replacement:
+    """The adapter's copy of a cell's parameter, equal to the base's to begin with, in the type that is trained."""
     base = getattr(cell, attribute)
-    own = Parameter(Tensor(base.asnumpy().copy(), base.dtype), name=f"{path}.modules_to_save.{adapter}.{attribute}")
+    own = Parameter(
+        Tensor(base.asnumpy().copy(), base.dtype).astype(dtype or base.dtype),
+        name=f"{path}.modules_to_save.{adapter}.{attribute}",
+    )
     own.adapter = adapter
     own.buffer = False
     return Replacement(adapter, cell, attribute, base, own, f"{path}.{attribute}")
@@ -43,7 +46,8 @@ def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str) -> Replacem
 
 def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
     """The copies that a configuration asks for (`wanted`)."""
-    return [own_copy(adapter, path, cell, attribute) for path, cell, attribute in wanted(model, config, chosen)]
+    dtype = getattr(model, "dtype", None)
+    return [own_copy(adapter, path, cell, attribute, dtype) for path, cell, attribute in wanted(model, config, chosen)]
 
 
 def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:

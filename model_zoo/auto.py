@@ -16,6 +16,7 @@ from model_zoo.families import CONFIGS, PRESETS, config_class
 from model_zoo.initialise import initialise
 from model_zoo.quantization.loading import pack_model, storages
 from model_zoo.quantization.plan import Quantization
+from model_zoo.storage import kept_types, set_storage, stored_types
 
 
 def model_class(config: type[Config]) -> type[CausalLM]:
@@ -69,7 +70,9 @@ class AutoModel:
         Args:
             directory: holds config.json and model.safetensors (or shards with their index).
             dtype: of the parameters in memory. float32 by default: the conversion from fp16 or bf16 is exact, and a CPU
-                has no kernels for their products. ``"auto"`` takes the type that most of the file is stored in.
+                has no kernels for their products. ``"auto"`` computes in float32 too, to the same bits, but leaves the
+                weights of products and tables in the 16 bits that they are stored in (`model_zoo.storage`): for bases
+                that stay frozen.
             quantization: pack the frozen projections in 8 or 4 bits while they are loaded. What the file has packed
                 stays so.
 
@@ -95,16 +98,23 @@ class AutoModel:
         The file's tensors are held to the configuration before a model is made: one of the wrong size may not fit into
         memory.
         """
-        if dtype == "auto":
-            dtype = stored_dtype(directory)
-        kind = MODEL_OF[type(config)]
         with Checkpoint(directory) as checkpoint:
-            family = config.family
-            assignment(checkpoint, config.shapes(), family.tied, family.ignored_tensors)
-            forms = storages(config, checkpoint, quantization)
-            model = kind(config, dtype=getattr(ms, float_name(dtype)))
-            pack_model(model, forms)
+            model = AutoModel.unloaded(checkpoint, config, dtype, quantization)
             load_into(model, checkpoint)
+        return model
+
+    @staticmethod
+    def unloaded(
+        checkpoint: Checkpoint, config: Config, dtype: str, quantization: Quantization | None = None
+    ) -> CausalLM:
+        """A model for a checkpoint, without the weights, which take no memory until they are loaded."""
+        family, shapes = config.family, config.shapes()
+        sources, _ = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
+        forms = storages(config, checkpoint, quantization)
+        model = MODEL_OF[type(config)](config, dtype=compute_type(dtype))
+        pack_model(model, forms)
+        if dtype == "auto":
+            set_storage(model, kept_types(config, stored_types(checkpoint, sources)))
         return model
 
     @staticmethod
@@ -120,17 +130,9 @@ class AutoModel:
             config = AutoConfig.from_pretrained(config)
         elif isinstance(config, dict):
             config = classes_for(config)[0].from_dict(config)
-        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
-        return initialise(model, seed)
+        return initialise(MODEL_OF[type(config)](config, dtype=compute_type(dtype)), seed)
 
 
-def stored_dtype(directory: str | Path) -> str:
-    """The type that most weights of a checkpoint are stored in."""
-    from collections import Counter
-
-    with Checkpoint(directory) as checkpoint:
-        sizes = Counter()
-        for name in checkpoint.names:
-            info = checkpoint.info(name)
-            sizes[info.dtype] += info.nbytes
-    return sizes.most_common(1)[0][0]
+def compute_type(dtype: str):
+    """MindSpore's type that a model computes in; ``"auto"`` is float32."""
+    return ms.float32 if dtype == "auto" else getattr(ms, float_name(dtype))

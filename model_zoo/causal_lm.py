@@ -14,7 +14,7 @@ from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
-from model_zoo.layers import Linear, int_range, name_parameters
+from model_zoo.layers import LayerNorm, Linear, RMSNorm, int_range, name_parameters
 
 _cumulated = ops.CumSum()
 
@@ -51,6 +51,11 @@ class CausalLM(nn.Cell):
     def family(self) -> Family:
         """What is special about its family."""
         return self.config.family
+
+    @property
+    def dtype(self):
+        """The type that it computes in: that of its norms. Other weights may be stored in fewer bits."""
+        return next(cell.weight.dtype for _, cell in self.cells_and_names() if isinstance(cell, (LayerNorm, RMSNorm)))
 
     @property
     def room(self) -> int:

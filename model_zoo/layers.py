@@ -61,7 +61,8 @@ class Linear(nn.Cell):
         in_features: width of the input.
         out_features: width of the output.
         bias: whether there is one.
-        dtype: of the parameters, and so of the product.
+        dtype: of the parameters, and so of the product. A frozen weight may be stored in another one
+            (`model_zoo.storage`).
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype=ms.float32):
@@ -101,14 +102,21 @@ class Conv1D(nn.Cell):
 
 
 class Embedding(nn.Cell):
-    """A row of ``weight`` ``(vocabulary, width)`` per id."""
+    """A row of ``weight`` ``(vocabulary, width)`` per id.
+
+    Attributes:
+        rows: what gives float32 rows of a weight that is stored in fewer bits (`model_zoo.storage`); None for others.
+    """
 
     def __init__(self, vocabulary: int, width: int, dtype=ms.float32):
         super().__init__()
         self.weight = parameter((vocabulary, width), dtype)
         self.gather = ops.Gather()
+        self.rows = None
 
     def construct(self, ids):
+        if self.rows is not None and self.weight.dtype != ms.float32:  # a copy that is trained is float32
+            return self.rows(self.weight, ids)
         return self.gather(self.weight, ids, 0)  # ids.shape + (width,)
 
 

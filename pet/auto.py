@@ -38,7 +38,8 @@ class AutoModel(auto.AutoModel):
 
         Args:
             name_or_directory: holds config.json and ``*.safetensors``; or ``glm_tiny`` and its siblings.
-            dtype: of the parameters in memory: float32, float16, bfloat16, or auto (as most of the file is stored).
+            dtype: of the parameters in memory: float32, float16, bfloat16, or auto (16-bit weights stay as they are
+                stored, and are computed with in float32; see `model_zoo.auto.AutoModel`).
             quantization: a `Quantization`, or its fields in a dictionary: pack the frozen projections in 8 or 4 bits
                 while they are loaded, as ``{"type": "nf4", "double": True}``.
 

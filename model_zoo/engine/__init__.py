@@ -32,12 +32,12 @@ from mindspore import nn
 
 from model_zoo.engine import build, cells
 from model_zoo.engine.build import NoCompiler
-from model_zoo.engine.cells import available, precision_suffix
+from model_zoo.engine.cells import available, precision_suffix, stored_rows
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packing_kernels, unpacking
-from model_zoo.engine.plain import Rounded
+from model_zoo.engine.plain import Rounded, Widened
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
 from model_zoo.engine.updates import adamw_in_place, sum_of_squares
@@ -47,6 +47,7 @@ __all__ = [
     "NoCompiler",
     "NotTraceable",
     "Rounded",
+    "Widened",
     "adamw_in_place",
     "available",
     "bf16_speedup",
@@ -63,6 +64,7 @@ __all__ = [
     "product_rates",
     "ranked_cross_entropy",
     "set_kernels",
+    "stored_rows",
     "sum_of_squares",
     "token_attention",
     "token_cross_entropy",
@@ -110,7 +112,7 @@ def set_kernels(model: nn.Cell, fast: bool) -> None:
 
 def swap_products(cell: nn.Cell, native: bool) -> None:
     """Lets a cell's own matrix products run by the C kernels, or by their primitives again."""
-    if isinstance(cell, (cells.Kernel, cells.Product, Rounded)):  # whose own products are the plain ones
+    if isinstance(cell, (cells.Kernel, cells.Product, Rounded, Widened)):  # whose own products are the plain ones
         return
     for name, value in list(vars(cell).items()) + list(cell.name_cells().items()):
         if native and is_plain_product(value):
@@ -126,7 +128,7 @@ def swap_products(cell: nn.Cell, native: bool) -> None:
 def is_plain_product(value) -> bool:
     """Whether a kernel can take its place."""
     primitive = value.primitive if isinstance(value, Rounded) else value
-    return isinstance(primitive, ms.ops.MatMul) and not primitive.transpose_a
+    return isinstance(primitive, (ms.ops.MatMul, Widened)) and not primitive.transpose_a
 
 
 def token_attention() -> nn.Cell:

@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 from model_zoo.engine.build import SWITCH, NoCompiler, library
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import OPERAND, Buffer, Instruction, Value
-from model_zoo.engine.ops import OPS, Op
+from model_zoo.engine.ops import OPS, STORED, Op
 
 log = logging.getLogger("pet")
 
@@ -39,10 +39,10 @@ def custom(name: str, shapes):
     """
 
     def dtypes(*types):
-        return types[0]
+        return ms.float32
 
     def as_many(*types):
-        return (types[0],) * shapes.outputs
+        return (ms.float32,) * shapes.outputs
 
     kinds = as_many if hasattr(shapes, "outputs") else dtypes
     return ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=kinds, func_type="aot")
@@ -167,9 +167,8 @@ def precision_suffix(product) -> str:
 
 
 class Product(nn.Cell):
-    """Takes the place of a ``MatMul`` without ``transpose_a``, or of one of rounded factors; what is not two float32
-    matrices goes by that, and so
-    does everything outside of graphs.
+    """Takes the place of a ``MatMul`` without ``transpose_a``, or of one of rounded factors or for stored weights; what
+    is not float32 by a weight of the table goes by that, and so does everything outside of graphs.
 
     Args:
         primitive: the product.
@@ -188,6 +187,24 @@ class Product(nn.Cell):
         return self.primitive(left, right)
 
     def construct(self, left, right):
-        if left.dtype == ms.float32 and right.dtype == ms.float32:
+        if left.dtype == ms.float32 and right.dtype in (ms.float32, *STORED):
             return self.kernel(left, right)
         return self.primitive(left, right)
+
+
+class StoredRows(nn.Cell):
+    """Rows of a frozen table in float32, stored in that or in 16 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = operator(OPS["rows_of"]) if available() else OPS["rows_of"].plain()
+
+    def construct(self, table, ids):
+        """Table ``(V, W)``, ids of any shape → ``ids.shape + (W,)``."""
+        return self.rows(table, ids)
+
+    def bprop(self, table, ids, out, dout):
+        return ops.zeros_like(table), ops.zeros_like(ids)
+
+
+stored_rows = functools.cache(StoredRows)

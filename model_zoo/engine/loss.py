@@ -75,6 +75,7 @@ class PlainCrossEntropy(nn.Cell):
         """Hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)`` → the summed loss, and its gradient ``(N, H)``."""
         rows, width = hidden.shape
         size = chunk_rows(weight.shape[0])
+        weight = weight.astype(ms.float32)
         if size >= rows:
             return self.piece(hidden, weight, targets)
         total, gradients = 0.0, ()

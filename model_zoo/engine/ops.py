@@ -1,9 +1,9 @@
 """The table of operations: everything that is known of a kernel beside its C function of the same name.
 
 A row's signature gives shapes, inputs → outputs, as in ``N K; M K -> N M``: a letter is a size, ``h*d`` and ``a+b`` are
-computed from several, ``*`` is all axes in front, ``:int`` marks int32, ``?`` what may be left out, and ``{eps}`` a
-number that is the same in every run. N is tokens (or rows of them), B and S are the batch and the sequence, h and g
-query and key heads.
+computed from several, ``*`` is all axes in front, ``:int`` marks int32, ``:stored`` a weight that may be stored in
+fewer bits than float32, ``?`` what may be left out, and ``{eps}`` a number that is the same in every run. N is tokens
+(or rows of them), B and S are the batch and the sequence, h and g query and key heads.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import mindspore as ms
 import numpy as np
 
 from model_zoo.engine import plain, plain_attention, vjp
+
+STORED = (ms.bfloat16, ms.float16)
+"""What a frozen weight may be stored in beside float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,21 +30,24 @@ class Field:
         axes: of each, its factors or terms; empty for a constant.
         constant: the name of a number, or "".
         dtype: float32 or int32.
+        stored: whether it is a weight that may be in one of `STORED` too.
     """
 
     axes: tuple[str, ...]
     constant: str
     dtype: type
     optional: bool
+    stored: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Field:
         text, optional = text.strip().removesuffix("?"), text.strip().endswith("?")
         bare = text.strip("{}")
         dtype = np.int32 if bare.endswith(":int") else np.float32
-        bare = bare.removesuffix(":int")
+        stored = bare.endswith(":stored")
+        bare = bare.removesuffix(":int").removesuffix(":stored")
         constant = bare if text.startswith("{") else ""
-        return cls(() if constant else tuple(bare.split()), constant, dtype, optional)
+        return cls(() if constant else tuple(bare.split()), constant, dtype, optional, stored)
 
     @property
     def floats(self) -> bool:
@@ -117,7 +124,7 @@ class Op:
 
 ATTENTION = "B h S d; B g T d; B g T d; B S:int; B S:int; B T:int"
 PREFIXED = "B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; T 2*g*d"
-DORA = "N M; O I; R K; M R; M; M; {scale}; {transposed:int}; M?"
+DORA = "N M; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
@@ -129,29 +136,30 @@ ROWS = (
     Op("layer_norm_gradient", "N H; H; N 1; N 1; N H -> N H"),
     Op("layer_norm_gradient_added", "N H; H; N 1; N 1; N H; N H -> N H", aliases=(5,)),
     Op("layer_norm_weight_gradient", "N H; N 1; N 1; N H -> H"),
-    Op("product_of_rows", "N K; M K -> N M", vjp.product_of_rows, product="sets", plain=plain.product_of_rows),
-    Op("product_of_rows_added", "N K; M K -> N M", product="adds"),
-    Op("product_of_rows_onto", "N K; M K; N M -> N M", aliases=(2,), product="adds"),
-    Op("plain_product", "N K; K M -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
-    Op("plain_product_added", "N K; K M -> N M", product="adds"),
+    Op("product_of_rows", "N K; M K:stored -> N M", vjp.product_of_rows, product="sets", plain=plain.product_of_rows),
+    Op("product_of_rows_added", "N K; M K:stored -> N M", product="adds"),
+    Op("product_of_rows_onto", "N K; M K:stored; N M -> N M", aliases=(2,), product="adds"),
+    Op("plain_product", "N K; K M:stored -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
+    Op("plain_product_added", "N K; K M:stored -> N M", product="adds"),
     Op("product_of_columns", "N K; N M -> K M"),
     Op(
         "product_of_rows_bf16",
-        "N K; M K -> N M",
+        "N K; M K:stored -> N M",
         vjp.product_of_rows,
         product="sets",
         plain=functools.partial(plain.rounded, plain.product_of_rows),
     ),
-    Op("product_of_rows_bf16_added", "N K; M K -> N M", product="adds"),
+    Op("product_of_rows_bf16_added", "N K; M K:stored -> N M", product="adds"),
     Op(
         "plain_product_bf16",
-        "N K; K M -> N M",
+        "N K; K M:stored -> N M",
         vjp.plain_product,
         product="sets",
         plain=functools.partial(plain.rounded, plain.plain_product),
     ),
-    Op("plain_product_bf16_added", "N K; K M -> N M", product="adds"),
+    Op("plain_product_bf16_added", "N K; K M:stored -> N M", product="adds"),
     Op("product_of_columns_bf16", "N K; N M -> K M"),
+    Op("rows_of", "V H:stored; *:int -> * H", plain=plain.rows_of),
     Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
     Op("low_rank_inner", "N K; R K; {scale} -> N R"),
     Op("low_rank_factors", "M R; {scale}; N K; N R; N M -> N R; R K; M R"),

@@ -25,7 +25,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from model_zoo.engine.ir import OPERAND, Buffer, Instruction, NotTraceable, Scaled, Value
-from model_zoo.engine.ops import OPS
+from model_zoo.engine.ops import OPS, STORED
 
 AROUND_TABLES = 5
 """What a layer's ``construct`` takes beside cosines and sines: itself, the stream, start, end and key mask."""
@@ -92,13 +92,16 @@ class Tracer(abc.ABC):
         self.operands.append(Value(shape, OPERAND, tracer=self))
         return self.operands[-1]
 
-    def parameter(self, parameter: Parameter) -> Value:
+    def parameter(self, parameter: Parameter, stored: bool = False) -> Value:
         """A weight.
 
+        Args:
+            stored: whether it may be stored in fewer bits than float32.
+
         Raises:
-            NotTraceable: it is not float32 (or, a key, int32).
+            NotTraceable: it is not float32 (or, a key, int32), and may not be what it is.
         """
-        if parameter.dtype not in (ms.float32, ms.int32):
+        if parameter.dtype not in (ms.float32, ms.int32, *(STORED if stored else ())):
             raise NotTraceable(f"{parameter.name} is {parameter.dtype}")
         for known, value in zip(self.parameters, self.operands[-len(self.parameters) :], strict=False):
             if known is parameter:
@@ -121,7 +124,7 @@ class Tracer(abc.ABC):
                 values.append(Value((1,), None, field.dtype(numbers[field.constant])))
             elif given:
                 one = given.pop(0)
-                values.append(self.parameter(one) if isinstance(one, Parameter) else one)
+                values.append(self.parameter(one, field.stored) if isinstance(one, Parameter) else one)
         if outputs is None:
             shapes = op.shapes([value.per_token for value in values], **{"B": 1, "S": 1, **numbers})
             outputs = [self.place(shape) for shape in shapes]
@@ -226,8 +229,8 @@ class SequenceTracer(Tracer):
     def inputs(self) -> None:
         self.start, self.end, self.key_mask = self.operand(), self.operand(), self.operand()
 
-    def parameter(self, parameter: Parameter) -> Value:
-        value = super().parameter(parameter)
+    def parameter(self, parameter: Parameter, stored: bool = False) -> Value:
+        value = super().parameter(parameter, stored and id(parameter) not in self.weights)
         if id(parameter) in self.weights and value not in self.trained:
             self.trained.append(value)
         return value

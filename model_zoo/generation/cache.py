@@ -62,10 +62,9 @@ class Cache:
         self.length = length
         self.cursor = Parameter(ops.zeros((1,), ms.int32), name="cache.cursor", requires_grad=False)
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
-        dtype = next(iter(model.get_parameters())).dtype
         token = token_attention() if native else None
         self.layers = [
-            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, dtype, token)
+            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, model.dtype, token)
             for path, core in self.cores
         ]
 

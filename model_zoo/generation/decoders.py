@@ -70,7 +70,7 @@ class CachedDecoder:
 
     def __init__(self, model, batch: int, prompt: int, length: int):
         self.model, self.batch, self.prompt, self.length = model, batch, prompt, length
-        self.fast = available() and all(weight.dtype == ms.float32 for weight in model.get_parameters())
+        self.fast = available() and model.dtype == ms.float32
         self.cache = Cache(model, batch, length, self.fast)
         cursor, cut = self.cache.cursor, ops.Slice()
 

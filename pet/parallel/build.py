@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import mindspore as ms
-
 from adapters.registry import registry
 from adapters.settings import FROM_WEIGHTS
-from model_zoo.auto import MODEL_OF, AutoConfig, stored_dtype
-from model_zoo.checkpoint.dtypes import float_name
+from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.reading import Checkpoint
-from model_zoo.quantization.loading import pack_model, storages
 from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
 
@@ -37,12 +33,9 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
     known = fresh and (getattr(adapter, "init", None) in FROM_WEIGHTS or getattr(adapter, "init_text", None))
     if not (section.from_scratch or section.config or known):
         directory = find_model(section.path)
-        dtype = stored_dtype(directory) if section.dtype == "auto" else section.dtype
-        config = AutoConfig.from_pretrained(directory)
+        config, quantization = AutoConfig.from_pretrained(directory), section.quantization.settings()
         with Checkpoint(directory) as checkpoint:
-            forms = storages(config, checkpoint, section.quantization.settings())
-        model = MODEL_OF[type(config)](config, dtype=getattr(ms, float_name(dtype)))
-        pack_model(model, forms)
+            model = AutoModel.unloaded(checkpoint, config, section.dtype, quantization)
         if not fresh:
             model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)

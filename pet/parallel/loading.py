@@ -55,7 +55,7 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
         note_source(model, checkpoint.directory)
     for item in replaced:
         if not registry(model).get(item.adapter).source:
-            ops.assign(item.own, item.base)
+            ops.assign(item.own, item.base.astype(item.own.dtype))
     for adapter in registry(model).adapters.values():
         for path, module in adapter.modules.items():
             cell = adapter.sites[path].cell

@@ -117,7 +117,7 @@ class Pipeline:
     ):
         self.step, self.mesh, self.group, self.micro_batches = step, mesh, group, micro_batches
         self.stages, self.reported = stages, False
-        self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
+        self.neighbours = Neighbours(mesh, model.config.dims.hidden, model.dtype)
         spans, offset = [], 0
         for segment in step.optimizer.segments:
             spans.append((offset, offset + len(segment.parameters)))
@@ -218,7 +218,7 @@ class PipelineMeasure:
 
     def __init__(self, measure: Compiled, objective: Objective, model, mesh: Mesh, group: collectives.Group):
         self.measure, self.sums, self.mesh, self.group = measure, objective.sums, mesh, group
-        self.neighbours = Neighbours(mesh, model.config.dims.hidden, activation_dtype(model))
+        self.neighbours = Neighbours(mesh, model.config.dims.hidden, model.dtype)
         around = functools.partial(in_whole, model)
         self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
 
@@ -233,11 +233,6 @@ class PipelineMeasure:
             self.neighbours.send(self.neighbours.behind, self.forward(x, position_ids, start, end))
             self.neighbours.finish()
         return [Tensor(value, ms.float64) for value in collectives.sum_numbers(numbers, self.group)]
-
-
-def activation_dtype(model):
-    """The type of what crosses stages: that of the model's weights."""
-    return next(p.dtype for p in model.get_parameters() if getattr(p, "adapter", None) is None)
 
 
 def hidden_function(model) -> Callable:

@@ -55,8 +55,7 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
     Returns:
         A model with the same adapters and settings. The base beneath adapters is zero and takes no memory.
     """
-    dtype = next(p.dtype for p in model.get_parameters() if getattr(p, "adapter", None) is None)
-    whole = MODEL_OF[type(model.config)](model.config, dtype=dtype)
+    whole = MODEL_OF[type(model.config)](model.config, dtype=model.dtype)
     for name in ("loaded_from", "generation_config", "base_fingerprint", "base_form"):
         if hasattr(model, name):
             setattr(whole, name, getattr(model, name))

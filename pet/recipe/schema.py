@@ -57,8 +57,11 @@ class Model(Section):
     tokenizer: ModelPath | None = Field(
         None, description="Directory of the tokenizer. Left out: model.path, which for a preset name holds none."
     )
-    dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Dtype of the weights in memory. On a CPU only float32 has every operator."
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto",
+        description="Dtype of the weights in memory. auto: frozen weights stay in the 16 bits that they are stored in; "
+        "what is computed and trained is float32, to the same bits as with float32. On a CPU only auto and float32 "
+        "have every operator.",
     )
     quantization: Quantization = Field(default_factory=Quantization, description="Frozen weights in 8 or 4 bits.")
     config: dict[str, Any] = Field(

@@ -8,7 +8,7 @@ import logging
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.engine import Rounded, bf16_speedup, no_bf16, set_kernels
+from model_zoo.engine import Rounded, Widened, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
 
@@ -96,7 +96,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
         own = next((names for kind, names in ROUNDED.items() if isinstance(cell, kind)), ())
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             found = bare(product)
-            if not isinstance(found, (ops.MatMul, ops.BatchMatMul)):
+            if not isinstance(found, (ops.MatMul, ops.BatchMatMul, Widened)):
                 continue
             if rounded:
                 new = Rounded(found) if name in own else found
@@ -117,8 +117,10 @@ ROUNDED = {
 
 
 def bare(product):
-    """The primitive of a product, whatever stands for it."""
-    while isinstance(product, NarrowProduct) or hasattr(type(product), "stands_for_product"):
+    """The primitive of a product, or what widens its weight, whatever stands for it."""
+    while not isinstance(product, Widened) and (
+        isinstance(product, NarrowProduct) or hasattr(type(product), "stands_for_product")
+    ):
         product = product.product if isinstance(product, NarrowProduct) else product.primitive
     return product
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.apply import trainable_parameters
 from model_zoo import progress
 from model_zoo.errors import InputError
+from model_zoo.storage import widen_trained
 from pet.launching.heartbeat import watched
 from pet.train.base_dropout import attach_dropout
 from pet.train.callbacks import Callback, make_callbacks
@@ -139,7 +140,9 @@ class Trainer(Measuring, Saving):
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
         self.phase, self.callbacks, self.compiled, self.finish = LOADING, make_callbacks(callbacks), compiled, finish
         names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
-        segments = make_segments(trainable_parameters(model), **{name: getattr(self.settings, name) for name in names})
+        trained = trainable_parameters(model)
+        widen_trained(model, trained)
+        segments = make_segments(trained, **{name: getattr(self.settings, name) for name in names})
         self.precision = choose_precision(self.settings.precision)
         set_precision(model, self.precision.name)
         if self.settings.recompute:

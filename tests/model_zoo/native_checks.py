@@ -24,6 +24,9 @@ FEW_ROWS = 12
 AROUND = 32
 """Numbers before and behind every array: none where it is read, so that one taken from there shows."""
 
+TYPES = {"float32": np.float32, "int32": np.int32, "float16": np.float16, "bfloat16": np.uint16}
+"""As MindSpore names what operands are, and the NumPy type of their arrays: of bfloat16 the bits."""
+
 UNTOUCHED = 12345.0
 """What is there where an array is written."""
 
@@ -51,12 +54,14 @@ class Kernels:
 
     def run(self, name: str, inputs, *shapes, holding=None):
         """Runs a kernel: what it returns, its inputs, and its outputs with all that was allocated for them."""
-        arrays = []
+        arrays, types = [], []
         for value in inputs:
-            whole = value.dtype.kind == "i"
-            array, _ = self.room(value.shape, -(2**31) if whole else np.nan, np.int32 if whole else np.float32)
+            kind = value.dtype if value.dtype in TYPES.values() else {"i": np.int32, "f": np.float32}[value.dtype.kind]
+            nothing = {"i": -(2**31), "u": 0x7FC0, "f": np.nan}[np.dtype(kind).kind]
+            array, _ = self.room(value.shape, nothing, kind)
             array[...] = value
             arrays.append(array)
+            types += [name for name, known in TYPES.items() if known == kind]
         outputs = [self.room(shape, UNTOUCHED) for shape in shapes]
         if holding is not None:
             outputs[0][0][...] = holding
@@ -66,7 +71,9 @@ class Kernels:
         axes = (ctypes.c_int * count)(*[array.ndim for array in every])
         sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in every]
         lists = (ctypes.c_void_p * count)(*[ctypes.addressof(size) for size in sizes])
-        return getattr(self.library, name)(count, pointers, axes, lists, None, None, None), arrays, outputs
+        words = [word.encode() for word in (*types, *["float32"] * len(outputs))]
+        words = (ctypes.c_char_p * count)(*words)
+        return getattr(self.library, name)(count, pointers, axes, lists, words, None, None), arrays, outputs
 
     def __call__(self, name: str, inputs, *shapes, holding=None):
         """Runs a kernel; what it gives, one array or several. ``holding``: what its first output holds before."""
@@ -162,8 +169,12 @@ def within(mine, expected, tolerance, more):
     assert (np.abs(mine - expected) <= bound).all(), float((np.abs(mine - expected) - bound).max())
 
 
+class Matrix(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("storage", ctypes.c_int))
+
+
 class Term(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
+    _fields_ = (("a", ctypes.c_void_p), ("b", Matrix), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
 
 
 class Product(ctypes.Structure):
@@ -175,6 +186,55 @@ class Product(ctypes.Structure):
         ("count", ctypes.c_int),
         ("terms", Term * 8),
     )
+
+
+EDGES = np.array([0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFC00, 0x7C00, 0x8000, 0x7E01, 0x3C00, 0x8001], np.uint16)
+EDGES = np.tile(EDGES, 5)[:45].view(np.float16)
+"""The least and greatest numbers below and above float16's usual exponents, infinities, none, the zero below zero."""
+
+
+def narrow(weight, kind):
+    """A weight stored in 16 bits, and the same numbers in float32."""
+    if kind == "bfloat16":
+        stored = (weight.view(np.uint32) >> 16).astype(np.uint16)
+        return stored, (stored.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        stored = weight.astype(np.float16)
+    return stored, stored.astype(np.float32)
+
+
+def storage(kernels):
+    """Weights in 16 bits: the bits of the same numbers in float32, in every product."""
+    for kind in ("bfloat16", "float16"):
+        for rows, columns, depth in PRODUCTS:
+            a, before = numbers(rows, depth), numbers(rows, columns, seed=2)
+            stored, wide = narrow(0.01 * numbers(columns, depth, seed=1), kind)
+            for name, weights in (("product_of_rows", (stored, wide)), ("plain_product", (stored.T, wide.T))):
+                for suffix, holding in (("", None), ("_added", before)):
+                    given = [
+                        kernels(name + suffix, (a, np.ascontiguousarray(weight)), (rows, columns), holding=holding)
+                        for weight in weights
+                    ]
+                    assert np.array_equal(*given), (kind, name, rows, columns, depth)
+            onto = [kernels("product_of_rows_onto", (a, weight, before), before.shape) for weight in (stored, wide)]
+            assert np.array_equal(*onto), (kind, rows, columns, depth)
+        hidden, targets = numbers(9, 40), np.arange(9, dtype=np.int32) - 2
+        both, room = narrow(numbers(70, 40, seed=1), kind), (4, 70 + 2 * 40 + 2)
+        for name, second in (("linear_cross_entropy", hidden.shape), ("ranked_cross_entropy", (9,))):
+            found = [kernels(name, (hidden, weight, targets), (9,), second, room)[:2] for weight in both]
+            assert all(np.array_equal(*pair) for pair in zip(*found, strict=True)), (kind, name)
+        y, a, b, norm = numbers(50, 70), numbers(8, 40, seed=3), numbers(70, 8, seed=4), np.ones(70, np.float32)
+        rest = (a, b, norm, norm, np.array([0.3], np.float32), np.array([0], np.int32))
+        assert np.array_equal(*[kernels("dora", (y, weight, *rest), y.shape) for weight in both]), kind
+        for vocabulary, width, ids in ((1, 1, [[0]]), (9, 7, [8, 0, 8]), (40, 130, [[3, 39], [0, 3]])):
+            stored, wide = narrow(numbers(vocabulary, width), kind)
+            ids = np.array(ids, np.int32)
+            for table in (stored, wide):
+                assert np.array_equal(kernels("rows_of", (table, ids), (*ids.shape, width)), wide[ids]), (kind, width)
+    for width in (1, 16, EDGES.size):  # one by one, a vector, and with some behind it
+        table = EDGES[: EDGES.size // width * width].reshape(-1, width)
+        ids = np.arange(len(table), dtype=np.int32)
+        assert np.array_equal(kernels("rows_of", (table, ids), table.shape), table.astype(np.float32), equal_nan=True)
 
 
 def sums(kernels):
@@ -196,7 +256,8 @@ def sums(kernels):
                 expected[-1] += wide[0] @ wide[1].T
                 given = [np.ascontiguousarray(array) for array in (a, b if index % 2 else b.T)]
                 held.append(given)
-                every[number].terms[index] = Term(*(array.ctypes.data for array in given), depth, index % 2)
+                left, right = (array.ctypes.data for array in given)
+                every[number].terms[index] = Term(left, Matrix(right, 0), depth, index % 2)
         assert kernels.library.products(every, len(cases), ctypes.c_int64(rows)) == 0
         for (c, whole), right in zip([pair for pair in held if isinstance(pair, tuple)], expected, strict=True):
             close(c, right, 1e-5)
@@ -675,6 +736,7 @@ def packing(kernels):
 CHECKS = (
     products,
     rounded,
+    storage,
     sums,
     low_rank,
     dora,

@@ -6,7 +6,7 @@
 
 #include "pool.h"
 #include "product.h"
-#include "vectors.h"
+#include "storage.h"
 
 enum { ROWS = 8 * TALL };
 static const float HIDDEN = -1e30f;

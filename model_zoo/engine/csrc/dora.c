@@ -38,7 +38,7 @@ static void factors(void *arguments, int64_t first, int64_t last) {
 
 /* y (N, out), W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), and a bias (out) if `inputs` are
  * nine: what the two kernels have in common. 1 when there is no memory. */
-static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes) {
+static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes, const char **dtypes) {
     *of = (struct dora){.y = params[0], .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
                         .scale = *(float *)params[6], .bias = inputs == 9 ? params[8] : NULL, .rows = shapes[0][0],
                         .columns = shapes[0][1], .rank = shapes[2][0]};
@@ -48,8 +48,8 @@ static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes)
     of->factor = of->wa + rank * columns;
     of->current = of->factor + columns;
     of->aa = of->current + columns;
-    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, params[1], of->wa, rank, columns, in, 0) ||
-        product_by_rows(of->a, of->a, of->aa, rank, rank, in, 0))
+    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, matrix_of(params, dtypes, 1), of->wa, rank, columns, in, 0) ||
+        product_by_rows(of->a, float_matrix(of->a), of->aa, rank, rank, in, 0))
         return 1;
     pet_parallel(factors, of, columns, rows_at_once(rank * rank));
     return 0;
@@ -70,7 +70,7 @@ static void rescale(void *arguments, int64_t first, int64_t last) {
 /* what `prepare` says; y holds W·x, the bias and s·B·A·x → y + (f − 1)·(y − bias) (N, out) */
 PET_KERNEL(dora) {
     struct dora of;
-    if (prepare(&of, count - 1, params, shapes)) return 1;
+    if (prepare(&of, count - 1, params, shapes, dtypes)) return 1;
     of.out = params[count - 1];
     pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
     return 0;
@@ -99,7 +99,7 @@ static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
 /* the same inputs, dout (N, out) → dy (N, out), which may lie where dout does, dm (out) */
 PET_KERNEL(dora_gradient) {
     struct dora of;
-    if (prepare(&of, count - 3, params, shapes)) return 1;
+    if (prepare(&of, count - 3, params, shapes, dtypes)) return 1;
     of.dout = params[count - 3];
     of.out = params[count - 2];
     float *d_magnitude = params[count - 1];

@@ -2,7 +2,7 @@
  *
  * The factor is read once for all rows, as nearly as possible in the order in which it lies in memory, and fetched ahead
  * of its use; the columns of the result are shared among the threads. Each number is summed in an order that depends
- * neither on the number of rows nor on that of the threads. All float32. */
+ * neither on the number of rows nor on that of the threads. All float32 but that factor, which may be stored otherwise. */
 #include "few_rows.h"
 
 #include "pool.h"
@@ -16,14 +16,15 @@ enum {
 };
 
 struct few {
-    const float *a, *b;
+    const float *a;
+    struct matrix b;
     float *c;
     int64_t rows, columns, depth;
 };
 
-/* `tall` rows of a times `wide` rows of b, each `depth` long; `next` is what will be read after b. */
-static inline __attribute__((always_inline)) void dots(int tall, int wide, const float *a, const float *b,
-                                                       const float *next, int64_t depth, float *c, int64_t c_row) {
+/* `tall` rows of a times `wide` rows of b from its `first` number on, each `depth` long; `next` is what will be read then. */
+INLINE void dots(enum storage storage, int tall, int wide, const float *a, struct matrix b, int64_t first, int64_t next,
+                 int64_t depth, float *c, int64_t c_row) {
     floats sums[SOME][SOME];
     int64_t whole = depth / LANES * LANES;
 #pragma GCC unroll 8
@@ -34,8 +35,8 @@ static inline __attribute__((always_inline)) void dots(int tall, int wide, const
         floats right[SOME];
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) {
-            right[j] = load(b + j * depth + k);
-            __builtin_prefetch(next + j * depth + k);
+            right[j] = load_stored(storage, b, first + j * depth + k);
+            fetch_stored(storage, b, next + j * depth + k);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < tall; i++) {
@@ -49,7 +50,7 @@ static inline __attribute__((always_inline)) void dots(int tall, int wide, const
 #pragma GCC unroll 8
         for (int j = 0; j < wide && whole < depth; j++)
             sums[i][j] += load_some(a + i * depth + whole, depth - whole) *
-                          load_some(b + j * depth + whole, depth - whole);
+                          load_stored_some(storage, b, first + j * depth + whole, depth - whole);
     if (tall == SOME && wide == SOME) { /* in the order of sum_of, as many at a time as a vector holds */
         float out[SOME * SOME];
         for (int first = 0; first < SOME * SOME; first += LANES) {
@@ -70,18 +71,19 @@ static inline __attribute__((always_inline)) void dots(int tall, int wide, const
         for (int j = 0; j < wide; j++) c[i * c_row + j] = sum_of(sums[i][j]);
 }
 
-void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth) {
+INLINE void lines(enum storage storage, const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows,
+                  int64_t columns, int64_t depth) {
     for (int64_t column = 0; column < columns;) {
         int64_t wide = column + SOME <= columns ? SOME : 1;
-        const float *from = b + column * depth, *next = column + 2 * wide <= columns ? from + wide * depth : from;
+        int64_t from = first + column * depth, next = column + 2 * wide <= columns ? from + wide * depth : from;
         for (int64_t row = 0; row < rows; row += SOME) {
             const float *left = a + row * depth;
             float *to = c + row * c_row + column;
-#define DOTS(tall)                                                   \
-    if (wide == SOME)                                                \
-        dots(tall, SOME, left, from, next, depth, to, c_row);        \
-    else                                                             \
-        dots(tall, 1, left, from, next, depth, to, c_row)
+#define DOTS(tall)                                                               \
+    if (wide == SOME)                                                            \
+        dots(storage, tall, SOME, left, b, from, next, depth, to, c_row);        \
+    else                                                                         \
+        dots(storage, tall, 1, left, b, from, next, depth, to, c_row)
             switch (rows - row) {
                 case 1: DOTS(1); break;
                 case 2: DOTS(2); break;
@@ -94,21 +96,26 @@ void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int
     }
 }
 
-static void by_rows(void *arguments, int64_t first, int64_t last) {
-    struct few *of = arguments;
-    lines_by_lines(of->a, of->b + first * of->depth, of->c + first, of->columns, of->rows, last - first, of->depth);
+void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth) {
+    lines(FLOAT32, a, float_matrix(b), 0, c, c_row, rows, columns, depth);
 }
 
-/* Adds to `tall` rows of c, `wide` numbers each, DEEP rows of b times the numbers of a that belong to them. */
-static inline __attribute__((always_inline)) void add_rows(int deep, const float *a, int64_t a_row, const float *b,
-                                                           int64_t b_row, int64_t rows, float *c, int64_t c_row,
-                                                           int64_t wide) {
+static void by_rows(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    BY_STORAGE(of->b.storage, lines, of->a, of->b, first * of->depth, of->c + first, of->columns, of->rows, last - first,
+               of->depth)
+}
+
+/* Adds to rows of c, `wide` numbers each, `deep` rows of b from its `first` number on, times the numbers of a that belong to
+ * them. */
+INLINE void add_rows(enum storage storage, int deep, const float *a, int64_t a_row, struct matrix b, int64_t first,
+                     int64_t b_row, int64_t rows, float *c, int64_t c_row, int64_t wide) {
     for (int64_t j = 0; j < wide; j += LANES) {
         floats right[DEEP];
 #pragma GCC unroll 8
         for (int k = 0; k < deep; k++) {
-            right[k] = load(b + k * b_row + j);
-            __builtin_prefetch(b + (2 * DEEP + k) * b_row + j);
+            right[k] = load_stored(storage, b, first + k * b_row + j);
+            fetch_stored(storage, b, first + (2 * DEEP + k) * b_row + j);
         }
         for (int64_t i = 0; i < rows; i++) {
             floats sum = load(c + i * c_row + j);
@@ -119,19 +126,25 @@ static inline __attribute__((always_inline)) void add_rows(int deep, const float
     }
 }
 
-static void by_columns(void *arguments, int64_t first, int64_t last) {
-    struct few *of = arguments;
-    int64_t columns = of->columns, depth = of->depth, wide = (last - first) / LANES * LANES, rest = last - first - wide;
-    float *c = of->c + first;
-    const float *b = of->b + first;
-    for (int64_t i = 0; i < of->rows; i++) memset(c + i * columns, 0, (size_t)(last - first) * sizeof(float));
+INLINE void columns_of(enum storage storage, struct few of, int64_t first, int64_t last) {
+    int64_t columns = of.columns, depth = of.depth, wide = (last - first) / LANES * LANES, rest = last - first - wide;
+    float *c = of.c + first;
+    for (int64_t i = 0; i < of.rows; i++) memset(c + i * columns, 0, (size_t)(last - first) * sizeof(float));
     int64_t k = 0;
     for (; k + DEEP <= depth; k += DEEP)
-        add_rows(DEEP, of->a + k, depth, b + k * columns, columns, of->rows, c, columns, wide);
-    for (; k < depth; k++) add_rows(1, of->a + k, depth, b + k * columns, columns, of->rows, c, columns, wide);
-    for (int64_t i = 0; i < of->rows && rest; i++)
-        for (k = 0; k < depth; k++)
-            for (int64_t j = wide; j < wide + rest; j++) c[i * columns + j] += of->a[i * depth + k] * b[k * columns + j];
+        add_rows(storage, DEEP, of.a + k, depth, of.b, k * columns + first, columns, of.rows, c, columns, wide);
+    for (; k < depth; k++)
+        add_rows(storage, 1, of.a + k, depth, of.b, k * columns + first, columns, of.rows, c, columns, wide);
+    for (k = 0; k < depth && rest; k++)
+        for (int64_t j = wide; j < wide + rest; j++) {
+            float right = load_one(storage, of.b, k * columns + first + j);
+            for (int64_t i = 0; i < of.rows; i++) c[i * columns + j] += of.a[i * depth + k] * right;
+        }
+}
+
+static void by_columns(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    BY_STORAGE(of->b.storage, columns_of, *of, first, last)
 }
 
 /* Pieces of about this many columns, a multiple of it; fewer pieces for factors that are read in no time. */
@@ -140,12 +153,12 @@ static int64_t piece(int64_t columns, int64_t depth, int64_t least) {
     return small > least ? (small + least - 1) / least * least : least;
 }
 
-void few_rows_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth) {
+void few_rows_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth) {
     struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
     pet_parallel(by_rows, &of, columns, piece(columns, depth, COLUMNS));
 }
 
-void few_rows_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth) {
+void few_rows_by_columns(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth) {
     struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
     pet_parallel(by_columns, &of, columns, piece(columns, depth, BROAD * LANES));
 }

@@ -5,7 +5,8 @@
  * which they lie in memory, and a result is written once, whatever it is a sum of. (Blocks that all threads share, and
  * rows that stay, are a quarter slower: what one core has just written is far away for the others.) Threads that find no
  * block left help with the rows of others, by their panels. Every number is a sum in the order of its terms and of k,
- * whatever the number of threads. All float32, or both factors rounded to bfloat16 where they are copied. */
+ * whatever the number of threads. All float32 but the right factor, whose numbers are widened where they are copied; or both
+ * factors rounded to bfloat16 there. */
 #include "gemm.h"
 
 #include <sched.h>
@@ -148,9 +149,8 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
     while (*term < product->count && of.depth < MOST_DEPTH) {
         const struct term *from = product->terms + *term;
         struct part part = {.depth = least(from->depth - *k, MOST_DEPTH - of.depth), .a_row = from->depth,
-                            .b_row = from->b_turned ? from->depth : columns, .b_turned = from->b_turned};
-        part.a = from->a + *k;
-        part.b = from->b + *k * (from->b_turned ? 1 : columns);
+                            .b_row = from->b_turned ? from->depth : columns, .b_turned = from->b_turned,
+                            .a = from->a + *k, .b = from->b, .b_first = *k * (from->b_turned ? 1 : columns)};
         if (part.depth) of.parts[of.count++] = part;
         of.depth += part.depth;
         *k += part.depth;
@@ -196,11 +196,11 @@ static int one(float *c, int64_t rows, int64_t columns, int how, struct term ter
                                       .terms = {term}}, 1, rows);
 }
 
-int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
     return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth, .b_turned = 1});
 }
 
-int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+int product_by_depth(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
     return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth});
 }
 
@@ -218,7 +218,7 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
 
 /* The left factor is turned, some of its depth and rows at a time. */
 int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
-    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = b});
+    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = float_matrix(b)});
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
         struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
         of.wide = up_to_lanes(of.depth);
@@ -227,7 +227,8 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
             of.a = a + k * rows + row;
             if (!(of.to = pet_scratch(1, of.rows * of.wide * 4))) return 1;
             pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
-            struct part part = {.a = of.to, .b = b + k * columns, .a_row = of.wide, .b_row = columns, .depth = of.depth};
+            struct part part = {.a = of.to, .b = float_matrix(b + k * columns), .a_row = of.wide, .b_row = columns,
+                                .depth = of.depth};
             struct sum sum = {.c = c + row * columns, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                               .depth = of.depth, .add = how & ADDS || k > 0, .bf16 = how & IN_BF16, .count = 1, .parts = {part}};
             if (columns > 0 && add_up(&sum, 1, of.rows)) return 1;
@@ -238,27 +239,27 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
 PET_KERNEL(product_of_rows) {
-    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
+    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
 }
 
 /* a (M, K), b (K, N) → a·b (M, N) */
 PET_KERNEL(plain_product) {
-    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
+    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
 }
 
 /* the same two, added to what c holds */
 PET_KERNEL(product_of_rows_added) {
-    return product_by_rows(params[0], params[1], params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
+    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 PET_KERNEL(plain_product_added) {
-    return product_by_depth(params[0], params[1], params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
+    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
 }
 
 /* a (M, K), b (N, K), y (M, N) → y + a·bᵀ, which may lie where y does */
 PET_KERNEL(product_of_rows_onto) {
     if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
-    return product_by_rows(params[0], params[1], params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
+    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */

@@ -4,11 +4,14 @@
 
 #include <stdint.h>
 
+#include "storage.h"
+
 enum { MOST_PRODUCTS = 8, MOST_TERMS = 8 };
 
 /* a·b for a (rows, depth) and b (depth, columns), or a·bᵀ for b (columns, depth). */
 struct term {
-    const float *a, *b;
+    const float *a;
+    struct matrix b;
     int64_t depth;
     int b_turned;
 };
@@ -30,10 +33,10 @@ int products(const struct product *of, int count, int64_t rows);
 enum { ADDS = 1, IN_BF16 = 2 };
 
 /* a (rows, depth), b (columns, depth) → c = a·bᵀ (rows, columns), or c + a·bᵀ */
-int product_by_rows(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
+int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 /* a (rows, depth), b (depth, columns) → c = a·b, or c + a·b */
-int product_by_depth(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
+int product_by_depth(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 /* a (depth, rows), b (depth, columns) → c = aᵀ·b, or c + aᵀ·b */
 int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);

@@ -7,7 +7,8 @@
 #include "vectors.h"
 
 struct head {
-    const float *hidden, *weight;
+    const float *hidden;
+    struct matrix weight;
     const int32_t *targets;
     float *losses, *second; /* of each row; the second is its gradient, or whether its target is ranked first */
     float *weight_gradient;
@@ -97,27 +98,27 @@ static int over_pieces(struct head *of, float *workspace) {
     return 0;
 }
 
-static struct head head_of(void **params, int64_t **shapes, int64_t *workspace) {
-    return (struct head){.hidden = params[0], .weight = params[1], .targets = params[2], .losses = params[3],
+static struct head head_of(void **params, int64_t **shapes, const char **dtypes, int64_t *workspace) {
+    return (struct head){.hidden = params[0], .weight = matrix_of(params, dtypes, 1), .targets = params[2], .losses = params[3],
                          .second = params[4], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
                          .together = workspace[0]};
 }
 
-static int cross_entropy(void **params, int64_t **shapes, int how) {
-    struct head of = head_of(params, shapes, shapes[5]);
+static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
+    struct head of = head_of(params, shapes, dtypes, shapes[5]);
     of.how = how;
     return over_pieces(&of, params[5]);
 }
 
-static int trained_cross_entropy(void **params, int64_t **shapes, int how) {
-    struct head of = head_of(params, shapes, shapes[6]);
+static int trained_cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
+    struct head of = head_of(params, shapes, dtypes, shapes[6]);
     of.weight_gradient = params[5];
     of.how = how;
     return over_pieces(&of, params[6]);
 }
 
-static int ranked(void **params, int64_t **shapes, int how) {
-    struct head of = head_of(params, shapes, shapes[5]);
+static int ranked(void **params, int64_t **shapes, const char **dtypes, int how) {
+    struct head of = head_of(params, shapes, dtypes, shapes[5]);
     of.ranks = 1;
     of.how = how;
     return over_pieces(&of, params[5]);
@@ -125,13 +126,13 @@ static int ranked(void **params, int64_t **shapes, int how) {
 
 /* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H), and
  * room for a piece of so many rows (rows, V + 2·H + 2) */
-PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, 0); }
-PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, IN_BF16); }
+PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, 0); }
+PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, IN_BF16); }
 
 /* the same, and the weight's gradient (V, H) before the room */
-PET_KERNEL(linear_cross_entropy_trained) { return trained_cross_entropy(params, shapes, 0); }
-PET_KERNEL(linear_cross_entropy_trained_bf16) { return trained_cross_entropy(params, shapes, IN_BF16); }
+PET_KERNEL(linear_cross_entropy_trained) { return trained_cross_entropy(params, shapes, dtypes, 0); }
+PET_KERNEL(linear_cross_entropy_trained_bf16) { return trained_cross_entropy(params, shapes, dtypes, IN_BF16); }
 
 /* the same inputs → losses (N), 1 where the target is ranked first (N), and the room */
-PET_KERNEL(ranked_cross_entropy) { return ranked(params, shapes, 0); }
-PET_KERNEL(ranked_cross_entropy_bf16) { return ranked(params, shapes, IN_BF16); }
+PET_KERNEL(ranked_cross_entropy) { return ranked(params, shapes, dtypes, 0); }
+PET_KERNEL(ranked_cross_entropy_bf16) { return ranked(params, shapes, dtypes, IN_BF16); }

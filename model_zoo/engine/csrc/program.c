@@ -40,7 +40,7 @@ struct gathered {
 };
 
 /* A product's kernel among those that run at once: one of its own, or a term of the one whose result it adds to. */
-static int gather(struct gathered *all, kernel does, int uses, void **its, int64_t **shapes) {
+static int gather(struct gathered *all, kernel does, int uses, void **its, int64_t **shapes, const char **types) {
     int which = 0;
     while (which < KINDS && PRODUCTS[which].does != does) which++;
     if (which == KINDS || (uses == 4 && its[2] != its[3])) return 1;
@@ -54,7 +54,8 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
         *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
     }
     if (to->count == MOST_TERMS) return 1;
-    to->terms[to->count++] = (struct term){.a = its[0], .b = its[1], .depth = shapes[0][1], .b_turned = turned};
+    to->terms[to->count++] = (struct term){.a = its[0], .b = matrix_of(its, types, 1), .depth = shapes[0][1],
+                                           .b_turned = turned};
     all->rows = shapes[0][0];
     all->bf16 |= PRODUCTS[which].bf16; /* what runs with a product in bfloat16, such as LoRA's sum, is rounded as well */
     return 0;
@@ -80,14 +81,17 @@ PET_KERNEL(program) {
         int together = word[2], uses = word[3];
         word += 4;
         void *its[MOST_OPERANDS];
+        const char *types[MOST_OPERANDS];
         int dimensions[MOST_OPERANDS];
         int64_t *its_shapes[MOST_OPERANDS], made[MOST_OPERANDS][DIMENSIONS];
         if (uses > MOST_OPERANDS) return 1;
         for (int i = 0; i < uses; i++) {
             int value = *word++;
+            types[i] = "float32";
             if (value < 0 || value >= values) return 1;
             if (value < operands) {
                 its[i] = params[value];
+                if (dtypes) types[i] = dtypes[value];
                 dimensions[i] = ndims[value];
                 its_shapes[i] = shapes[value];
                 continue;
@@ -106,8 +110,8 @@ PET_KERNEL(program) {
         }
         int failed = 0;
         if (!together && !gathered.count) {
-            failed = does(uses, its, dimensions, its_shapes, dtypes, stream, extra);
-        } else if (gather(&gathered, does, uses, its, its_shapes)) {
+            failed = does(uses, its, dimensions, its_shapes, types, stream, extra);
+        } else if (gather(&gathered, does, uses, its, its_shapes, types)) {
             failed = 1;
         } else if (!together) {
             for (int i = 0; i < gathered.count; i++) gathered.products[i].bf16 = gathered.bf16;

@@ -1,7 +1,7 @@
 /* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. All float32
  * but places of columns, which are int32. */
 #include "pool.h"
-#include "vectors.h"
+#include "storage.h"
 
 enum { AT_ONCE = 8192 };
 
@@ -185,4 +185,40 @@ PET_KERNEL(join_columns) {
     if (of.width)
         pet_parallel(join_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width + of.other));
     return 0;
+}
+
+struct rows {
+    struct matrix table;
+    const int32_t *ids;
+    float *out;
+    int64_t width, rows;
+    _Atomic int failed;
+};
+
+INLINE void copy_rows(enum storage storage, struct rows *of, int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i++) {
+        int64_t row = of->ids[i];
+        if (row < 0 || row >= of->rows) {
+            of->failed = 1;
+            continue;
+        }
+        float *out = of->out + i * of->width;
+        int64_t from = row * of->width, j = 0;
+        for (; j + LANES <= of->width; j += LANES) store(out + j, load_stored(storage, of->table, from + j));
+        int64_t rest = of->width - j;
+        if (rest) store_some(out + j, load_stored_some(storage, of->table, from + j, rest), rest);
+    }
+}
+
+static void take_rows(void *arguments, int64_t first, int64_t last) {
+    struct rows *of = arguments;
+    BY_STORAGE(of->table.storage, copy_rows, of, first, last)
+}
+
+/* table (V, W), ids (…) → their rows (…, W) */
+PET_KERNEL(rows_of) {
+    struct rows of = {.table = matrix_of(params, dtypes, 0), .ids = params[1], .out = params[2], .rows = shapes[0][0],
+                      .width = shapes[0][1]};
+    pet_parallel(take_rows, &of, size_of(ndims[1], shapes[1]), rows_at_once(of.width));
+    return of.failed;
 }

@@ -9,7 +9,9 @@ enum { PANEL = WIDE * LANES };
 
 /* Some of a term's depth. */
 struct part {
-    const float *a, *b;
+    const float *a;
+    struct matrix b;
+    int64_t b_first;             /* its first number in b */
     int64_t a_row, b_row, depth; /* how far rows are apart, and how many of b there are */
     int b_turned;                /* whether b is (columns, depth) */
     const uint16_t *rounded;     /* a in bfloat16, for sums of these */
@@ -28,15 +30,11 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Some rows of a part's columns. */
 static inline void copy_part(const struct part *part, int64_t k, int64_t depth, int64_t column, int64_t columns, int64_t panel,
                       float *to) {
-    if (part->b_turned) {
-        turn(part->b + column * part->b_row + k, part->b_row, columns, depth, to, panel);
-        return;
-    }
-    for (const float *from = part->b + k * part->b_row + column; depth > 0; depth--, from += part->b_row, to += panel)
-        for (int64_t j = 0; j < panel; j += LANES)
-            store(to + j, j + LANES <= columns ? load(from + j)
-                          : j < columns        ? load_some(from + j, columns - j)
-                                               : (floats){0});
+    int64_t row = part->b_row, first = part->b_first;
+    if (part->b_turned)
+        BY_STORAGE(part->b.storage, turn_stored, part->b, first + column * row + k, row, columns, depth, to, panel)
+    else
+        BY_STORAGE(part->b.storage, copy_stored, part->b, first + k * row + column, row, columns, depth, to, panel)
 }
 
 #endif

@@ -124,20 +124,4 @@ static inline void turn_square(floats *square) {
     }
 }
 
-/* (columns, depth) numbers, of which each line begins `row` after the one before → (depth, panel), zeros behind the last
- * column; `panel` is a multiple of LANES. */
-static inline void turn(const float *from, int64_t row, int64_t columns, int64_t depth, float *to, int64_t panel) {
-    for (int64_t j = 0; j < panel; j += LANES) {
-        int64_t k = 0;
-        for (; j + LANES <= columns && k + LANES <= depth; k += LANES) {
-            floats square[LANES];
-            for (int i = 0; i < LANES; i++) square[i] = load(from + (j + i) * row + k);
-            turn_square(square);
-            for (int i = 0; i < LANES; i++) store(to + (k + i) * panel + j, square[i]);
-        }
-        for (; k < depth; k++)
-            for (int64_t i = j; i < j + LANES; i++) to[k * panel + i] = i < columns ? from[i * row + k] : 0.0f;
-    }
-}
-
 #endif

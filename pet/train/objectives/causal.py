@@ -167,4 +167,4 @@ def plain_head(model):
     for part in family.head.split("."):
         cell = getattr(cell, part, None)
     plain = type(cell) is Linear and cell.bias is None and is_product(cell.product)
-    return cell if plain and cell.weight.dtype == ms.float32 else None
+    return cell if plain and model.dtype == ms.float32 else None
