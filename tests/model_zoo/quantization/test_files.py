@@ -273,3 +273,11 @@ def test_reordered_groups_and_other_widths_are_refused(fixtures, tmp_path):
         (directory / "config.json").write_text(json.dumps(changed))
         with pytest.raises(InputError, match=words):
             Checkpoint(directory)
+
+
+def test_what_is_packed_is_packed_whatever_the_others_are_stored_in(fixtures):
+    base = fixtures / "bitsandbytes/base"
+    wide = AutoModel.from_pretrained(base, quantization=Quantization("nf4"))
+    auto = AutoModel.from_pretrained(base, "auto", Quantization("nf4"))
+    for name, cell in quantized_cells(wide).items():
+        assert np.array_equal(quantized_cells(auto)[name].dequantized(), cell.dequantized())
