@@ -1,4 +1,4 @@
-"""Models in LLaMA's layout (`model_zoo.families.rotary`): LLaMA, Qwen2, Mistral, GLM-4.
+"""Models in LLaMA's layout (`model_zoo.families.rotary`): LLaMA, Qwen2, Qwen3, Mistral, GLM-4.
 
 Their configuration says everything: which cells a layer has, how wide they are, how positions are rotated.
 """

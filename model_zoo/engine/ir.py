@@ -78,6 +78,13 @@ class Value:
     def __mul__(self, factor):
         return Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
 
+    def reshape(self, *shape) -> Value:
+        """The same numbers in rows of another width, such as a row for each head: a view."""
+        width = shape[-1][-1] if isinstance(shape[-1], tuple) else shape[-1]
+        if self.by_head or not isinstance(self.buffer, Buffer) or self.rows * self.width % width:
+            raise NotTraceable(f"{self.per_token} reshaped to {shape}")
+        return Value((self.rows * self.width // width, width), self.buffer, tracer=self.tracer)
+
     def __getitem__(self, key):
         """Columns ``[:, first:last]``."""
         rows, columns = key

@@ -12,6 +12,7 @@ from model_zoo.errors import InputError, shown, similar
 MODULES = (
     "gpt2",
     "llama",
+    "qwen3",
     "glm4",
     "chatglm",
     "chatglm2",

@@ -1,8 +1,6 @@
 """Every family against the logits, losses and layouts of an independent implementation."""
 
-import dataclasses
 import json
-from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -10,13 +8,11 @@ import pytest
 
 from adapters.lora import LoRAConfig
 from adapters.matching import plan
-from model_zoo import families
-from model_zoo.auto import MODEL_OF, AutoConfig, AutoModel, classes_for, model_class
+from model_zoo.auto import AutoConfig, AutoModel, classes_for
 from model_zoo.errors import InputError
-from model_zoo.families.rotary import RotaryConfig, rotary_family
 from pet.meta_model import MetaModel
 
-FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "glm", "glm4_0414", "chatglm1", "chatglm2"]
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 TOLERANCE = 1e-4
 
 
@@ -174,6 +170,8 @@ VARIANTS = {
     "tied": {"tie_word_embeddings": True},
     "large_eps": {"rms_norm_eps": 0.1},
     "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 24, "tie_word_embeddings": True},
+    "qwen3_untied": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "glm_tied_bias": {"model_type": "glm", "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
     "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.25, "attention_bias": True},
@@ -186,26 +184,8 @@ def test_variants_against_transformers(variant, tmp_path):
     check_against_transformers({**LLAMA_TINY, **VARIANTS[variant]}, tmp_path)
 
 
-def test_a_family_in_llamas_layout_is_a_configuration(tmp_path, monkeypatch):
-    """One class and its registration, and nothing else: heads of their own width, normalised before the rotation."""
-
-    @dataclasses.dataclass
-    class HeadNormConfig(RotaryConfig):
-        family = rotary_family("head_norms")
-        architectures: ClassVar = {"qwen3": "Qwen3ForCausalLM"}
-        head_dim: int = 128
-        model_type: str = "qwen3"
-
-        def layer(self):
-            norms = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), self.norm())
-            of_heads = dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), self.norm(self.head_dim))
-            return {**norms, **self.attention(False), **of_heads, **self.feed_forward()}
-
-    monkeypatch.setattr(families, "CONFIGS", (*families.CONFIGS, HeadNormConfig))
-    monkeypatch.setitem(MODEL_OF, HeadNormConfig, model_class(HeadNormConfig))
-    values = {**LLAMA_TINY, "model_type": "qwen3", "head_dim": 24, "tie_word_embeddings": True}
-    check_against_transformers(values, tmp_path)
-    planned = plan(MetaModel(values), LoRAConfig(rank=2))
+def test_adapters_are_planned_by_the_width_of_heads():
+    planned = plan(MetaModel({**LLAMA_TINY, **VARIANTS["qwen3"]}), LoRAConfig(rank=2))
     assert planned.parameters == 2 * 2 * (2 * 32 + 24 * 4 + 24 * 2)  # q and v of two layers
 
 

@@ -114,6 +114,29 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
     assert groups == [[model.config.dims.layers]]
 
 
+HEAD_NORMS = {
+    "model_type": "qwen3",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("adapter", [None, LoRAConfig(rank=3, targets="all-linear", dropout=0.2)])
+def test_gradients_through_norms_of_heads_are_those_of_the_plain_path(adapter, groups):
+    model = AutoModel.from_config(HEAD_NORMS, seed=1)
+    if adapter is not None:
+        apply(model, adapter)
+    disturb(model)
+    same(model.set_train(True), batch_of(model))
+    assert groups == [[1, 1] if adapter is None else [2]]
+
+
 OTHERS = {"dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4), "ia3": IA3Config()}
 OTHERS |= {"biases": BitFitConfig()}
 OTHERS |= {"relu": BottleneckConfig(size=5, layer_norm=True, scaling=0.5, non_linearity="relu")}

@@ -1,0 +1,75 @@
+"""Qwen3 (Qwen team 2025), dense: LLaMA's layout with a norm of each head's query and key before the rotation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from model_zoo.configs import CellSpec
+from model_zoo.families.rotary import RotaryConfig, rotary_family
+
+
+@dataclasses.dataclass
+class Qwen3Config(RotaryConfig):
+    """config.json of a dense Qwen3; what it leaves out has the values that transformers assumes."""
+
+    family = rotary_family("qwen3")
+    architectures: ClassVar = {"qwen3": "Qwen3ForCausalLM"}
+
+    vocab_size: int = 151936
+    intermediate_size: int = 22016
+    num_key_value_heads: int = 32
+    head_dim: int = 128
+    max_position_embeddings: int = 32768
+    model_type: str = "qwen3"
+
+    def layer(self) -> dict[str, CellSpec]:
+        of_head = self.norm(self.head_dim)
+        return {
+            "input_layernorm": self.norm(),
+            "post_attention_layernorm": self.norm(),
+            **self.attention(self.attention_bias, self.attention_bias),
+            "self_attn.q_norm": of_head,
+            "self_attn.k_norm": of_head,
+            **self.feed_forward(),
+        }
+
+    def check(self) -> None:
+        super().check()
+        self.require("use_sliding_window", False)
+
+
+CONFIG = Qwen3Config
+
+
+def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> dict:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": ffn,
+        "hidden_act": "silu",
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "torch_dtype": "bfloat16",
+    }
+
+
+PRESETS = {
+    "qwen3_0_6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3_1_7b": _qwen3(28, 2048, 16, 6144, tied=True),
+    "qwen3_4b": _qwen3(36, 2560, 32, 9728, tied=True),
+    "qwen3_8b": _qwen3(36, 4096, 32, 12288),
+    "qwen3_14b": _qwen3(40, 5120, 40, 17408),
+    "qwen3_32b": _qwen3(64, 5120, 64, 25600),
+}
