@@ -36,6 +36,11 @@ SIZES = {
     "train.warmup": 1,
 }
 """In place of what a file says."""
+NAMES = {
+    **{kind: {"prompt": "instruction", "answer": "output"} for kind in ("alpaca", "auto")},
+    "sharegpt": {"messages": "conversations"},
+}
+"""What columns are called where a file does not say it."""
 TEXT = "{} is written here, and then a little more of it, so that there is something to learn."
 
 
@@ -56,23 +61,20 @@ def files(clone: Path) -> Iterator[tuple[str, bytes]]:
 
 def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
     """A file of this format and with these columns' names."""
-    names = {
-        "alpaca": ("instruction", "output"),
-        "text": ("text",),
-        "chat": ("messages",),
-        "sharegpt": ("conversations",),
-        "pairs": ("prompt", "chosen", "rejected"),
-    }
-    roles = {"alpaca": ("prompt", "answer"), "text": ("text",), "pairs": names["pairs"]}.get(kind, ("messages",))
-    turns = (("from", "human", "value"), ("from", "gpt", "value"))
-    turns = turns if kind == "sharegpt" else (("role", "user", "content"), ("role", "assistant", "content"))
     lines = []
     for number in range(12):
-        texts = [TEXT.format(f"{word} {number}") for word in ("A question", "An answer")]
-        talk = [{who: role, what: text} for (who, role, what), text in zip(turns, texts, strict=False)]
-        contents = {"alpaca": texts, "text": texts[1:], "pairs": [*texts, "No."]}.get(kind, [talk])
-        own = names.get(kind, names["alpaca"])
-        lines.append({columns.get(role, name): one for role, name, one in zip(roles, own, contents, strict=False)})
+        question, answer = (TEXT.format(f"{word} {number}") for word in ("A question", "An answer"))
+        row = {
+            "alpaca": {"prompt": question, "answer": answer},
+            "auto": {"prompt": question, "answer": answer},
+            "text": {"text": answer},
+            "chat": {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]},
+            "sharegpt": {"messages": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]},
+            "pairs": {"prompt": question, "chosen": answer, "rejected": "No."},
+            "labelled": {"prompt": question, "answer": answer, "label": number % 2 == 0},
+        }[kind]
+        own = NAMES.get(kind, {})
+        lines.append({columns.get(role, own.get(role, role)): value for role, value in row.items()})
     path = directory / f"{kind}{'_'.join(['', *sorted(columns.values())])}.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     return path
@@ -97,7 +99,8 @@ def recipe_of(values: dict[str, Any], translate: Callable, path: Path, base: str
     from pet.compat.yaml_files import load_any
 
     said = translate(values, path).settings
-    kind = "pairs" if said.get("train.objective") else said.get("data.format", "auto")
+    kinds = {None: said.get("data.format", "auto"), "kto": "labelled"}
+    kind = kinds.get(said.get("train.objective"), "pairs")
     data = rows(kind, said.get("data.columns", {}), work)
     given = {
         **SIZES,

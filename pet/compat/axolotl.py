@@ -53,12 +53,15 @@ ENTRY = {
 }
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
+RANKING |= {"field_completion": "answer", "field_label": "label"}
 RANKED_TYPES = ("chat_template", "chatml", "llama3", "zephyr", "None")
 """Of data sets of preferences; their columns are recognised."""
-RL = ("dpo", "ipo", "simpo", "orpo")
+RL = ("dpo", "ipo", "simpo", "orpo", "kto")
 KEYS = {
     **dict.fromkeys(("rl_beta", "dpo_beta", "orpo_alpha"), "beta"),
     "rpo_alpha": "sft_weight",
+    "kto_desirable_weight": "desirable_weight",
+    "kto_undesirable_weight": "undesirable_weight",
     "dpo_label_smoothing": "label_smoothing",
     "simpo_gamma": "gamma",
 }

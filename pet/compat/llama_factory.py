@@ -36,10 +36,12 @@ from pet.recipe.translation import Ignored, Refused, Translation
 PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
 KEYS = {
-    **dict.fromkeys(("pref_beta", "dpo_beta", "orpo_beta"), "beta"),
+    **dict.fromkeys(("pref_beta", "dpo_beta", "orpo_beta", "kto_beta"), "beta"),
     **dict.fromkeys(("pref_ftx", "dpo_ftx"), "sft_weight"),
     "dpo_label_smoothing": "label_smoothing",
     "simpo_gamma": "gamma",
+    "kto_chosen_weight": "desirable_weight",
+    "kto_rejected_weight": "undesirable_weight",
     "ref_model_adapters": "reference",
 }
 """Settings of preferences, by the names of all releases."""
@@ -65,7 +67,7 @@ TABLE = {
     **ARGUMENTS,
     "model_name_or_path": local_model,
     "adapter_name_or_path": "adapter.load",
-    "stage": Refused("supported are sft, pt, dpo and orpo", harmless=("sft", "pt", "dpo", "orpo")),
+    "stage": Refused("supported are sft, pt, dpo, orpo and kto", harmless=("sft", "pt", "dpo", "orpo", "kto")),
     **dict.fromkeys(
         ("pref_loss", "dpo_loss"), Refused(f"supported are {', '.join(PREFERENCES)}", harmless=tuple(PREFERENCES))
     ),
@@ -203,7 +205,7 @@ DEFAULTS = {
     "eval.batch_size": 8,
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
-RANKING = {"chosen": "chosen", "rejected": "rejected"}
+RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
     "sharegpt": {"messages": "messages", "system": "system"},
@@ -230,7 +232,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
-    stages = {"dpo": PREFERENCES.get(str(loss), "dpo"), "orpo": "orpo"}
+    stages = {"dpo": PREFERENCES.get(str(loss), "dpo"), "orpo": "orpo", "kto": "kto"}
     given = preferences(t, stages.get(str(values.get("stage")), "sft"), given, KEYS)
     order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
     t.apply({name: given[name] for name in order}, TABLE)

@@ -115,7 +115,7 @@ class TokenDataset:
 
     Attributes:
         tokens: (N,) int32, the samples one after the other.
-        trained: (N,) uint8, 1 where the token is a label.
+        trained: (N,) uint8, not 0 where the token is a label; 2 in answers that an objective counts as undesirable.
         starts: (samples,) int64, where each begins in ``tokens``.
         lengths: (samples,) int64, tokens in each.
         origin: (samples, 3) int64, for each sample the index of its file in ``files``, its line there, and the number
@@ -189,8 +189,8 @@ class TokenDataset:
             if len(self) == 0:
                 return np.zeros(0, np.int64)
             # samples lie one behind the other here: a selection brings its counts along
-            sums = np.add.reduceat(self.trained, self.starts, dtype=np.int64)
-            self._label_counts = sums - self.trained[self.starts]
+            labels = self.trained != 0
+            self._label_counts = np.add.reduceat(labels, self.starts, dtype=np.int64) - labels[self.starts]
         return self._label_counts
 
     def where(self, index: int) -> str:

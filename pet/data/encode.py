@@ -68,7 +68,8 @@ class Encoder:
                     encoded.counts.dropped_unlabelled += 1
                     continue
                 for ids, trained in documents:
-                    encoded.samples.append((np.asarray(ids, np.int32), np.asarray(trained, np.uint8)))
+                    marks = np.asarray(trained, np.uint8) * (1 if row.desirable else 2)
+                    encoded.samples.append((np.asarray(ids, np.int32), marks))
                     encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples) // self.settings.documents
         return encoded

@@ -77,6 +77,7 @@ class Row:
         others: further documents of the same sample, messages each.
         place: where reading goes on after it.
         row: its number, where another row begins on its line; otherwise 0. With file and line it names the row.
+        desirable: whether the answer is one to be learnt; for objectives that tell both kinds apart.
     """
 
     path: Path
@@ -89,6 +90,7 @@ class Row:
     others: list[list[dict[str, str]]] = field(default_factory=list)
     place: tuple[int, int] = (0, 0)
     row: int = 0
+    desirable: bool = True
 
     @property
     def where(self) -> str:
@@ -182,7 +184,9 @@ def _documents_of(
         for messages in every:
             _check_turns(messages, answers)
         prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
-        return Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place)
+        row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place)
+        row.desirable = found[0][-1].get("desirable", True)
+        return row
 
     return convert
 

@@ -7,6 +7,8 @@ two answers            prompt (or question, instruction [input]; messages, conve
                        chosen, rejected: a text, a message, or messages, with or without the question before them
 two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
                        turn are the same
+one answer             a question as above; completion (or response, answer, output), or all in messages; label (or
+                       kto_tag): true or false
 =====================  ==========================================================================================
 
 ``data.columns`` names columns that are called otherwise: ``{prompt: query, chosen: better}``.
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction")
+ANSWERS = ("completion", "response", "answer", "output")
 TURN = re.compile(r"\n*\b(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Messages = list[dict[str, Any]]
@@ -38,6 +41,26 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
     if _plain(chosen[:-1]) != _plain(rejected[:-1]):
         raise ValueError("chosen and rejected differ before their last answer")
     return [chosen, rejected]
+
+
+def labelled(columns: Mapping[str, Any]) -> list[Messages]:
+    """The one conversation of a row; its last message says whether it is ``desirable``.
+
+    Raises:
+        KeyError: a column is missing.
+        ValueError: the row cannot be used; the message says why.
+    """
+    label = columns["kto_tag"] if "kto_tag" in columns else columns["label"]
+    words = {"true": True, "false": False, "1": True, "0": False}
+    if str(label).lower() not in words:
+        raise ValueError(f"label: expected true or false, found {label!r}")
+    question = _question(columns)
+    answer = next((columns[name] for name in ANSWERS if columns.get(name) is not None), None)
+    if answer is not None:
+        question = _conversation("completion", answer, question)
+    if len(question) < 2:
+        raise KeyError("completion")
+    return [[*question[:-1], {**question[-1], "desirable": words[str(label).lower()]}]]
 
 
 def _question(columns: Mapping[str, Any]) -> Messages:

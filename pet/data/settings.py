@@ -9,7 +9,7 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 
 FORMATS = ("auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord")
-ROLES = ("prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected")
+ROLES = ("prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected", "label")
 CHOICES = {
     "format": FORMATS,
     "train_on": ("answers", "last", "all"),

@@ -30,14 +30,20 @@ PAIRS = {
     "orpo": "pet.train.objectives.pairs:ORPO",
 }
 """Objectives over pairs of answers."""
-OBJECTIVES = {**dict.fromkeys(("causal", "sft"), "pet.train.objectives.causal:CausalLM"), **PAIRS}
+OBJECTIVES = {
+    **dict.fromkeys(("causal", "sft"), "pet.train.objectives.causal:CausalLM"),
+    **PAIRS,
+    "kto": "pet.train.objectives.kto:KTO",
+}
 OPTIONS = {
     "label_smoothing": ("causal", "sft", "dpo", "robust"),
     "r_drop_alpha": ("causal", "sft"),
-    "beta": tuple(PAIRS),
+    "beta": (*PAIRS, "kto"),
     "sft_weight": tuple(PAIRS),
     "gamma": ("simpo",),
     "reference": ("dpo", "ipo", "robust"),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
 }
 """Settings of the ``train`` section that belong to some objectives; set for others, they are an error."""
 PARTS = ("from_settings", "prepare", "count", "loss", "measure", "metrics", "forward", "measured")
@@ -66,10 +72,12 @@ def find_objective(name: str) -> type:
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
     if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without
-        if objective not in PAIRS:
+        paired = objective in PAIRS
+        if not paired and objective != "kto":
             return {}
-        read = importlib.import_module("pet.data.preferences").pairs
-        return {"conversations": read, "documents": 2, "train_on": "last"}
+        forms = importlib.import_module("pet.data.preferences")
+        read = forms.pairs if paired else forms.labelled
+        return {"conversations": read, "documents": 2 if paired else 1, "train_on": "last"}
     cls = find_objective(objective)
     return {"conversations": cls.conversations, "documents": cls.documents}
 

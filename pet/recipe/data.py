@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pet.recipe.fields import HerePath, RecipePaths, Section
 
-Role = Literal["prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected"]
+Role = Literal["prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected", "label"]
 
 
 class Data(Section):

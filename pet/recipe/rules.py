@@ -144,7 +144,14 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
             )
     if train.objective == "robust" and train.label_smoothing >= 0.5:
         yield _find("train.label_smoothing", "train.objective", "robust takes less than half of the pairs to be wrong")
-    if train.objective in OPTIONS["reference"]:  # it is computed before the first step, by the whole model
+    if train.objective == "kto":
+        if recipe.adapter.method == "none":
+            yield _find("adapter.method", "train.objective", "kto asks the base beside the adapter; choose one")
+        elif recipe.adapter.load is not None:
+            yield _find("adapter.load", "train.objective", "kto's reference is the base; merge the adapter first")
+        if train.batch_size // recipe.parallel.data % 2:
+            yield _find("train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number")
+    if train.objective in (*OPTIONS["reference"], "kto"):  # it is computed before the first step, by the whole model
         without = "orpo and simpo have no reference"
         if recipe.parallel.pipeline > 1:
             yield _find("parallel.pipeline", "train.objective", f"{train.objective} needs the whole model; {without}")

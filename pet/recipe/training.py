@@ -100,7 +100,7 @@ class Train(Section):
     objective: str = Field(
         "causal",
         description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
-        "ipo, robust, simpo or orpo; or module:Class for a custom one.",
+        "ipo, robust, simpo or orpo; of answers with a label kto; or module:Class for a custom one.",
     )
     beta: float | None = Field(
         None,
@@ -112,6 +112,8 @@ class Train(Section):
         0.0, ge=0, description="Of preferences: weight of the preferred answer's mean negative log-likelihood."
     )
     gamma: float = Field(0.5, ge=0, description="Of simpo: margin that the preferred answer is to have.")
+    desirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is true.")
+    undesirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is false.")
     reference: RecipePath | None = Field(
         None,
         description="Of dpo, ipo and robust: directory of the adapter that is the reference. Default: adapter.load "

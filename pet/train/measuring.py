@@ -125,9 +125,9 @@ class Measuring:
 @contextlib.contextmanager
 def fast(model):
     """A model's compiled kernels within the block; cells of the user's own have none."""
-    set_fast = getattr(model, "set_fast", lambda on: None)
+    set_fast, before = getattr(model, "set_fast", lambda on: None), getattr(model, "runs_fast", False)
     set_fast(True)
     try:
         yield
     finally:
-        set_fast(False)
+        set_fast(before)

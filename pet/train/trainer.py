@@ -166,10 +166,10 @@ class Trainer(Measuring, Saving):
             eval_feed = as_feed(eval_data, 1, *share)
             losses = LossEvaluation(model, eval_feed, self.objective, distributed=self.distributed, compiled=compiled)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
-        feeds = {True: self.feed, False: getattr(getattr(self.evaluation, "losses", None), "feed", None)}
-        for training, feed in feeds.items():
-            if feed is not None:
-                self.objective.begin(model, feed, training, self.distributed, compiled)
+        self.objective.begin(model, self.feed, True, self.distributed, compiled)
+        if (losses := getattr(self.evaluation, "losses", None)) is not None:
+            losses.compile_anew()  # it was made before the precision was set
+            self.objective.begin(model, losses.feed, False, self.distributed, compiled)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ def files(seed: int = SEED, rows: int = ROWS) -> dict[str, str]:
         result[f"adgen/{name}.jsonl"] = jsonl(part)
     for name, part in preferences.pairs(seed).items():
         result[f"preferences/{name}.jsonl"] = jsonl(part)
+        result[f"preferences/{name}_labelled.jsonl"] = jsonl(preferences.labelled(part))
     result.update(formats.files(seed))
     return result
 

@@ -20,3 +20,12 @@ def pairs(seed: int, train: int = 240, held_out: int = 64) -> dict[str, list[dic
         preferred, other = (products.plain(product, language, itemgetter(number)) for number in (0, 1))
         rows.append({"prompt": products.attributes(product, language), "chosen": preferred, "rejected": other})
     return {"train": rows[:train], "held_out": rows[train:]}
+
+
+def labelled(rows: list[dict[str, str]]) -> list[dict[str, str | bool]]:
+    """One answer of each pair, the preferred one of every other pair, with a label."""
+    names = ("chosen", "rejected")
+    return [
+        {"prompt": row["prompt"], "completion": row[names[number % 2]], "label": number % 2 == 0}
+        for number, row in enumerate(rows)
+    ]

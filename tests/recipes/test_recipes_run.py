@@ -47,7 +47,7 @@ def test_every_family_has_every_method_and_all_recipes_are_known():
     names = bundled_recipes()
     known = {*MATRIX, *REAL_SIZES, *QLORA, *PREFERENCES, *(f"pretrain/{base}" for base in bundled_models())}
     assert set(names) == known, "all of them run here"
-    assert {"preferences/llama_dpo", "preferences/glm_dpo", "preferences/llama_orpo"} <= set(PREFERENCES)
+    assert {f"preferences/{name}" for name in ("llama_dpo", "glm_dpo", "llama_orpo", "gpt_kto")} <= set(PREFERENCES)
     for name in MATRIX:
         recipe = load(name, check_files=False)
         family, _, method = name.rpartition("_")
@@ -154,7 +154,7 @@ def test_two_steps_of_pretraining(name, few_rows, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["preferences/glm_dpo", "preferences/llama_orpo"])
+@pytest.mark.parametrize("name", ["preferences/glm_dpo", "preferences/llama_orpo", "preferences/gpt_kto"])
 def test_two_steps_of_preferences(name, tmp_path):
     words = ["finetune", name, *QUICK, "data.packing=none", f"output.dir={tmp_path / 'run'}"]
     assert main([*words, f"data.cache_dir={tmp_path / 'cache'}"]) == 0

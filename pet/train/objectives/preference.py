@@ -90,14 +90,9 @@ class Preference(Objective):
         if not distributed.can_generate:
             raise InputError("parallel.pipeline: the reference needs the whole model; orpo and simpo have none")
         known: dict[Any, float] = {}
-        training_state = model.training
-        model.set_train(False)
-        try:
-            with self.as_reference(model, distributed):
-                for keys, values in answers(model, feed, compiled):
-                    known.update(zip(keys, values, strict=True))
-        finally:
-            model.set_train(training_state)
+        with self.as_reference(model, distributed):
+            for keys, values in answers(model, feed, compiled):
+                known.update(zip(keys, values, strict=True))
         if distributed.data_size > 1 and hasattr(feed, "dataset"):
             own = np.zeros(len(feed.dataset))
             own[list(known)] = list(known.values())
@@ -211,12 +206,16 @@ def documents_of(batch: dict[str, Any]) -> np.ndarray:
     return (np.cumsum(start == np.arange(start.shape[1]), axis=1) - 1).astype(np.int32)
 
 
+def counts_of(batch: dict[str, Any], documents: np.ndarray) -> list[int]:
+    """How many documents each row has; each has labels."""
+    learnt = np.asarray(batch["labels"]) != IGNORED
+    return [int(own[mask].max()) + 1 if mask.any() else 0 for own, mask in zip(documents, learnt, strict=True)]
+
+
 def keys_of(batch: dict[str, Any], documents: np.ndarray) -> list[list[Any]]:
     """What each row's documents are known by: their numbers in the dataset, or those in a row of the user's own."""
     found = []
-    for row, samples in enumerate(batch["sample_ids"]):
-        learnt = np.asarray(batch["labels"])[row] != IGNORED
-        count = int(documents[row][learnt].max()) + 1 if learnt.any() else 0
+    for samples, count in zip(batch["sample_ids"], counts_of(batch, documents), strict=True):
         own = isinstance(samples, list) and len(samples) == count
         found.append(list(samples) if own else [(samples, number) for number in range(count)])
     return found
@@ -224,21 +223,38 @@ def keys_of(batch: dict[str, Any], documents: np.ndarray) -> list[list[Any]]:
 
 def answers(model, feed, compiled: bool = True):
     """The keys and summed log-probabilities of each batch's documents, by the model as it is."""
-    from pet.train.measuring import fast
-    from pet.train.step import in_whole, tensors
+    score = Score(model, compiled)
+    for batch in feed.batches(0, 0):
+        yield from zip(keys_of(batch, documents_of(batch)), score(batch), strict=True)
 
-    token = CausalLM()
-    of_hidden = picked_of_hidden(model, measured=True) if compiled else None
-    forward = through(model, functools.partial(picked_of_logits, token), of_hidden)
-    graph = Compiled(forward, compiled, functools.partial(in_whole, model), model.get_parameters())
-    with fast(model) if compiled else contextlib.nullcontext():
-        for batch in feed.batches(0, 0):
-            documents, labels = documents_of(batch), np.asarray(batch["labels"])
-            picked = graph(*tensors(batch, ("labels",))).asnumpy().astype(np.float64).reshape(labels.shape)
-            for row, keys in enumerate(keys_of(batch, documents)):
-                # position t has the log-probability of token t + 1
-                sums = np.bincount(documents[row][1:], picked[row][:-1], minlength=len(keys))
-                yield keys, sums[: len(keys)].tolist()
+
+class Score:
+    """The summed log-probabilities of a batch's documents, a list for each row, by the model as it is when this is
+    first called."""
+
+    def __init__(self, model, compiled: bool = True):
+        from pet.train.step import in_whole
+
+        self.model, self.compiled = model, compiled
+        of_hidden = picked_of_hidden(model, measured=True) if compiled else None
+        forward = through(model, functools.partial(picked_of_logits, CausalLM()), of_hidden)
+        self.graph = Compiled(forward, compiled, functools.partial(in_whole, model), model.get_parameters())
+
+    def __call__(self, batch: dict[str, Any]) -> list[list[float]]:
+        from pet.train.measuring import fast
+        from pet.train.step import tensors
+
+        documents, labels = documents_of(batch), np.asarray(batch["labels"])
+        training = self.model.training
+        self.model.set_train(False)
+        try:
+            with fast(self.model) if self.compiled else contextlib.nullcontext():
+                picked = self.graph(*tensors(batch, ("labels",))).asnumpy().astype(np.float64).reshape(labels.shape)
+        finally:
+            self.model.set_train(training)
+        # position t has the log-probability of token t + 1
+        sums = [np.bincount(own[1:], values[:-1]) for own, values in zip(documents, picked, strict=True)]
+        return [one[:count].tolist() for one, count in zip(sums, counts_of(batch, documents), strict=True)]
 
 
 def picked_of_logits(token: CausalLM, logits, labels):

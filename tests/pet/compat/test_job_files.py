@@ -54,7 +54,7 @@ def test_llama_factory(base, tmp_path):
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
-        ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo and orpo"),
+        ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo and kto"),
         ({"stage": "dpo", "pref_loss": "hinge"}, "pref_loss: 'hinge': supported are sigmoid, ipo, orpo, simpo"),
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
         ({"template": "alpaca"}, "template: 'alpaca': the prompt is that of the model's own tokenizer"),
@@ -93,7 +93,7 @@ def test_axolotl(base, tmp_path):
     assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
     assert recipe.eval.every_epochs == 0.5
     for more, message in (
-        ({"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo"),
+        ({"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo, kto"),
         ({"adapter": "oft"}, "adapter: 'oft': lora and qlora are supported"),
         ({"special_tokens": {"eos_token": "<end>"}}, "special_tokens: eos_token: the tokenizer keeps its own"),
         ({"plugins": ["my.Plugin"]}, "plugins: my.Plugin: see callbacks"),
@@ -251,6 +251,16 @@ DPO = {"objective": "dpo"}
         ("llama_factory", {"stage": "orpo", "orpo_beta": 0.2}, {"objective": "orpo", "beta": 0.2}),
         ("llama_factory", {"stage": "sft", "pref_beta": 0.3}, {}),
         (
+            "llama_factory",
+            {"stage": "kto", "kto_rejected_weight": 1.3},
+            {"objective": "kto", "beta": 0.1, "undesirable_weight": 1.3},
+        ),
+        (
+            "axolotl",
+            {"rl": "kto", "rl_beta": 0.5, "kto_desirable_weight": 0.2},
+            {"objective": "kto", "beta": 0.5, "desirable_weight": 0.2},
+        ),
+        (
             "axolotl",
             {"rl": "dpo", "dpo_beta": 0.2, "rpo_alpha": 1.0},
             {"objective": "dpo", "beta": 0.2, "sft_weight": 1.0},
@@ -267,7 +277,7 @@ def test_preferences(tmp_path, system, given, expected):
     translation = module.translate({**JOBS[system], **given, **more}, tmp_path / "job.yaml")
     assert not translation.problems
     found = {key.removeprefix("train."): value for key, value in translation.settings.items()}
-    names = ("objective", "beta", "sft_weight", "gamma", "label_smoothing")
+    names = ("objective", "beta", "sft_weight", "gamma", "desirable_weight", "undesirable_weight")
     assert {name: found[name] for name in names if name in found} == expected
     if "rl" in given:
         assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse"}

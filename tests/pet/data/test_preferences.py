@@ -2,7 +2,7 @@
 
 import pytest
 
-from pet.data.preferences import pairs
+from pet.data.preferences import labelled, pairs
 
 USER, GOOD, BAD = (
     {"role": role, "content": text} for role, text in (("user", "Q"), ("assistant", "A"), ("assistant", "B"))
@@ -58,3 +58,24 @@ def test_what_cannot_be_compared(columns, message):
 def test_a_missing_answer_is_a_missing_column():
     with pytest.raises(KeyError, match="rejected"):
         pairs({"prompt": "Q", "chosen": "A"})
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": "Q", "completion": "A", "label": True},
+        {"prompt": [USER], "completion": [GOOD], "label": "true"},
+        {"messages": [USER, GOOD], "kto_tag": True},
+        {"instruction": "Q", "output": "A", "kto_tag": 1},
+    ],
+)
+def test_answers_with_a_label(columns):
+    assert labelled(columns) == [[USER, {**GOOD, "desirable": True}]]
+
+
+def test_labels_are_true_or_false():
+    assert labelled({"prompt": "Q", "completion": "A", "label": False})[0][-1]["desirable"] is False
+    with pytest.raises(ValueError, match="label: expected true or false, found 'good'"):
+        labelled({"prompt": "Q", "completion": "A", "label": "good"})
+    with pytest.raises(KeyError, match="completion"):
+        labelled({"prompt": "Q", "label": True})

@@ -13,11 +13,13 @@ import yaml
 from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
+from pet.data.packing import causal_layout
 from pet.data.settings import DataSettings
 from pet.names import bundled_models
 from pet.recipe.training import Train
 from pet.train.objectives import make_objective
-from pet.train.objectives.preference import keys_of, picked_of_hidden, picked_of_logits
+from pet.train.objectives.kto import mismatched
+from pet.train.objectives.preference import documents_of, keys_of, picked_of_hidden, picked_of_logits
 from pet.train.trainer import Trainer
 
 VOCABULARY = 11
@@ -42,15 +44,15 @@ def pairs_of(seed: int, count: int):
     return documents
 
 
-def dataset(documents) -> TokenDataset:
+def dataset(documents, together: int = 2) -> TokenDataset:
     found = TokenDataset.from_samples(documents)
-    found.documents = 2
+    found.documents = together
     return found
 
 
-def packed(documents, rows: int = 2):
-    settings = DataSettings(packing="pack", max_length=12, shuffle=False)
-    return next(iter(Loader(dataset(documents), rows, settings).batches(0)))
+def packed(documents, rows: int = 2, together: int = 2):
+    settings = DataSettings(packing="pack", max_length=24 // together, shuffle=False)
+    return next(iter(Loader(dataset(documents, together), rows, settings).batches(0)))
 
 
 def by_torch(name: str, settings, logits, batch, references):
@@ -136,6 +138,46 @@ def test_log_probabilities_of_labels_without_logits():
     picked = picked_of_hidden(model)
     found = ms.grad(lambda x: (picked(x, ms.Tensor(labels)) * slopes).sum())(hidden)
     np.testing.assert_allclose(found.asnumpy(), slope.asnumpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("moved", [0.0, 1.5])
+def test_ktos_losses_and_gradients_are_the_formulas(moved):
+    torch = pytest.importorskip("torch")
+    objective = make_objective(Train(objective="kto", beta=0.3, desirable_weight=0.7, undesirable_weight=1.2))
+    documents = pairs_of(4, 3)
+    batch = packed(documents, together=1)
+    random = np.random.default_rng(5)
+    references = random.normal(-5, 1, len(documents)).tolist()
+    liked = [True, False, True, True, False, False]
+    objective.known[True], objective.desirable[True] = dict(enumerate(references)), dict(enumerate(liked))
+    objective.moved = lambda *_: moved
+    batch = objective.prepare(batch, training=True)
+    assert objective.count(batch) == 6
+    logits = random.normal(0, 1, (*batch["labels"].shape, VOCABULARY)).astype(np.float32)
+    arrays = [ms.Tensor(batch[array]) for array in objective.arrays]
+    value, gradient = ms.value_and_grad(lambda x: objective.loss(x, *arrays))(ms.Tensor(logits))
+    leaf = torch.tensor(logits.astype(np.float64), requires_grad=True)
+    log_p, total = torch.log_softmax(leaf, -1), 0.0
+    for row, members in enumerate(batch["sample_ids"]):
+        for number, key in enumerate(members):
+            learnt = np.flatnonzero((batch["document"][row] == number) & (batch["labels"][row] != IGNORED))
+            ratio = sum(log_p[row, at - 1, batch["labels"][row, at]] for at in learnt) - references[key]
+            sign, weight = (1, 0.7) if liked[key] else (-1, 1.2)
+            total = total + weight * (1 - torch.sigmoid(0.3 * sign * (ratio - moved)))
+    total.backward()
+    assert float(value) == pytest.approx(float(total.detach()), rel=1e-5)
+    np.testing.assert_allclose(gradient.asnumpy(), leaf.grad.numpy(), atol=1e-5)
+
+
+def test_ktos_questions_have_other_questions_answers():
+    documents = [([1, 2, 3], [0, 0, 1]), ([4, 5, 6], [0, 1, 1]), ([7, 8], [0, 1])]
+    settings = DataSettings(packing="none", max_length=6, shuffle=False)
+    batch = next(iter(Loader(dataset(documents, 1), 4, settings).batches(0)))
+    found = mismatched(batch, documents_of(batch), causal_layout)
+    empty = [IGNORED] * 6  # the third row's neighbour is padding: it has nobody to exchange with
+    assert found["input_ids"].tolist()[:2] == [[1, 2, 5, 6, 4, 3], [0] * 6]
+    assert found["start"].tolist()[0] == [0, 0, 0, 0, 4, 4]
+    assert found["labels"].tolist() == [[IGNORED, IGNORED, 5, 6, IGNORED, 3], empty, empty, empty]
 
 
 def test_documents_of_rows_without_numbers_have_keys():
@@ -249,28 +291,41 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
         assert f"pairs.jsonl:{line}: " in said and text in said
 
 
-@pytest.mark.slow
-def test_the_curve_of_trl(tmp_path):
-    """Twenty steps of TRL's DPOTrainer with PEFT, and of this library from the same adapter on the same tokens."""
-    torch = pytest.importorskip("torch")
+@pytest.fixture
+def trl():
+    """TRL's module, where it can be imported."""
+    pytest.importorskip("torch")
     try:
-        from datasets import Dataset
-        from trl import DPOConfig, DPOTrainer
+        import trl
+        from trl import DPOTrainer, KTOTrainer  # noqa: F401
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"TRL cannot be imported here: {str(error).splitlines()[0]}")
+    return trl
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_the_curve_of_trl(trl, tmp_path, objective):
+    """Twenty steps of TRL's trainer with PEFT, and of this library from the same adapter on the same tokens."""
+    import torch
+    from datasets import Dataset
     from peft import LoraConfig, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import pet
 
-    rows = [
-        {"prompt": f"What colour is cup {number}? It is red.", "chosen": f"Cup {number} is red.", "rejected": "Red!"}
-        for number in range(40)
-    ]
-    losses = []
+    kind, batch = {"dpo": (trl.DPOTrainer, 4), "kto": (trl.KTOTrainer, 2)}[objective]
+    rows, losses = [], []
+    for number in range(20 * batch):
+        good, bad = f"Cup {number} is red.", "Red!"
+        row = {"prompt": f"What colour is cup {number}? It is red."}
+        if objective == "dpo":
+            rows.append({**row, "chosen": good, "rejected": bad})
+        else:
+            rows.append({**row, "completion": good if number % 3 else bad, "label": number % 3 != 0})
 
-    class InOrder(DPOTrainer):
+    class InOrder(kind):
         def _get_train_sampler(self, *_):
             return SequentialSampler(self.train_dataset)
 
@@ -284,10 +339,11 @@ def test_the_curve_of_trl(tmp_path):
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
     adapted = get_peft_model(plain, config)
     adapted.save_pretrained(tmp_path / "start")
-    settings = DPOConfig(
+    settings = {"dpo": trl.DPOConfig, "kto": trl.KTOConfig}[objective](
         output_dir=str(tmp_path / "run"),
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=batch,
         max_steps=20,
+        logging_steps=1,
         learning_rate=1e-3,
         lr_scheduler_type="constant",
         report_to=[],
@@ -297,20 +353,25 @@ def test_the_curve_of_trl(tmp_path):
         gradient_checkpointing=False,
         use_cpu=True,
         disable_tqdm=True,
+        **({"train_sampling_strategy": "sequential"} if objective == "kto" else {}),
     )
     tokenizer = AutoTokenizer.from_pretrained(directory)
     theirs = InOrder(adapted, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     documents = []
     for row in theirs.train_dataset:
-        for answer in (row["chosen_ids"], row["rejected_ids"]):
-            documents.append((row["prompt_ids"] + answer, [False] * len(row["prompt_ids"]) + [True] * len(answer)))
+        answers = [row[name] for name in ("chosen_ids", "rejected_ids", "completion_ids") if name in row]
+        mark = 1 if row.get("label", True) else 2
+        for answer in answers:
+            documents.append((row["prompt_ids"] + answer, [0] * len(row["prompt_ids"]) + [mark] * len(answer)))
     theirs.train()
     model = pet.AutoModel.from_pretrained("llama_tiny")
     pet.load_adapter(model, tmp_path / "start")
     pet.set_adapter(model, "default")
     order = DataSettings(packing="none", max_length=max(len(ids) for ids, _ in documents), shuffle=False)
-    loader = Loader(dataset(documents), 4, order)
-    ours = Trainer(model, loader, objective="dpo", steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
+    loader = Loader(dataset(documents, len(answers)), batch, order)
+    ours = Trainer(model, loader, objective=objective, steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
     ours.train()
-    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    assert losses[0] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-6)
     np.testing.assert_allclose([line["loss"] for line in ours.history], losses, atol=1e-4)
+    if objective == "kto":
+        assert max(line.get("kl", 0) for line in theirs.state.log_history) > 0.01

@@ -1,0 +1,138 @@
+"""Answers with a label, desirable or not, instead of pairs (Ethayarajh et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import ops
+
+from model_zoo.errors import InputError
+from pet.data.dataset import IGNORED
+from pet.data.packing import collate
+from pet.train.objectives.causal import shift_labels
+from pet.train.objectives.preference import Preference, Score, counts_of, documents_of, keys_of
+
+
+class KTO(Preference):
+    """``λ_D·(1 − σ(β(r − z₀)))`` for a desirable answer, ``λ_U·(1 − σ(β(z₀ − r)))`` for another, per answer.
+
+    r is the answer's log-probability over the reference's. z₀ is the mean of r over questions with the answers to other
+    questions, at least 0 and without gradient: an estimate of how far the model has moved. It is taken over the batch
+    of all processes, by two forward passes more.
+
+    Args:
+        weights: λ_D and λ_U.
+    """
+
+    arrays = ("labels", "document", "reference", "weight", "moved")
+    documents = 1
+    counted = "answers"
+    sums = 7
+
+    def __init__(self, beta: float | None = None, weights: tuple[float, float] = (1.0, 1.0)):
+        super().__init__(beta)
+        self.weights = weights
+        self.desirable: dict[bool, dict[Any, bool]] = {}
+        self.scores: tuple[Score, Score] | None = None
+
+    @classmethod
+    def from_settings(cls, settings) -> KTO:
+        return cls(settings.beta, (settings.desirable_weight, settings.undesirable_weight))
+
+    def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
+        from pet.train.feed import layout_of
+
+        if training in self.known:
+            return
+        if not hasattr(feed, "dataset"):
+            raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
+        super().begin(model, feed, training, distributed, compiled)
+        dataset = feed.dataset
+        last = np.asarray(dataset.starts) + np.asarray(dataset.lengths) - 1
+        self.desirable[training] = dict(enumerate((np.asarray(dataset.trained)[last] != 2).tolist()))
+        if self.scores is None:
+            self.distributed, self.layout = distributed, layout_of(model)
+            self.scores = Score(model, compiled), Score(model, compiled)
+
+    def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        documents = documents_of(batch)
+        reference, weight = np.zeros(documents.shape, np.float32), np.zeros(documents.shape, np.float32)
+        for row, keys in enumerate(keys_of(batch, documents)):
+            reference[row, : len(keys)] = [self.known[training][key] for key in keys]
+            liked = [self.desirable[training][key] for key in keys]
+            weight[row, : len(keys)] = [self.weights[0] if one else -self.weights[1] for one in liked]
+        moved = np.full(len(documents), self.moved(batch, documents), np.float32)
+        return {**batch, "document": documents, "reference": reference, "weight": weight, "moved": moved}
+
+    def moved(self, batch: dict[str, Any], documents: np.ndarray) -> float:
+        """z₀ of a batch."""
+        mixed = mismatched(batch, documents, self.layout)
+        mine = [value for row in self.scores[0](mixed) for value in row]
+        with self.as_reference(self.scores[1].model, self.distributed):
+            theirs = [value for row in self.scores[1](mixed) for value in row]
+        total, count = self.distributed.sum_numbers([sum(mine) - sum(theirs), float(len(mine))])
+        return max(0.0, total / max(count, 1.0))
+
+    def count(self, batch: dict[str, Any]) -> int:
+        return sum(counts_of(batch, batch["document"]))
+
+    # Graph code
+
+    def of_answers(self, picked, labels, document, reference, weight, moved):
+        """→ per answer ``(N,)``: loss, reward, 1.0 if desirable, 1.0 if not."""
+        rows, length = labels.shape
+        size = rows * length
+        place = (document + ops.arange(0, size, length).reshape(rows, 1)).reshape(-1)
+        learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
+        ratio = ops.unsorted_segment_sum(picked * learnt, place, size) - reference.reshape(-1)
+        weight, moved = weight.reshape(-1), ops.tile(moved.reshape(rows, 1), (1, length)).reshape(-1)
+        losses = ops.abs(weight) * (1.0 - ops.sigmoid(self.beta * ops.sign(weight) * (ratio - moved)))
+        return losses, self.beta * ratio, (weight > 0).astype(picked.dtype), (weight < 0).astype(picked.dtype)
+
+    def loss_of(self, picked, arrays):
+        return self.of_answers(picked, *arrays)[0].sum()
+
+    def measures_of(self, picked, arrays):
+        losses, rewards, liked, others = self.of_answers(picked, *arrays)
+        moved = ops.tile(arrays[-1].reshape(-1, 1), (1, arrays[0].shape[1])).reshape(-1)
+        above = (rewards > self.beta * moved).astype(picked.dtype)
+        right = (above * liked + (1.0 - above) * others).sum()
+        moved = (moved * (liked + others)).sum()
+        return losses.sum(), right, (rewards * liked).sum(), liked.sum(), (rewards * others).sum(), others.sum(), moved
+
+    def metrics(self, sums, count: int) -> dict[str, float]:
+        """``loss``; ``reward_accuracy``, the share of answers on the right side of z₀; the mean rewards of both kinds
+        and the margin between them; ``kl``, the mean z₀."""
+        loss, right, chosen, liked, rejected, others, moved = sums
+        chosen, rejected = chosen / max(liked, 1), rejected / max(others, 1)
+        return {
+            "loss": loss / max(count, 1),
+            "reward_accuracy": right / max(count, 1),
+            "reward_margin": chosen - rejected,
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
+            "kl": moved / max(count, 1),
+        }
+
+
+def mismatched(batch: dict[str, Any], documents: np.ndarray, layout) -> dict[str, Any]:
+    """A batch of the same shape whose questions have other questions' answers: those before them in the same two rows,
+    so that it does not depend on how rows are divided over processes. What does not fit in the rows is left out."""
+    ids, labels = np.asarray(batch["input_ids"]), np.asarray(batch["labels"])
+    counts, length = counts_of(batch, documents), ids.shape[1]
+    rows: list[list] = [[] for _ in ids]
+    for pair in range(0, len(ids), 2):
+        both = range(pair, min(pair + 2, len(ids)))
+        found = [(row, documents[row] == number) for row in both for number in range(counts[row])]
+        if len(found) < 2:
+            continue
+        replies = [ids[row, own & (labels[row] != IGNORED)] for row, own in found]
+        for (row, own), reply in zip(found, replies[-1:] + replies[:-1], strict=True):
+            question = ids[row, own & (labels[row] == IGNORED)]
+            whole = np.concatenate((question, reply))[:length]
+            room = [each for each in both if sum(len(one) for one, _ in rows[each]) + len(whole) <= length]
+            if room and len(whole) > len(question):
+                rows[room[0]].append((whole, np.arange(len(whole)) >= len(question)))
+    positions = np.asarray(batch["position_ids"])
+    return collate(rows, length, layout=layout, position_rows=positions.shape[1] if positions.ndim == 3 else 1)
