@@ -8,6 +8,7 @@ import numpy as np
 from mindspore import ops
 
 from model_zoo.errors import InputError
+from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.packing import collate
 from pet.train.objectives.causal import shift_labels
@@ -83,7 +84,7 @@ class KTO(Preference):
         """→ per answer ``(N,)``: loss, reward, 1.0 if desirable, 1.0 if not."""
         rows, length = labels.shape
         size = rows * length
-        place = (document + ops.arange(0, size, length).reshape(rows, 1)).reshape(-1)
+        place = (document + int_range(rows).reshape(rows, 1) * length).reshape(-1)
         learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
         ratio = ops.unsorted_segment_sum(picked * learnt, place, size) - reference.reshape(-1)
         weight, moved = weight.reshape(-1), ops.tile(moved.reshape(rows, 1), (1, length)).reshape(-1)
