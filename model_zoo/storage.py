@@ -15,6 +15,7 @@ from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.configs import Config
 from model_zoo.engine import Widened, available, stored_rows
 from model_zoo.layers import Embedding, parameter
+from model_zoo.quantization.cells import is_quantized
 
 NARROW = ("bfloat16", "float16")
 """Types that weights are kept in as they are stored; all others become the model's own."""
@@ -51,7 +52,7 @@ def set_storage(model: nn.Cell, types: Mapping[str, str]) -> None:
     fresh: dict[int, Parameter] = {}
     for _, cell in model.cells_and_names():
         old = cell._params.get("weight")
-        if old is None or old.name not in types:
+        if old is None or old.name not in types or is_quantized(cell):  # what is packed has a form of its own
             continue
         if id(old) not in fresh:
             fresh[id(old)] = parameter(old.shape, getattr(ms, types[old.name]))
