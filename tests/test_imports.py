@@ -24,7 +24,7 @@ ROOMS = {
     "train": ("pet/train",),
     "parallel": ("pet/parallel",),
     "planning": ("pet/planning", "pet/info.py"),
-    "jobs": ("pet/train/prepare.py", "pet/train/run.py"),
+    "jobs": ("pet/train/prepare.py", "pet/train/run.py", "pet/train/evaluate_run.py"),
     "compat": ("pet/compat",),
     "cli": ("pet/cli", "pet/__main__.py"),
 }

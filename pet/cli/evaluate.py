@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         if code is not None:
             return code
     os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ side: errors only
-    from pet.train.run import evaluate
+    from pet.train.evaluate_run import evaluate
 
     numbers = evaluate(recipe, model=model, adapter=adapter)
     if options.output and job.rank == 0:

@@ -8,9 +8,12 @@ import logging
 import mindspore as ms
 from mindspore import nn, ops
 
+from adapters.apply import trainable_parameters
 from model_zoo.engine import Rounded, Widened, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
+from model_zoo.storage import widen_trained
+from pet.train.base_dropout import attach_dropout
 
 log = logging.getLogger("pet")
 
@@ -76,6 +79,28 @@ class NarrowProduct(nn.Cell):
     def construct(self, left, right):
         wide = self.product(left.astype(self.dtype), right.astype(self.dtype))
         return wide.astype(left.dtype)
+
+
+def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
+    """Sets a model up for training as a recipe's ``train`` section says: types, recomputation, the base's dropout.
+
+    Args:
+        settings: the section.
+        distributed: its ``tensor_rank`` is that of masks that differ between the members of a tensor-parallel group.
+
+    Returns:
+        The precision chosen.
+
+    Raises:
+        InputError: bf16 is asked for and not there.
+    """
+    widen_trained(model, trainable_parameters(model))
+    precision = choose_precision(settings.precision)
+    set_precision(model, precision.name)
+    if settings.recompute:
+        set_recompute(model)
+    attach_dropout(model, settings.base_dropout, distributed.tensor_rank)
+    return precision
 
 
 def set_precision(model: nn.Cell, precision: str) -> None:

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.apply import trainable_parameters
 from model_zoo import progress
 from model_zoo.errors import InputError
-from model_zoo.storage import widen_trained
 from pet.launching.heartbeat import watched
-from pet.train.base_dropout import attach_dropout
 from pet.train.callbacks import Callback, make_callbacks
 from pet.train.compiled import out_of_memory, reason
 from pet.train.distributed import DistributedContext
@@ -28,7 +26,7 @@ from pet.train.noise import key_setter
 from pet.train.objectives import make_objective
 from pet.train.objectives.base import Objective
 from pet.train.optimizers import make_optimizer
-from pet.train.precision import choose_precision, set_precision, set_recompute
+from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule
 from pet.train.segments import make_segments
@@ -139,15 +137,9 @@ class Trainer(Measuring, Saving):
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
         self.phase, self.callbacks, self.compiled, self.finish = LOADING, make_callbacks(callbacks), compiled, finish
+        self.precision = prepare_model(model, self.settings, self.distributed)
         names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
-        trained = trainable_parameters(model)
-        widen_trained(model, trained)
-        segments = make_segments(trained, **{name: getattr(self.settings, name) for name in names})
-        self.precision = choose_precision(self.settings.precision)
-        set_precision(model, self.precision.name)
-        if self.settings.recompute:
-            set_recompute(model)
-        attach_dropout(model, self.settings.base_dropout, self.distributed.tensor_rank)
+        segments = make_segments(trainable_parameters(model), **{name: getattr(self.settings, name) for name in names})
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
         )

@@ -95,7 +95,7 @@ class Trainer(Request):
             from pet.compat.objects import measure
 
             return measure(recipe, self.objects(), adapter)
-        from pet.train.run import evaluate
+        from pet.train.evaluate_run import evaluate
 
         return evaluate(recipe, model=model, adapter=adapter)
 

@@ -14,6 +14,7 @@ from pet.train import run
 from pet.train.callbacks import Callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import load
+from pet.train.evaluate_run import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_a_stopped_run_goes_on_where_it_was_in_the_data(base, tmp_path):
     first, second = (read_file(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("whole", "parts"))
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
-    again = run.evaluate(recipe(base, tmp_path / "whole"), adapter=tmp_path / "whole" / "adapter", show=said.append)
+    again = evaluate(recipe(base, tmp_path / "whole"), adapter=tmp_path / "whole" / "adapter", show=said.append)
     assert again == summary["after"]
 
 

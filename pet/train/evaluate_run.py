@@ -1,0 +1,84 @@
+"""Evaluation by itself: a recipe's model, or another, measured on the recipe's held-out data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from model_zoo.errors import InputError
+from pet.train.run import measure
+
+
+def evaluate(
+    recipe,
+    *,
+    model: str | os.PathLike | None = None,
+    adapter: str | os.PathLike | None = None,
+    show: Callable[[str], None] = print,
+    distributed=None,
+) -> dict[str, float]:
+    """Measures a model on a recipe's held-out data, by the same code and settings as the run itself.
+
+    Args:
+        recipe: a `pet.recipe.Recipe`; its ``data.test`` is measured where it has one, else ``data.eval``.
+        model: a checkpoint to measure in place of the recipe's base.
+        adapter: an adapter directory to put on it; None measures the plain model.
+        show: takes the table for the user.
+        distributed: sums over processes.
+
+    Raises:
+        InputError: no held-out data, or something that the recipe names is missing.
+    """
+    from pet.auto import AutoTokenizer
+    from pet.data.load import load_dataset
+    from pet.train import report
+    from pet.train.metrics import check_available
+    from pet.train.prepare import (
+        Prepared,
+        held_out_settings,
+        load_asked,
+        load_data,
+        make_distributed_context,
+        make_feeds,
+    )
+
+    check_available(recipe.eval.metrics)
+    distributed = distributed or make_distributed_context(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
+    if recipe.data.test:
+        held_out = load_dataset(recipe.data.test, tokenizer, settings=held_out_settings(recipe))
+    else:
+        _, held_out = load_data(recipe, tokenizer)
+    if held_out is None:
+        raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
+    loaded = measured_model(recipe, model, adapter, distributed)
+    prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
+    make_feeds(recipe, prepared, distributed)
+    prepared.questions = load_asked(recipe, prepared, required=False)
+    found = measure(recipe, prepared, distributed)
+    if distributed.is_main:
+        titles = report.titles_of(found)
+        show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))
+    return found
+
+
+def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed):
+    """The model to measure: this process's part of it, where the layout divides it."""
+    from adapters.saving import load_adapter
+    from pet.auto import AutoModel
+    from pet.train.prepare import load_model
+
+    def attach(loaded) -> None:
+        if adapter is not None:
+            load_adapter(loaded, adapter)
+
+    if distributed.divides_model:
+        from pet.parallel.build import divided_model
+
+        chosen = recipe.model_copy(deep=True)
+        if model is not None:
+            chosen.model.path, chosen.model.config, chosen.model.from_scratch = str(model), {}, False
+        return divided_model(chosen, distributed, load_model, attach)
+    loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
+    attach(loaded)
+    return loaded
