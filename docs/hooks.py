@@ -119,3 +119,14 @@ def on_files(files: Files, config) -> Files:
             files.remove(there)
         files.append(File.generated(config, path, content=make()))
     return files
+
+
+def on_page_markdown(markdown: str, page, config, files: Files) -> str:
+    """Links to files of the repository that are no pages become plain text."""
+    directory = Path(config.docs_dir, page.file.src_uri).parent
+
+    def text_or_link(found: re.Match) -> str:
+        inside = (directory / found[2]).resolve().is_relative_to(config.docs_dir)
+        return found[0] if inside else found[1]
+
+    return re.sub(r"\[([^\]]*)\]\((?!https?:|#)([^)#]+)[^)]*\)", text_or_link, markdown)

@@ -24,7 +24,9 @@ CHINESE = sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS if "zh-
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in DOCUMENTS
-    if "zh-CN" not in path.name and re.search(r"^```(sh|python)$", path.read_text("utf-8"), flags=re.M)
+    if "zh-CN" not in path.name
+    and path.name != "CONTRIBUTING.md"
+    and re.search(r"^```(sh|python)$", path.read_text("utf-8"), flags=re.M)
 )
 SHORT = shlex.split(
     "train.steps=2 train.warmup=0 eval.before=false eval.metrics=[loss] eval.shown_samples=0 data.workers=0"
