@@ -31,6 +31,8 @@ class TrainSettings(TypedDict, total=False):
     beta: float | None
     sft_weight: float
     gamma: float
+    desirable_weight: float
+    undesirable_weight: float
     reference: Any
     label_smoothing: float
     base_dropout: Any
