@@ -99,7 +99,8 @@ def main() -> None:
         module = importlib.import_module(f"door_counts.{system}")
         with tempfile.TemporaryDirectory(prefix=f"doors_{system}_") as work:
             cases = module.count(clone.resolve(), Path(work))
-        new = section(system, version_of(clone), cases, getattr(module, "WHAT", ""))
+        version = getattr(module, "version_of", version_of)(clone)
+        new = section(system, version, cases, getattr(module, "WHAT", ""))
         text = options.output.read_text("utf-8") if options.output.is_file() else HEAD
         options.output.write_text(updated(text, system, new), "utf-8")
         print(new)

@@ -2,7 +2,7 @@
 
 Counted are the files below ``configs/`` of every release from 0.6 on, equal contents once, whose model is one of this
 library's and whose run_mode is train or finetune. All are translated; files that come to the same recipe (but for
-names and paths) are run once, on a bundled tiny base, on one process (``--use_parallel False``).
+names and paths) are run once, on a bundled tiny base with one layer, on one process (``--use_parallel False``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from . import Case
 BASES = {"GPT2Config": "gpt_tiny", "LlamaConfig": "llama_tiny", "GLMConfig": "glm_tiny", "ChatGLM2Config": "glm4_tiny"}
 """The bundled base in the place of each of MindFormers' architectures."""
 FIRST = (0, 6)
+WHAT = "training files of GPT-2, LLaMA and GLM below configs/, run_mode train or finetune"
 SIZES = {"model.model_config.seq_length": 64}
 """``--options``, for what the tiny bases have no room for."""
 ROWS, TOKENS = 6, 33
@@ -31,8 +33,10 @@ def count(clone: Path, work: Path) -> list[Case]:
     logging.getLogger("pet").setLevel(logging.ERROR)
     cases, groups = [], {}
     data = write_data(work / "data")
+    for base in BASES.values():
+        write_base(base, work / base)
     for name, values in files(clone, work):
-        trainer = request(values, work / name, data, work / "run")
+        trainer = request(values, work / name, data, work)
         recipe, problem = attempt(trainer.recipe, values["run_mode"], trainer.load_checkpoint)
         if problem:
             cases.append(Case(name, *problem))
@@ -95,19 +99,36 @@ def releases(clone: Path) -> dict[str, str]:
     return {".".join(map(str, version)): ref for version, ref in chosen.items()} or {"HEAD": "HEAD"}
 
 
+def version_of(clone: Path) -> str:
+    """The releases that were counted, each in its last state."""
+    found = list(releases(clone))
+    return f"releases {found[0]} to {found[-1]}, each in its last state; equal files once"
+
+
 def git(clone: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", clone, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def request(values: dict[str, Any], file: Path, data: dict[str, Path], output: Path):
+def request(values: dict[str, Any], file: Path, data: dict[str, Path], work: Path):
     """The trainer that `run_mindformer.py` makes."""
     from pet.compat.mindformers import Trainer
 
     loader = values["train_dataset"]["data_loader"]
     rows = data[",".join(loader.get("origin_columns") or [loader["type"]])]
-    arguments = {"use_parallel": False, "output_dir": str(output)}
-    base = BASES[values["model"]["model_config"]["type"]]
+    arguments = {"use_parallel": False, "output_dir": str(work / "run")}
+    base = str(work / BASES[values["model"]["model_config"]["type"]])
     return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=SIZES)
+
+
+def write_base(name: str, directory: Path) -> None:
+    """The bundled base with one layer."""
+    import pet
+    from pet.names import bundled_models
+
+    shutil.copytree(bundled_models()[name], directory)
+    config = json.loads((directory / "config.json").read_text())
+    layers = next(key for key in ("n_layer", "num_layers", "num_hidden_layers") if key in config)
+    pet.save_pretrained(pet.AutoModel.from_config({**config, layers: 1}), directory)
 
 
 def write_data(directory: Path) -> dict[str, Path]:
