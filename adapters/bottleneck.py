@@ -19,7 +19,8 @@ from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Bottleneck as Settings
 from adapters.sites import Site
-from model_zoo.layers import GeluTanh, LayerNorm, Linear, tanh
+from model_zoo.activations import GeluTanh, tanh
+from model_zoo.layers import LayerNorm, Linear
 
 
 class BottleneckConfig(Settings, MethodConfig):

@@ -24,8 +24,8 @@ from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Prefix
 from adapters.sites import sites
+from model_zoo.activations import tanh
 from model_zoo.errors import InputError
-from model_zoo.layers import tanh
 
 PEFT_NAME = "prompt_embeddings"
 PROMPT_KEYS = (

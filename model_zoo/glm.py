@@ -15,12 +15,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from model_zoo.activations import GeluTanh
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm import GLMConfig
-from model_zoo.layers import AttentionCore, GeluTanh, SplitHeads, int_range
+from model_zoo.layers import AttentionCore, SplitHeads, int_range
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 ALPHA = math.sqrt(56)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo.activations import JoinedSwiGLU
 from model_zoo.causal_lm import CausalLM, count_ones
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.chatglm2 import ChatGLM2Config
-from model_zoo.layers import AttentionCore, JoinedSwiGLU, SplitHeads, SplitRotary
+from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 

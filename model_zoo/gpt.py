@@ -5,11 +5,12 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo.activations import GELUS
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.gpt2 import GPT2Config
-from model_zoo.layers import GELUS, AttentionCore, Parts, SplitHeads
+from model_zoo.layers import AttentionCore, Parts, SplitHeads
 
 
 class GPT2Attention(nn.Cell):

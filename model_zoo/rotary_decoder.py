@@ -8,11 +8,12 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn
 
+from model_zoo.activations import JoinedSwiGLU, SwiGLU
 from model_zoo.causal_lm import CausalLM
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
-from model_zoo.layers import AttentionCore, JoinedSwiGLU, SplitHeads, SplitRotary, SwiGLU
+from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
 from model_zoo.rope_config import rope_settings
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 

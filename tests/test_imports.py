@@ -29,7 +29,7 @@ ROOMS = {
     "cli": ("pet/cli", "pet/__main__.py"),
 }
 # Of model_zoo, adapters know these and no family.
-FOR_ADAPTERS = ("layers", "errors", "progress", "atomic", "checkpoint", "engine", "quantization")
+FOR_ADAPTERS = ("layers", "activations", "errors", "progress", "atomic", "checkpoint", "engine", "quantization")
 
 
 def files() -> dict[str, Path]:

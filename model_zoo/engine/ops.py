@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import mindspore as ms
 import numpy as np
 
-from model_zoo.engine import plain, plain_attention, vjp
+from model_zoo.engine import plain, plain_attention, plain_products, vjp
 
 STORED = (ms.bfloat16, ms.float16)
 """What a frozen weight may be stored in beside float32."""
@@ -147,7 +147,7 @@ ROWS = (
         "N K; M K:stored -> N M",
         vjp.product_of_rows,
         product="sets",
-        plain=functools.partial(plain.rounded, plain.product_of_rows),
+        plain=functools.partial(plain_products.rounded, plain.product_of_rows),
     ),
     Op("product_of_rows_bf16_added", "N K; M K:stored -> N M", product="adds"),
     Op(
@@ -155,7 +155,7 @@ ROWS = (
         "N K; K M:stored -> N M",
         vjp.plain_product,
         product="sets",
-        plain=functools.partial(plain.rounded, plain.plain_product),
+        plain=functools.partial(plain_products.rounded, plain.plain_product),
     ),
     Op("plain_product_bf16_added", "N K; K M:stored -> N M", product="adds"),
     Op("product_of_columns_bf16", "N K; N M -> K M"),

@@ -145,8 +145,9 @@ def path() -> Iterator[Finding]:
     import mindspore as ms
     import numpy as np
 
+    from model_zoo.activations import SwiGLU
     from model_zoo.engine import available, set_kernels
-    from model_zoo.layers import Linear, RMSNorm, SwiGLU, name_parameters
+    from model_zoo.layers import Linear, RMSNorm, name_parameters
 
     norm, linear, activation = RMSNorm(40, 1e-6), Linear(40, 24, bias=False), SwiGLU()
     name_parameters(ms.nn.CellList([norm, linear]))

@@ -7,7 +7,7 @@ import pytest
 from mindspore import Tensor
 
 import pet
-from model_zoo.layers import GELUS
+from model_zoo.activations import GELUS
 from pet.train.trainer import Trainer
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from mindspore import ops
 
-from model_zoo import engine, layers
+from model_zoo import activations, engine, layers
 from model_zoo.engine import build
 from model_zoo.errors import InputError
 
@@ -209,7 +209,7 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
         settings = {"CC": failing(anew, "warming up\nx.c:1: error: what is this")}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    cell, activation = layers.Linear(4, 4), layers.SwiGLU()
+    cell, activation = layers.Linear(4, 4), activations.SwiGLU()
     kernel = activation.kernel
     with caplog.at_level(logging.WARNING, "pet"):
         for one in (cell, activation):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import engine, layers, rotary
+from model_zoo import activations, engine, layers, rotary
 from model_zoo.auto import AutoModel
 from model_zoo.engine import cells, loss as engine_loss, plain as kernels, plain_attention
 from model_zoo.engine.build import library
@@ -172,7 +172,7 @@ def test_plain_norms_are_the_cells_own():
 
 @pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
 def test_activations(shape):
-    swiglu, gelu = layers.SwiGLU(), layers.GeluTanh()
+    swiglu, gelu = activations.SwiGLU(), activations.GeluTanh()
     check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
     check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,))
 

@@ -1,0 +1,77 @@
+"""Activation functions as cells, each with a plain path and a kernel where the engine has one."""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import nn, ops
+
+from model_zoo.engine import uses_kernel
+from model_zoo.layers import Parts
+
+
+def tanh(x):
+    """The hyperbolic tangent by the sigmoid: MindSpore's own is off by up to 1e-4 on a CPU."""
+    return 2.0 * ops.sigmoid(2.0 * x) - 1.0
+
+
+class GeluTanh(nn.Cell):
+    """``0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))``, as the equal ``x·sigmoid(2·√(2/π)·(x + 0.044715·x³))``.
+
+    MindSpore's tanh on a CPU is off by up to 1e-4; its sigmoid is right to 1e-6.
+    """
+
+    def __init__(self):
+        super().__init__()
+        uses_kernel(self, "gelu_tanh")
+
+    def construct(self, x):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernel(x)
+        return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+    def trace(self, tracer, x):
+        return tracer.emit("gelu_tanh", x)
+
+
+class QuickGelu(nn.Cell):
+    """``x·sigmoid(1.702·x)``, MindSpore's fast GELU, as the equal ``silu(1.702·x)/1.702``."""
+
+    def construct(self, x):
+        return x * ops.sigmoid(1.702 * x)
+
+    def trace(self, tracer, x):
+        wide = tracer.emit("silu", tracer.emit("scale", x, factor=1.702))
+        return tracer.emit("scale", wide, factor=1 / 1.702)
+
+
+GELUS = {"gelu_new": GeluTanh, "gelu_pytorch_tanh": GeluTanh, "quick_gelu": QuickGelu}
+"""By their names in a config.json."""
+
+
+class SwiGLU(nn.Cell):
+    """``silu(gate)·up`` (Shazeer 2020)."""
+
+    def __init__(self):
+        super().__init__()
+        uses_kernel(self, "swiglu")
+
+    def construct(self, gate, up):
+        if self.fast and gate.dtype == ms.float32:
+            return self.kernel(gate, up)
+        return gate * ops.sigmoid(gate) * up
+
+    def trace(self, tracer, gate, up):
+        return tracer.emit("swiglu", gate, up)
+
+
+class JoinedSwiGLU(nn.Cell):
+    """`SwiGLU` of one tensor that holds gate | up: ``(N, 2·ffn)`` → ``(N, ffn)``."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = SwiGLU()
+        self.parts = Parts(2)
+
+    def construct(self, both):
+        gate, up = self.parts(both)
+        return self.act(gate, up)
