@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ if WORKER and CORES:  # before MindSpore counts the cores for its threads
 import model_zoo  # noqa: E402, F401  (it sets what MindSpore reads when it is imported)
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's C++ log: errors only
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be by the programs under test
 
 # an example may take as long as a busy machine needs: no result depends on the clock
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
