@@ -196,7 +196,8 @@ def _adapted_cell(cls: type) -> type:
                 if module.needs_base:
                     if y is not base:
                         tracer.refuse(type(module))
-                    y = tracer.call(module, x, y, self.base_weight(), self.base_bias())
+                    weight = self.traced_matrix(tracer) if issubclass(cls, QuantizedLinear) else self.base_weight()
+                    y = tracer.call(module, x, y, weight, self.base_bias())
                 else:
                     y = module(x, y)
             return y

@@ -32,6 +32,22 @@ class Buffer:
     offset: int = 0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """A matrix in 8 or 4 bits, as `csrc/storage.h` reads it.
+
+    Attributes:
+        storage: the number of its kind there.
+        block: numbers that share a factor.
+        parts: operands, None for those that it has not: codes; factors, map; factors in bytes, their factors, map and
+            offset; zeros.
+    """
+
+    storage: int
+    block: int
+    parts: tuple[Value | None, ...]
+
+
 @dataclasses.dataclass(eq=False)
 class Value:
     """What instructions read or write.
@@ -41,12 +57,14 @@ class Value:
             width)``; of a weight its own; None where only the run knows it.
         buffer: where it lies; OPERAND for an operand and what has an output of its own, None for a constant.
         constant: a number that is the same in every run.
+        packed: what it is made of, of a packed matrix.
         tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
     """
 
     per_token: tuple[int, ...] | None
     buffer: Buffer | str | None
     constant: np.generic | None = None
+    packed: Packed | None = None
     tracer: Any = dataclasses.field(default=None, repr=False)
 
     @property

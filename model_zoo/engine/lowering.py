@@ -103,6 +103,10 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where:
         if value.constant is not None:
             words += [-1, behind + len(constants), 0, 0, 1]
             constants.append(int(np.array(value.constant).view(np.int32)))
+        elif value.packed is not None:
+            words += [-2, behind + len(constants), 0, *value.per_token]
+            parts = [-1 if part is None else number[id(part)] for part in value.packed.parts]
+            constants += [value.packed.storage, value.packed.block, *parts]
         elif value.buffer is OPERAND:
             raise ValueError("an operand of another operator")
         else:

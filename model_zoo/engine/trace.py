@@ -17,18 +17,26 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, nn
 
-from model_zoo.engine.ir import OPERAND, Buffer, Instruction, NotTraceable, Scaled, Value
+from model_zoo.engine.ir import OPERAND, Buffer, Instruction, NotTraceable, Packed, Scaled, Value
 from model_zoo.engine.ops import OPS, STORED
 
 AROUND_TABLES = 5
 """What a layer's ``construct`` takes beside cosines and sines: itself, the stream, start, end and key mask."""
+
+PLAIN = (ms.float32, ms.int32)
+"""Types of weights, and of keys."""
+
+STORAGES = {"int8": 3, "codes": 4}
+"""Kinds of packed matrices by their numbers in `csrc/storage.h`."""
+
+NESTED_PARTS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 _patching = threading.RLock()
 
@@ -92,16 +100,13 @@ class Tracer(abc.ABC):
         self.operands.append(Value(shape, OPERAND, tracer=self))
         return self.operands[-1]
 
-    def parameter(self, parameter: Parameter, stored: bool = False) -> Value:
-        """A weight.
-
-        Args:
-            stored: whether it may be stored in fewer bits than float32.
+    def parameter(self, parameter: Parameter, types: tuple = PLAIN) -> Value:
+        """A weight, which is of one of these types.
 
         Raises:
-            NotTraceable: it is not float32 (or, a key, int32), and may not be what it is.
+            NotTraceable: it is not.
         """
-        if parameter.dtype not in (ms.float32, ms.int32, *(STORED if stored else ())):
+        if parameter.dtype not in types:
             raise NotTraceable(f"{parameter.name} is {parameter.dtype}")
         for known, value in zip(self.parameters, self.operands[-len(self.parameters) :], strict=False):
             if known is parameter:
@@ -109,6 +114,23 @@ class Tracer(abc.ABC):
         self.parameters.append(parameter)
         self.operands.append(Value(tuple(parameter.shape), OPERAND, tracer=self))
         return self.operands[-1]
+
+    def packed(self, kind: str, block: int, shape: tuple[int, int], parts: Mapping[str, Parameter]) -> Value:
+        """A frozen weight in 8 or 4 bits.
+
+        Args:
+            kind: ``int8``, or any whose codes are looked up in a map.
+            block: numbers that share a factor.
+            shape: ``(out, in)``.
+            parts: by their names in `model_zoo.quantization.storage.Storage.parts`.
+        """
+        double = "nested_absmax" in parts
+        factors = "SCB" if kind == "int8" else "absmax"
+        names = "weight", not double and factors, "quant_map", double and factors, *NESTED_PARTS, "zeros"
+        types = ms.uint8, ms.int8, ms.float32
+        operands = tuple(self.parameter(parts[name], types) if name in parts else None for name in names)
+        storage = STORAGES["int8" if kind == "int8" else "codes"]
+        return Value(shape, OPERAND, packed=Packed(storage, block, operands), tracer=self)
 
     def emit(self, name: str, *inputs: Value | Parameter, outputs=None, **numbers) -> Value:
         """Applies an operation of the table. Returns its first output.
@@ -124,7 +146,9 @@ class Tracer(abc.ABC):
                 values.append(Value((1,), None, field.dtype(numbers[field.constant])))
             elif given:
                 one = given.pop(0)
-                values.append(self.parameter(one, field.stored) if isinstance(one, Parameter) else one)
+                if isinstance(one, Parameter):
+                    one = self.parameter(one, (*PLAIN, *STORED) if field.stored else PLAIN)
+                values.append(one)
         if outputs is None:
             shapes = op.shapes([value.per_token for value in values], **{"B": 1, "S": 1, **numbers})
             outputs = [self.place(shape) for shape in shapes]
@@ -229,8 +253,8 @@ class SequenceTracer(Tracer):
     def inputs(self) -> None:
         self.start, self.end, self.key_mask = self.operand(), self.operand(), self.operand()
 
-    def parameter(self, parameter: Parameter, stored: bool = False) -> Value:
-        value = super().parameter(parameter, stored and id(parameter) not in self.weights)
+    def parameter(self, parameter: Parameter, types: tuple = PLAIN) -> Value:
+        value = super().parameter(parameter, PLAIN if id(parameter) in self.weights else types)
         if id(parameter) in self.weights and value not in self.trained:
             self.trained.append(value)
         return value

@@ -1,8 +1,8 @@
 """A frozen projection whose weight is stored in 8 or 4 bits.
 
 The plain path, which is the reference and what runs on a device: the matrix is unpacked by MindSpore's operators for
-each product and not kept; the backward pass, which has a gradient of the input alone, unpacks it again. Kernels that
-read the packed weight itself are the CPU engine's.
+each product and not kept; the backward pass, which has a gradient of the input alone, unpacks it again. Where layers
+are one operator (`model_zoo.engine`), products read the packed weight itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-from model_zoo.engine import unpacking
+from model_zoo.engine import precision_suffix, unpacking
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear
 from model_zoo.quantization import codec
@@ -132,6 +132,14 @@ class QuantizedLinear(Linear):
         if self.bias is not None:
             y = self.add_bias(y, self.bias)
         return y
+
+    def trace(self, tracer, x):
+        y = tracer.emit("product_of_rows" + precision_suffix(self.product), x, self.traced_matrix(tracer))
+        return y if self.bias is None else tracer.emit("add_bias", y, self.bias)
+
+    def traced_matrix(self, tracer):
+        """W as kernels read it."""
+        return tracer.packed(self.storage.kind, self.storage.block, self.shape, self.part_parameters())
 
     def parts(self):
         """The parameters of W, in the order of `Storage.parts`."""

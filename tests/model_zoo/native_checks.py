@@ -170,7 +170,15 @@ def within(mine, expected, tolerance, more):
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("storage", ctypes.c_int))
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("storage", ctypes.c_int),
+        ("shift", ctypes.c_int),
+        ("block", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("factors", "map", "nested", "nested_map", "offset", "small", "zeros")),
+    )
 
 
 class Term(ctypes.Structure):
@@ -237,6 +245,59 @@ def storage(kernels):
         assert np.array_equal(kernels("rows_of", (table, ids), table.shape), table.astype(np.float32), equal_nan=True)
 
 
+def matrix_of(arrays, form, shape):
+    """A packed matrix as kernels get it from a program."""
+    of = Matrix(
+        arrays["weight"].ctypes.data, shape[1], 3 if form.kind == "int8" else 4, -1, form.block, shape[0] * shape[1]
+    )
+    if form.block & (form.block - 1) == 0:
+        of.shift = form.block.bit_length() - 1
+    names = {"quant_map": "map", "nested_absmax": "nested", "nested_quant_map": "nested_map", "nested_offset": "offset"}
+    names |= {"SCB": "factors", "absmax": "small" if form.double else "factors", "zeros": "zeros"}
+    for part, name in names.items():
+        if part in arrays:
+            setattr(of, name, arrays[part].ctypes.data)
+    return of
+
+
+def packed_weights(kernels):
+    """Weights in 8 and 4 bits: the bits of the dequantised weight, forward and backward; for few rows to rounding."""
+    forms = [
+        Storage("int8"),
+        Storage("nf4"),
+        Storage("fp4", 32, double=True),
+        Storage("nf4", 6),
+        Storage("nf4", 8, True),
+    ]
+    for form in [*forms, Storage("int4", 32), Storage("int4", 32, zeros=True)]:
+        for out, into in ((1, 2), (3, 7), (70, 96), (5, 130), (33, 1600), (600, 64)):
+            if form.kind == "int4":
+                into = -(-into // 32) * 32
+            shape, weight = (out, into), 0.05 * numbers(out, into)
+            arrays = codec.quantize(Storage(form.kind, form.block, form.double), shape, lambda rows, w=weight: w[rows])
+            if form.zeros:
+                arrays["zeros"] = (np.arange(-(-out * into // form.block)) % 16).astype(np.uint8)
+            wide = np.ascontiguousarray(codec.dequantize(form, arrays, shape))
+            for rows, turned in itertools.product((1, 3, 14, 100), (1, 0)):
+                depth, columns = (into, out) if turned else (out, into)
+                a, found = numbers(rows, depth, seed=1), []
+                for right in (matrix_of(arrays, form, shape), Matrix(wide.ctypes.data, into)):
+                    c, whole = kernels.room((rows, columns), UNTOUCHED)
+                    term = Term(a.ctypes.data, right, depth, turned)
+                    product = Product(c.ctypes.data, columns, 0, 0, 1)
+                    product.terms[0] = term
+                    assert kernels.library.products(ctypes.byref(product), 1, ctypes.c_int64(rows)) == 0
+                    edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
+                    assert not kernels.guarded or (edges == UNTOUCHED).all()
+                    found.append(c)
+                if rows <= FEW_ROWS and turned:  # codes of even and of odd places are summed apart
+                    bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(wide.T)) + 1e-7
+                    assert (np.abs(found[0] - a.astype(np.float64) @ wide.T) <= bound).all(), (form, shape, rows)
+                else:
+                    assert np.array_equal(*found), (form, shape, rows, turned)
+                kernels.digest.update(found[0].tobytes())
+
+
 def sums(kernels):
     """Products that run at once, each a sum of some, as `gemm.h` has them: in float32, and in bfloat16."""
     kinds = (0, 1) if kernels.library.pet_bf16() else (0,)
@@ -257,7 +318,9 @@ def sums(kernels):
                 given = [np.ascontiguousarray(array) for array in (a, b if index % 2 else b.T)]
                 held.append(given)
                 left, right = (array.ctypes.data for array in given)
-                every[number].terms[index] = Term(left, Matrix(right, 0), depth, index % 2)
+                every[number].terms[index] = Term(
+                    left, Matrix(right, depth if index % 2 else columns), depth, index % 2
+                )
         assert kernels.library.products(every, len(cases), ctypes.c_int64(rows)) == 0
         for (c, whole), right in zip([pair for pair in held if isinstance(pair, tuple)], expected, strict=True):
             close(c, right, 1e-5)
@@ -737,6 +800,7 @@ CHECKS = (
     products,
     rounded,
     storage,
+    packed_weights,
     sums,
     low_rank,
     dora,

@@ -57,12 +57,12 @@ def test_results_do_not_depend_on_the_number_of_threads(path):
     assert len(digests) == 1
 
 
-PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool")
+PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
 
 
-@pytest.mark.parametrize(("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512bf16",), 0)])
+@pytest.mark.parametrize(("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512f",), 0)])
 def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
-    """Of vectors where there are no tiles; refused where there are no such instructions."""
+    """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
     command = [*build.compiler(), *build.COMMON, "-march=native", *without, "-lpthread", "-lm"]
     sources = [str(build.SOURCES / f"{name}.c") for name in PRODUCTS_ALONE]
     library = tmp_path / "other.so"
@@ -75,6 +75,7 @@ def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind)
     native_checks.products(other)
     native_checks.rounded(other)
     native_checks.sums(other)
+    native_checks.packed_weights(other)
 
 
 QUIET = np.array([0x7FC00000, 0x7FC00001, 0xFFC001FF], np.uint32).view(np.float32)

@@ -48,8 +48,8 @@ static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes,
     of->factor = of->wa + rank * columns;
     of->current = of->factor + columns;
     of->aa = of->current + columns;
-    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, matrix_of(params, dtypes, 1), of->wa, rank, columns, in, 0) ||
-        product_by_rows(of->a, float_matrix(of->a), of->aa, rank, rank, in, 0))
+    if ((*(int32_t *)params[7] ? product_by_depth : product_by_rows)(of->a, matrix_of(params, shapes, dtypes, 1), of->wa, rank, columns, in, 0) ||
+        product_by_rows(of->a, float_matrix(of->a, in), of->aa, rank, rank, in, 0))
         return 1;
     pet_parallel(factors, of, columns, rows_at_once(rank * rank));
     return 0;

@@ -13,6 +13,8 @@ enum {
     COLUMNS = 32,  /* columns of a piece of work */
     BROAD = 16,    /* vectors of a piece of work where the factor's rows run across: enough to be read as a stream */
     DEEP = 4,      /* rows of that factor that are added together */
+    DISTANCE = 4096, /* bytes */
+    FACTORS = 2048, /* of blocks of the rows that are read together */
 };
 
 struct few {
@@ -22,21 +24,88 @@ struct few {
     int64_t rows, columns, depth;
 };
 
-/* `tall` rows of a times `wide` rows of b from its `first` number on, each `depth` long; `next` is what will be read then. */
-INLINE void dots(enum storage storage, int tall, int wide, const float *a, struct matrix b, int64_t first, int64_t next,
+/* A row of the right factor, as it is stored. */
+struct line {
+    const char *from;
+    float factor;
+    const float *factors; /* of its blocks */
+    const uint8_t *zeros;
+};
+
+enum { ALIGNED = CODES + 1 }; /* codes whose factors are there, and whose rows begin with a block of whole pairs of vectors */
+
+static int aligned(struct matrix of) {
+    return of.storage == CODES && of.shift >= 0 && of.block >= 2 * LANES && of.columns % of.block == 0;
+}
+
+INLINE struct line line_of(int storage, struct matrix of, int64_t row) {
+    int64_t first = row * of.columns;
+    struct line line = {.from = of.data};
+    line.from += storage == FLOAT32 ? first * 4 : storage == INT8 ? first : storage < INT8 ? first * 2 : first / 2;
+    if (storage == INT8) line.factor = of.factors[row];
+    if (storage == ALIGNED) line.factors = of.factors + (first >> of.shift);
+    if (storage == ALIGNED && of.zeros) line.zeros = of.zeros + (first >> of.shift);
+    return line;
+}
+
+/* Bytes of eight numbers. */
+INLINE int64_t eighths(int storage) { return storage == FLOAT32 ? 32 : storage < INT8 ? 16 : storage == INT8 ? 8 : 4; }
+
+/* LANES numbers of a row. */
+INLINE floats load_line(int storage, struct matrix of, struct line line, int64_t row, int64_t k) {
+    if (storage == FLOAT32) return load((const float *)line.from + k);
+    if (storage == BFLOAT16) return load_bfloat16((const uint16_t *)line.from + k);
+    if (storage == FLOAT16) return load_float16((const uint16_t *)line.from + k);
+    if (storage == INT8) return from_int8((const int8_t *)line.from + k) * line.factor * INT8_STEP;
+    return load_stored(CODES, of, row, k);
+}
+
+/* Adds to sums what `tall` rows of a and `wide` of b have from k to k + 2·LANES: numbers of even places, and of odd ones. */
+INLINE void add_pairs(int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights, int64_t k,
+                      floats (*sums)[SOME]) {
+    floats even[SOME], odd[SOME];
+    int64_t block = k >> b.shift;
+#pragma GCC unroll 8
+    for (int j = 0; j < wide; j++) {
+        code_pairs((const uint8_t *)rights[j].from + k / 2, b.map, even + j, odd + j);
+        if (b.zeros) even[j] += 8.0f - rights[j].zeros[block], odd[j] += 8.0f - rights[j].zeros[block];
+        even[j] *= rights[j].factors[block], odd[j] *= rights[j].factors[block];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++) {
+        floats first = load(a + i * depth + k), second = load(a + i * depth + k + LANES);
+        floats evens = EVENS(first, second), odds = ODDS(first, second);
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) sums[i][j] += evens * even[j];
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) sums[i][j] += odds * odd[j];
+    }
+}
+
+/* `tall` rows of a times `wide` rows of b from its `first` on, each `depth` long; from row `next` on will be read then. */
+INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix b, int64_t first, int64_t next,
                  int64_t depth, float *c, int64_t c_row) {
     floats sums[SOME][SOME];
+    struct line rights[SOME];
     int64_t whole = depth / LANES * LANES;
+    const char *ahead = (const char *)b.data + eighths(storage) * (next * depth) / 8;
+#pragma GCC unroll 8
+    for (int j = 0; j < wide; j++) rights[j] = line_of(storage, b, first + j);
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
-    for (int64_t k = 0; k < whole; k += LANES) {
+    for (int64_t k = 0; storage == ALIGNED && k < whole; k += 2 * LANES) {
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) __builtin_prefetch(ahead + eighths(storage) * (j * depth + k) / 8);
+        add_pairs(tall, wide, a, depth, b, rights, k, sums);
+    }
+    for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) {
-            right[j] = load_stored(storage, b, first + j * depth + k);
-            fetch_stored(storage, b, next + j * depth + k);
+            right[j] = load_line(storage, b, rights[j], first + j, k);
+            __builtin_prefetch(ahead + eighths(storage) * (j * depth + k) / 8);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < tall; i++) {
@@ -45,12 +114,15 @@ INLINE void dots(enum storage storage, int tall, int wide, const float *a, struc
             for (int j = 0; j < wide; j++) sums[i][j] += left * right[j];
         }
     }
+    floats last[SOME];
+#pragma GCC unroll 8
+    for (int j = 0; j < wide && whole < depth; j++)
+        last[j] = load_stored_some(storage == ALIGNED ? CODES : storage, b, first + j, whole, depth - whole);
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide && whole < depth; j++)
-            sums[i][j] += load_some(a + i * depth + whole, depth - whole) *
-                          load_stored_some(storage, b, first + j * depth + whole, depth - whole);
+            sums[i][j] += load_some(a + i * depth + whole, depth - whole) * last[j];
     if (tall == SOME && wide == SOME) { /* in the order of sum_of, as many at a time as a vector holds */
         float out[SOME * SOME];
         for (int first = 0; first < SOME * SOME; first += LANES) {
@@ -71,19 +143,33 @@ INLINE void dots(enum storage storage, int tall, int wide, const float *a, struc
         for (int j = 0; j < wide; j++) c[i * c_row + j] = sum_of(sums[i][j]);
 }
 
-INLINE void lines(enum storage storage, const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows,
+/* The same matrix, the factors of some rows out of their bytes where there is room for them. */
+INLINE struct matrix with_factors(int storage, struct matrix of, int64_t row, int64_t rows, float *room) {
+    if (storage < CODES || of.factors) return of;
+    int64_t first = block_of(of, row * of.columns), count = block_of(of, (row + rows) * of.columns - 1) - first + 1;
+    if (count > FACTORS || of.columns == 0) return of;
+    some_factors(&of, first, count, room);
+    of.factors = room - first;
+    return of;
+}
+
+INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows,
                   int64_t columns, int64_t depth) {
+    int64_t ahead = SOME; /* rows, but of short ones as many as take so long that they are there in time */
+    while (ahead < columns && ahead * depth * eighths(storage) < 8 * DISTANCE) ahead += SOME;
     for (int64_t column = 0; column < columns;) {
         int64_t wide = column + SOME <= columns ? SOME : 1;
-        int64_t from = first + column * depth, next = column + 2 * wide <= columns ? from + wide * depth : from;
+        int64_t from = first + column, next = column + wide + ahead <= columns ? from + ahead : from;
+        float factors[FACTORS];
+        struct matrix read = with_factors(storage, b, from, wide, factors);
         for (int64_t row = 0; row < rows; row += SOME) {
             const float *left = a + row * depth;
             float *to = c + row * c_row + column;
 #define DOTS(tall)                                                               \
     if (wide == SOME)                                                            \
-        dots(storage, tall, SOME, left, b, from, next, depth, to, c_row);        \
+        dots(storage, tall, SOME, left, read, from, next, depth, to, c_row);        \
     else                                                                         \
-        dots(storage, tall, 1, left, b, from, next, depth, to, c_row)
+        dots(storage, tall, 1, left, read, from, next, depth, to, c_row)
             switch (rows - row) {
                 case 1: DOTS(1); break;
                 case 2: DOTS(2); break;
@@ -97,25 +183,29 @@ INLINE void lines(enum storage storage, const float *a, struct matrix b, int64_t
 }
 
 void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth) {
-    lines(FLOAT32, a, float_matrix(b), 0, c, c_row, rows, columns, depth);
+    lines(FLOAT32, a, float_matrix(b, depth), 0, c, c_row, rows, columns, depth);
 }
 
 static void by_rows(void *arguments, int64_t first, int64_t last) {
     struct few *of = arguments;
-    BY_STORAGE(of->b.storage, lines, of->a, of->b, first * of->depth, of->c + first, of->columns, of->rows, last - first,
+    if (aligned(of->b) && (of->b.factors || SOME * of->b.columns / of->b.block <= FACTORS)) {
+        lines(ALIGNED, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth);
+        return;
+    }
+    BY_STORAGE(of->b.storage, lines, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first,
                of->depth)
 }
 
-/* Adds to rows of c, `wide` numbers each, `deep` rows of b from its `first` number on, times the numbers of a that belong to
+/* Adds to rows of c, `wide` numbers each, `deep` rows of b from (row, column) on, times the numbers of a that belong to
  * them. */
-INLINE void add_rows(enum storage storage, int deep, const float *a, int64_t a_row, struct matrix b, int64_t first,
-                     int64_t b_row, int64_t rows, float *c, int64_t c_row, int64_t wide) {
+INLINE void add_rows(enum storage storage, int deep, const float *a, int64_t a_row, struct matrix b, int64_t row,
+                     int64_t column, int64_t rows, float *c, int64_t c_row, int64_t wide) {
     for (int64_t j = 0; j < wide; j += LANES) {
         floats right[DEEP];
 #pragma GCC unroll 8
         for (int k = 0; k < deep; k++) {
-            right[k] = load_stored(storage, b, first + k * b_row + j);
-            fetch_stored(storage, b, first + (2 * DEEP + k) * b_row + j);
+            right[k] = load_stored(storage, b, row + k, column + j);
+            fetch_stored(storage, b, row + 2 * DEEP + k, column + j);
         }
         for (int64_t i = 0; i < rows; i++) {
             floats sum = load(c + i * c_row + j);
@@ -132,12 +222,12 @@ INLINE void columns_of(enum storage storage, struct few of, int64_t first, int64
     for (int64_t i = 0; i < of.rows; i++) memset(c + i * columns, 0, (size_t)(last - first) * sizeof(float));
     int64_t k = 0;
     for (; k + DEEP <= depth; k += DEEP)
-        add_rows(storage, DEEP, of.a + k, depth, of.b, k * columns + first, columns, of.rows, c, columns, wide);
+        add_rows(storage, DEEP, of.a + k, depth, of.b, k, first, of.rows, c, columns, wide);
     for (; k < depth; k++)
-        add_rows(storage, 1, of.a + k, depth, of.b, k * columns + first, columns, of.rows, c, columns, wide);
+        add_rows(storage, 1, of.a + k, depth, of.b, k, first, of.rows, c, columns, wide);
     for (k = 0; k < depth && rest; k++)
         for (int64_t j = wide; j < wide + rest; j++) {
-            float right = load_one(storage, of.b, k * columns + first + j);
+            float right = load_one(storage, of.b, k, first + j);
             for (int64_t i = 0; i < of.rows; i++) c[i * columns + j] += of.a[i * depth + k] * right;
         }
 }

@@ -148,9 +148,8 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
                      .add = product->add || *term > 0 || *k > 0, .bf16 = product->bf16};
     while (*term < product->count && of.depth < MOST_DEPTH) {
         const struct term *from = product->terms + *term;
-        struct part part = {.depth = least(from->depth - *k, MOST_DEPTH - of.depth), .a_row = from->depth,
-                            .b_row = from->b_turned ? from->depth : columns, .b_turned = from->b_turned,
-                            .a = from->a + *k, .b = from->b, .b_first = *k * (from->b_turned ? 1 : columns)};
+        struct part part = {.a = from->a + *k, .a_row = from->depth, .b = from->b, .b_first = *k,
+                            .depth = least(from->depth - *k, MOST_DEPTH - of.depth), .b_turned = from->b_turned};
         if (part.depth) of.parts[of.count++] = part;
         of.depth += part.depth;
         *k += part.depth;
@@ -166,7 +165,29 @@ static int few_rows(const struct product *product, int64_t rows) {
     return 1;
 }
 
-int products(const struct product *of, int count, int64_t rows) {
+/* The same products with factors that are read as they are: those in bytes are worth it where many rows follow. */
+static int with_factors(const struct product *of, int count, struct product *to) {
+    int64_t all = 0;
+    memcpy(to, of, (size_t)count * sizeof *of);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < of[i].count; j++) all += nested_factors(&of[i].terms[j].b);
+    float *factors = all ? pet_scratch(5, all * (int64_t)sizeof(float)) : NULL;
+    if (all && !factors) return 1;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < of[i].count; j++) {
+            int64_t own = nested_factors(&of[i].terms[j].b);
+            if (own) expand_factors(&to[i].terms[j].b, factors);
+            factors += own;
+        }
+    return 0;
+}
+
+int products(const struct product *given, int count, int64_t rows) {
+    struct product of[MOST_PRODUCTS];
+    if (rows <= FEW_ROWS)
+        memcpy(of, given, (size_t)count * sizeof *of);
+    else if (with_factors(given, count, of))
+        return 1;
     int term[MOST_PRODUCTS] = {0}, done[MOST_PRODUCTS] = {0};
     int64_t k[MOST_PRODUCTS] = {0};
     for (int i = 0; i < count; i++) {
@@ -218,7 +239,7 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
 
 /* The left factor is turned, some of its depth and rows at a time. */
 int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
-    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = float_matrix(b)});
+    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = float_matrix(b, columns)});
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
         struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
         of.wide = up_to_lanes(of.depth);
@@ -227,7 +248,7 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
             of.a = a + k * rows + row;
             if (!(of.to = pet_scratch(1, of.rows * of.wide * 4))) return 1;
             pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
-            struct part part = {.a = of.to, .b = float_matrix(b + k * columns), .a_row = of.wide, .b_row = columns,
+            struct part part = {.a = of.to, .b = float_matrix(b + k * columns, columns), .a_row = of.wide,
                                 .depth = of.depth};
             struct sum sum = {.c = c + row * columns, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                               .depth = of.depth, .add = how & ADDS || k > 0, .bf16 = how & IN_BF16, .count = 1, .parts = {part}};
@@ -239,27 +260,27 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
 PET_KERNEL(product_of_rows) {
-    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
+    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
 }
 
 /* a (M, K), b (K, N) → a·b (M, N) */
 PET_KERNEL(plain_product) {
-    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
+    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
 }
 
 /* the same two, added to what c holds */
 PET_KERNEL(product_of_rows_added) {
-    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
+    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 PET_KERNEL(plain_product_added) {
-    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
+    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
 }
 
 /* a (M, K), b (N, K), y (M, N) → y + a·bᵀ, which may lie where y does */
 PET_KERNEL(product_of_rows_onto) {
     if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
-    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
+    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */

@@ -99,7 +99,7 @@ static int over_pieces(struct head *of, float *workspace) {
 }
 
 static struct head head_of(void **params, int64_t **shapes, const char **dtypes, int64_t *workspace) {
-    return (struct head){.hidden = params[0], .weight = matrix_of(params, dtypes, 1), .targets = params[2], .losses = params[3],
+    return (struct head){.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .losses = params[3],
                          .second = params[4], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
                          .together = workspace[0]};
 }

@@ -54,7 +54,7 @@ PET_KERNEL(low_rank) {
     inner((struct low_rank){.x = params[1], .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
                             .rows = rows, .in = shapes[1][1], .rank = rank});
     memcpy(params[5], params[0], (size_t)(rows * columns) * sizeof(float));
-    return product_by_rows(params[6], float_matrix(params[3]), params[5], rows, columns, rank, 1);
+    return product_by_rows(params[6], float_matrix(params[3], rank), params[5], rows, columns, rank, 1);
 }
 
 /* t = s·dy·B, and of each chunk of rows its part of dA = tᵀ·x and of dBᵀ = innerᵀ·dy. */

@@ -18,7 +18,7 @@ void pet_use_threads(int count);
 int pet_threads(void);
 
 /* Memory of the calling thread that lasts until its next call with the same slot; NULL when there is none. */
-enum { PET_SLOTS = 5 };
+enum { PET_SLOTS = 6 };
 void *pet_scratch(int slot, int64_t bytes);
 
 /* So many rows of this width that a piece is some 32 KB. */

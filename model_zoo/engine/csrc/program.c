@@ -18,7 +18,7 @@ PET_KERNEL(plain_product_bf16_added);
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
 enum { DIMENSIONS = 4, MOST_OPERANDS = 16 };
-enum { HEADER = 3, WORDS = 5, CONSTANT = -1 }; /* of the program */
+enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2 }; /* of the program */
 
 /* The kernels that may run at once with others, and what they compute. */
 static const struct {
@@ -54,11 +54,26 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
         *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
     }
     if (to->count == MOST_TERMS) return 1;
-    to->terms[to->count++] = (struct term){.a = its[0], .b = matrix_of(its, types, 1), .depth = shapes[0][1],
+    to->terms[to->count++] = (struct term){.a = its[0], .b = matrix_of(its, shapes, types, 1), .depth = shapes[0][1],
                                            .b_turned = turned};
     all->rows = shapes[0][0];
     all->bf16 |= PRODUCTS[which].bf16; /* what runs with a product in bfloat16, such as LoRA's sum, is rounded as well */
     return 0;
+}
+
+/* A packed matrix: its storage, its block, and the operands that hold its parts, −1 for those that it has not. */
+enum { DATA, FACTORS, MAP, SMALL, NESTED_FACTORS, NESTED_MAP, OFFSET, ZEROS, PARTS };
+
+static struct matrix packed(const int32_t *words, void **params, int64_t rows, int64_t columns) {
+    const void *parts[PARTS];
+    for (int i = 0; i < PARTS; i++) parts[i] = words[2 + i] < 0 ? NULL : params[words[2 + i]];
+    struct matrix of = {.data = parts[DATA], .columns = columns, .storage = words[0], .shift = -1, .block = words[1],
+                        .count = rows * columns, .factors = parts[FACTORS], .map = parts[MAP], .small = parts[SMALL],
+                        .nested = parts[NESTED_FACTORS], .nested_map = parts[NESTED_MAP], .offset = parts[OFFSET],
+                        .zeros = parts[ZEROS]};
+    for (int shift = 0; shift < 31; shift++)
+        if (of.block == (int64_t)1 << shift) of.shift = shift;
+    return of;
 }
 
 /* Inputs and then outputs, of which the first is (N, …), the second the program, and the third (B, S) with N = B·S.
@@ -66,7 +81,7 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
  * The program, int32: how many operands there are, outputs included; how many values besides, how many instructions.
  * For each value besides: in which operand it lies, or among the program's own words; at which number per token, or
  * which word; whether it is by head; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
- * width). For each instruction the address of its kernel in two words; whether it is a product that runs at once with
+ * width), or of a packed matrix (rows, width). For each instruction the address of its kernel in two words; whether it is a product that runs at once with
  * the next one; how many values it uses, and which: the operands are the first, those besides follow. */
 PET_KERNEL(program) {
     const int32_t *words = params[1], *own = words + HEADER;
@@ -84,6 +99,7 @@ PET_KERNEL(program) {
         const char *types[MOST_OPERANDS];
         int dimensions[MOST_OPERANDS];
         int64_t *its_shapes[MOST_OPERANDS], made[MOST_OPERANDS][DIMENSIONS];
+        struct matrix matrices[MOST_OPERANDS];
         if (uses > MOST_OPERANDS) return 1;
         for (int i = 0; i < uses; i++) {
             int value = *word++;
@@ -98,7 +114,16 @@ PET_KERNEL(program) {
             }
             const int32_t *its_own = own + (int64_t)(value - operands) * WORDS;
             int64_t rows = its_own[3], width = its_own[4];
-            if (its_own[0] >= operands || its_own[0] < CONSTANT) return 1;
+            if (its_own[0] >= operands || its_own[0] < PACKED) return 1;
+            if (its_own[0] == PACKED) {
+                matrices[i] = packed(words + its_own[1], params, rows, width);
+                its[i] = matrices + i;
+                types[i] = MATRIX;
+                dimensions[i] = 2;
+                memcpy(made[i], (int64_t[]){rows, width, 1, 1}, sizeof made[i]);
+                its_shapes[i] = made[i];
+                continue;
+            }
             if (its_own[0] == CONSTANT)
                 its[i] = (void *)(words + its_own[1]);
             else

@@ -94,19 +94,19 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
 }
 
 PET_KERNEL(product_of_rows_bf16) {
-    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16);
+    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16);
 }
 
 PET_KERNEL(plain_product_bf16) {
-    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16);
+    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16);
 }
 
 PET_KERNEL(product_of_rows_bf16_added) {
-    return product_by_rows(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
+    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
 }
 
 PET_KERNEL(plain_product_bf16_added) {
-    return product_by_depth(params[0], matrix_of(params, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16 | ADDS);
+    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16 | ADDS);
 }
 
 PET_KERNEL(product_of_columns_bf16) {

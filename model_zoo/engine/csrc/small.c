@@ -203,10 +203,9 @@ INLINE void copy_rows(enum storage storage, struct rows *of, int64_t first, int6
             continue;
         }
         float *out = of->out + i * of->width;
-        int64_t from = row * of->width, j = 0;
-        for (; j + LANES <= of->width; j += LANES) store(out + j, load_stored(storage, of->table, from + j));
-        int64_t rest = of->width - j;
-        if (rest) store_some(out + j, load_stored_some(storage, of->table, from + j, rest), rest);
+        int64_t j = 0;
+        for (; j + LANES <= of->width; j += LANES) store(out + j, load_stored(storage, of->table, row, j));
+        for (; j < of->width; j++) out[j] = load_one(storage, of->table, row, j);
     }
 }
 
@@ -217,7 +216,7 @@ static void take_rows(void *arguments, int64_t first, int64_t last) {
 
 /* table (V, W), ids (…) → their rows (…, W) */
 PET_KERNEL(rows_of) {
-    struct rows of = {.table = matrix_of(params, dtypes, 0), .ids = params[1], .out = params[2], .rows = shapes[0][0],
+    struct rows of = {.table = matrix_of(params, shapes, dtypes, 0), .ids = params[1], .out = params[2], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(take_rows, &of, size_of(ndims[1], shapes[1]), rows_at_once(of.width));
     return of.failed;

@@ -11,9 +11,9 @@ enum { PANEL = WIDE * LANES };
 struct part {
     const float *a;
     struct matrix b;
-    int64_t b_first;             /* its first number in b */
-    int64_t a_row, b_row, depth; /* how far rows are apart, and how many of b there are */
-    int b_turned;                /* whether b is (columns, depth) */
+    int64_t b_first;      /* where its depth begins in b */
+    int64_t a_row, depth; /* how far rows are apart, and how many of b there are */
+    int b_turned;         /* whether b is (columns, depth) */
     const uint16_t *rounded;     /* a in bfloat16, for sums of these */
 };
 
@@ -30,11 +30,11 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Some rows of a part's columns. */
 static inline void copy_part(const struct part *part, int64_t k, int64_t depth, int64_t column, int64_t columns, int64_t panel,
                       float *to) {
-    int64_t row = part->b_row, first = part->b_first;
+    int64_t first = part->b_first + k;
     if (part->b_turned)
-        BY_STORAGE(part->b.storage, turn_stored, part->b, first + column * row + k, row, columns, depth, to, panel)
+        BY_STORAGE(part->b.storage, turn_stored, part->b, column, first, columns, depth, to, panel)
     else
-        BY_STORAGE(part->b.storage, copy_stored, part->b, first + k * row + column, row, columns, depth, to, panel)
+        BY_STORAGE(part->b.storage, copy_stored, part->b, first, column, columns, depth, to, panel)
 }
 
 #endif
