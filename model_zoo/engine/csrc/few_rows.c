@@ -20,7 +20,7 @@ enum {
 struct few {
     const float *a;
     struct matrix b;
-    float *c;
+    float *c, *apart; /* a, where b is read in pairs of codes */
     int64_t rows, columns, depth;
 };
 
@@ -42,7 +42,7 @@ INLINE struct line line_of(int storage, struct matrix of, int64_t row) {
     int64_t first = row * of.columns;
     struct line line = {.from = of.data};
     line.from += storage == FLOAT32 ? first * 4 : storage == INT8 ? first : storage < INT8 ? first * 2 : first / 2;
-    if (storage == INT8) line.factor = of.factors[row];
+    if (storage == INT8) line.factor = of.factors[row] * INT8_STEP;
     if (storage == ALIGNED) line.factors = of.factors + (first >> of.shift);
     if (storage == ALIGNED && of.zeros) line.zeros = of.zeros + (first >> of.shift);
     return line;
@@ -56,30 +56,35 @@ INLINE floats load_line(int storage, struct matrix of, struct line line, int64_t
     if (storage == FLOAT32) return load((const float *)line.from + k);
     if (storage == BFLOAT16) return load_bfloat16((const uint16_t *)line.from + k);
     if (storage == FLOAT16) return load_float16((const uint16_t *)line.from + k);
-    if (storage == INT8) return from_int8((const int8_t *)line.from + k) * line.factor * INT8_STEP;
+    if (storage == INT8) return from_int8((const int8_t *)line.from + k); /* times the row's factor in the end */
     return load_stored(CODES, of, row, k);
 }
 
-/* Adds to sums what `tall` rows of a and `wide` of b have from k to k + 2·LANES: numbers of even places, and of odd ones. */
-INLINE void add_pairs(int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights, int64_t k,
+/* Adds to sums what `tall` rows of a and `wide` of b have in a block from k on: the codes' own numbers first, and once times
+ * the block's factor. In a, each 2·LANES numbers are those of even places and then those of odd ones. */
+INLINE void add_block(int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights, int64_t k,
                       floats (*sums)[SOME]) {
-    floats even[SOME], odd[SOME];
-    int64_t block = k >> b.shift;
+    floats of_block[SOME][SOME];
+    int64_t block = k >> b.shift, end = k + b.block;
 #pragma GCC unroll 8
-    for (int j = 0; j < wide; j++) {
-        code_pairs((const uint8_t *)rights[j].from + k / 2, b.map, even + j, odd + j);
-        if (b.zeros) even[j] += 8.0f - rights[j].zeros[block], odd[j] += 8.0f - rights[j].zeros[block];
-        even[j] *= rights[j].factors[block], odd[j] *= rights[j].factors[block];
-    }
+    for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
-    for (int i = 0; i < tall; i++) {
-        floats first = load(a + i * depth + k), second = load(a + i * depth + k + LANES);
-        floats evens = EVENS(first, second), odds = ODDS(first, second);
+        for (int j = 0; j < wide; j++) of_block[i][j] = (floats){0};
+    for (; k < end; k += 2 * LANES)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) sums[i][j] += evens * even[j];
+        for (int j = 0; j < wide; j++) {
+            floats even, odd;
+            code_pairs((const uint8_t *)rights[j].from + k / 2, b.map, &even, &odd);
+            if (b.zeros) even += 8.0f - rights[j].zeros[block], odd += 8.0f - rights[j].zeros[block];
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) sums[i][j] += odds * odd[j];
-    }
+            for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + k) * even;
+#pragma GCC unroll 8
+            for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + k + LANES) * odd;
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++) sums[i][j] += of_block[i][j] * rights[j].factors[block];
 }
 
 /* `tall` rows of a times `wide` rows of b from its `first` on, each `depth` long; from row `next` on will be read then. */
@@ -95,10 +100,11 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
-    for (int64_t k = 0; storage == ALIGNED && k < whole; k += 2 * LANES) {
+    for (int64_t k = 0; storage == ALIGNED && k < whole; k += b.block) {
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) __builtin_prefetch(ahead + eighths(storage) * (j * depth + k) / 8);
-        add_pairs(tall, wide, a, depth, b, rights, k, sums);
+        for (int j = 0; j < wide; j++)
+            for (int64_t i = 0; i < b.block; i += 128) __builtin_prefetch(ahead + eighths(storage) * (j * depth + k + i) / 8);
+        add_block(tall, wide, a, depth, b, rights, k, sums);
     }
     for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
@@ -114,6 +120,10 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
             for (int j = 0; j < wide; j++) sums[i][j] += left * right[j];
         }
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < tall; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < wide && storage == INT8; j++) sums[i][j] *= rights[j].factor;
     floats last[SOME];
 #pragma GCC unroll 8
     for (int j = 0; j < wide && whole < depth; j++)
@@ -188,12 +198,20 @@ void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int
 
 static void by_rows(void *arguments, int64_t first, int64_t last) {
     struct few *of = arguments;
-    if (aligned(of->b) && (of->b.factors || SOME * of->b.columns / of->b.block <= FACTORS)) {
-        lines(ALIGNED, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth);
-        return;
+    if (of->apart)
+        lines(ALIGNED, of->apart, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth);
+    else
+        BY_STORAGE(of->b.storage, lines, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth)
+}
+
+/* Rows of whole pairs of vectors, of each pair the numbers of even places and then those of odd ones. */
+static void take_apart(void *arguments, int64_t first, int64_t last) {
+    struct few *of = arguments;
+    for (int64_t k = first * 2 * LANES; k < last * 2 * LANES; k += 2 * LANES) {
+        floats left = load(of->a + k), right = load(of->a + k + LANES);
+        store(of->apart + k, EVENS(left, right));
+        store(of->apart + k + LANES, ODDS(left, right));
     }
-    BY_STORAGE(of->b.storage, lines, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first,
-               of->depth)
 }
 
 /* Adds to rows of c, `wide` numbers each, `deep` rows of b from (row, column) on, times the numbers of a that belong to
@@ -245,6 +263,9 @@ static int64_t piece(int64_t columns, int64_t depth, int64_t least) {
 
 void few_rows_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth) {
     struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
+    /* without memory they are read one by one, which takes longer */
+    if (aligned(b) && (b.factors || SOME * depth / b.block <= FACTORS)) of.apart = pet_scratch(5, rows * depth * 4);
+    if (of.apart) pet_parallel(take_apart, &of, rows * depth / (2 * LANES), 512);
     pet_parallel(by_rows, &of, columns, piece(columns, depth, COLUMNS));
 }
 
