@@ -11,7 +11,6 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.errors import InputError
-from model_zoo.quantization.cells import is_quantized
 
 
 def pissa(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +50,8 @@ def loftq(site, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: the cell is not packed, or there is no unquantised W.
     """
+    from model_zoo.quantization.cells import is_quantized  # merging on disk does without MindSpore
+
     if not is_quantized(site.cell):
         raise InputError(f"lora: init 'loftq' starts from what 8 or 4 bits leave out; {site.path} is not packed")
     return pissa(site.cell.original() - site.cell.dequantized(), rank, scale)

@@ -143,14 +143,14 @@ class TokenOutputs(AdapterModule):
         # not as a child: the rows belong to the embedding's module
         object.__setattr__(self, "owner", (shared or self,))
         self.own = shared is None
-        self.rows, self.gather = stored_rows(), ops.Gather()
+        self.table_rows, self.gather = stored_rows(), ops.Gather()
         self.product = ops.MatMul(transpose_b=True)
 
     def tensors(self) -> dict[str, Parameter]:
         return {KEY: self.trained} if self.own else {}
 
     def on_base(self, x, y, base, weight, bias):
-        rows = self.rows(weight, self.row)  # (n, width)
+        rows = self.table_rows(weight, self.row)  # (n, width)
         change = self.product(x.reshape(-1, x.shape[-1]).astype(ms.float32), self.owner[0].trained - rows)  # (N, n)
         change = ops.concat((change, ops.zeros_like(change[:, :1])), 1)
         return y + self.gather(change, self.column, 1).reshape(y.shape).astype(y.dtype)

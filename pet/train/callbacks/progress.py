@@ -36,7 +36,8 @@ class Progress(Callback):
     def start(self, trainer) -> None:
         from tqdm.auto import tqdm
 
-        notebook = "ipykernel" in sys.modules
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        notebook = hasattr(shell, "kernel")
         self.live = notebook or sys.stderr.isatty()
         self.bar = tqdm(
             total=trainer.total_steps,
