@@ -17,7 +17,7 @@ from model_zoo import layers, storage
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.safetensors_io import write_stream
-from model_zoo.engine import available, plain, run as whole
+from model_zoo.engine import available, plain_products, run as whole
 from model_zoo.graph import Graph
 
 FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
@@ -161,7 +161,7 @@ def test_without_kernels_a_product_is_that_of_the_widened_weight(kind, turned):
     generator = np.random.default_rng(0)
     x = Tensor(generator.standard_normal((5, 12), np.float32))
     narrow = Tensor(generator.standard_normal((7, 12) if turned else (12, 7), np.float32)).astype(getattr(ms, kind))
-    product = plain.Widened(ops.MatMul(transpose_b=turned))
+    product = plain_products.Widened(ops.MatMul(transpose_b=turned))
 
     def squares(x, weight):
         y = product(x, weight)
