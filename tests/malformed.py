@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pet.cli import commands
+
 HALF = "\ud800"  # of a surrogate pair: JSON can say it, no file or terminal can take it
 LONG = "n" * 100_000
 NUMBERS = [0, 1, -1, 2.5, 1e308, -1e-308, float("nan"), float("inf"), 10**30, 2**24 + 1]
@@ -40,9 +42,7 @@ train.steps=x gpt_tiny llama_7b glm_lora --output --base --model --batch=-1 --le
 --top-p=2 --temperature=nan --max-new-tokens=-3 --seed=x --step=1 --devices=0 --method=lora"""
 WORDS = OPTIONS.split()
 WORDS += ["", " ", LONG, "\udcff"]
-NAMES = """finetune train evaluate predict merge export convert transform info plan data recipes validate launch doctor
-fintune -h- no-such-command"""
-COMMANDS = [*NAMES.split(), "", LONG, "\udcff"]
+COMMANDS = [*commands.COMMANDS, "fintune", "-h-", "no-such-command", "", LONG, "\udcff"]
 ROWS = {
     "adgen": {"content": "a b", "summary": "c"},
     "alpaca": {"instruction": "a", "input": "b", "output": "c"},

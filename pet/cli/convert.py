@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_zoo.errors import InputError
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, free_output
 
 EXAMPLES = [
     ("pet convert glm_tiny --output glm_tiny.ckpt", "a model directory or bundled base as a file for MindFormers"),
@@ -70,15 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         "--rearranged-rope", action="store_true", help="ChatGLM2: query and key as with use_rearrange_rope: True"
     )
     parser.add_argument("--old-names", action="store_true", help="writing .ckpt: ChatGLM2's and LoRA's first names")
-    parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
-    )
+    parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     options = parser.read(arguments)
-    output = Path(options.output)
-    there = any(output.iterdir()) if output.is_dir() else output.exists()
-    if there and not options.force:
-        raise InputError(f"--output {output}: is there already; give another place, or --force")
+    output = free_output(options)
     print(_from_ckpt(options, output) if _reads_ckpt(options.source) else _to_ckpt(options, output))
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.chat_session import base_of
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, free_output
 from pet.names import find_model
 
 EXAMPLES = [
@@ -53,14 +53,10 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
     )
-    parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
-    )
+    parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
-    output = Path(options.output)
-    if output.is_dir() and any(output.iterdir()) and not options.force:
-        raise InputError(f"--output {output}: holds something already; give another directory, or --force")
+    output = free_output(options)
     factors, base = _factors(options.weights), find_model(options.base or base_of(Path(options.adapters[0]), "--base"))
     from pet.export import merge_checkpoint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from model_zoo.atomic import check_name
@@ -28,6 +29,12 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def add_shard_size(self) -> None:
+        """``--max-shard-size``, of commands that write checkpoints."""
+        self.add_argument(
+            "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
+        )
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for every wrong command line."""
@@ -89,3 +96,16 @@ def add_recipe(parser: Parser, several: bool = False) -> None:
             nargs="*",
             help="override settings of the recipe, such as train.learning_rate=1e-3",
         )
+
+
+def free_output(options: argparse.Namespace) -> Path:
+    """The place of ``--output``, for commands that also have ``--force``.
+
+    Raises:
+        InputError: something is there, and ``--force`` is not given.
+    """
+    output = Path(options.output)
+    there = any(output.iterdir()) if output.is_dir() else output.exists()
+    if there and not options.force:
+        raise InputError(f"--output {output}: is there already; give another place, or --force")
+    return output

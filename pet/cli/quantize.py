@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, free_output
 from pet.names import find_model
 
 EXAMPLES = [
@@ -30,14 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--double", action="store_true", help="quantise the factors too (nf4, fp4)")
     parser.add_argument("--skip", metavar="NAME,NAME", help="projections that stay as they are; default: the head")
     parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
-    parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="maximum size of one weight file (default 5GB)"
-    )
+    parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
     options = parser.read(arguments)
-    output = Path(options.output)
-    if output.is_dir() and any(output.iterdir()) and not options.force:
-        raise InputError(f"--output {output}: holds something already; give another directory, or --force")
+    output = free_output(options)
     skip = None if options.skip is None else tuple(filter(None, options.skip.split(",")))
     quantization = Quantization(options.type, options.block, options.double, skip)
     from pet.quantize import quantize_checkpoint

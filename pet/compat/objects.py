@@ -73,9 +73,8 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         InputError: a form that is not known, or files without a tokenizer.
     """
     from pet.data.load import load_dataset
-    from pet.data.loader import Loader
-    from pet.data.wrap import CollateLoader, from_mindspore, is_mindspore_dataset
-    from pet.train.feed import as_feed, layout_of
+    from pet.data.wrap import from_mindspore, is_mindspore_dataset
+    from pet.train.feed import as_feed, shared_loader
     from pet.train.prepare import data_settings, held_out_settings
 
     if data is None or hasattr(data, "batches"):
@@ -85,13 +84,7 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
         return as_feed(list(data), accumulation, model)
     settings = data_settings(recipe) if train else held_out_settings(recipe)
     rows = recipe.train.batch_size if train else recipe.eval.batch_size or recipe.train.batch_size
-    share = {
-        "layout": layout_of(model),
-        "pad_token_id": getattr(tokenizer, "pad_token_id", None) or 0,
-        "accumulation": accumulation,
-        "rank": distributed.data_rank,
-        "world_size": distributed.data_size,
-    }
+    collate_fn = None
     if is_mindspore_dataset(data):
         limit = settings.max_length if "max_length" in recipe.data.model_fields_set else _room(model)
         dataset = from_mindspore(data, limit)
@@ -104,15 +97,13 @@ def make_feed(data, recipe, model, tokenizer, distributed, objects: Objects, tra
             raise InputError("Trainer: files are tokenised; give tokenizer=")
         dataset = load_dataset(data, tokenizer, settings=settings)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        return CollateLoader(
-            data, max(1, rows // distributed.data_size), settings, collate_fn=objects.collate_fn, **share
-        )
+        dataset, collate_fn = data, objects.collate_fn
     else:
         raise InputError(
             f"Trainer: data is a {type(data).__name__}; files, a MindSpore Dataset, a list of batches or an indexable "
             "dataset was expected"
         )
-    return Loader(dataset, max(1, rows // distributed.data_size), settings, **share)
+    return shared_loader(dataset, rows, settings, model, tokenizer, distributed, accumulation, collate_fn)
 
 
 def _is_batch(entry: Any) -> bool:

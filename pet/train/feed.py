@@ -17,6 +17,8 @@ from model_zoo.errors import InputError
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
+from pet.recipe.classes import rows_of
+from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
 
 
@@ -136,18 +138,18 @@ def _integers(value, name: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def as_feed(data, accumulation: int = 1, model=None, batch_size: int = 1, distributed=None):
-    """A feed as it is; a list of batches as a `BatchList`; files of rows as a loader over them.
+def as_feed(data, accumulation: int = 1, model=None, settings=None, distributed: DistributedContext | None = None):
+    """A feed as it is; a list of batches as a `BatchList`; a file of rows as a loader over it.
 
     Args:
-        batch_size: rows in a batch over all processes, where files are given.
-        distributed: the processes that share such a batch; default a single one.
+        settings: a recipe's ``train`` section, for files; default: its defaults.
+        distributed: the processes that share a batch; default a single one.
 
     Raises:
         InputError: it is none of these, or what is wrong with the files.
     """
     if isinstance(data, (str, os.PathLike)):
-        return file_feed(data, model, accumulation, batch_size, distributed or DistributedContext())
+        return file_feed(data, model, accumulation, settings or Train(), distributed or DistributedContext())
     if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
@@ -157,10 +159,14 @@ def as_feed(data, accumulation: int = 1, model=None, batch_size: int = 1, distri
     )
 
 
-def file_feed(path: str | os.PathLike, model, accumulation: int, batch_size: int, distributed: DistributedContext):
+def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train, distributed: DistributedContext):
     """Packed rows of a file or a directory of files, in any of the forms that a recipe's ``data.train`` takes.
 
-    The tokenizer is the one beside the model's checkpoint; a row has at most 512 tokens, or the model's context.
+    The objective says how rows are read, and ``seed`` their order. The tokenizer is the one beside the model's
+    checkpoint; a row has at most 512 tokens, or the model's context.
+
+    Raises:
+        InputError: what is wrong with the files; no tokenizer; a batch that the processes cannot share evenly.
     """
     directory, dims = getattr(model, "loaded_from", None), getattr(getattr(model, "config", None), "dims", None)
     if directory is None or dims is None:
@@ -168,14 +174,30 @@ def file_feed(path: str | os.PathLike, model, accumulation: int, batch_size: int
             f"{path}: a model that is not from a checkpoint directory has no tokenizer; make batches by "
             "pet.data.load_dataset and pet.data.make_loader"
         )
+    if settings.batch_size % distributed.data_size:
+        raise InputError(f"batch_size: {settings.batch_size} rows cannot be shared by {distributed.data_size} replicas")
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    settings = DataSettings(max_length=min(DataSettings.max_length, dims.context))
+    length = min(DataSettings.max_length, dims.context)
+    how = DataSettings(max_length=length, seed=settings.seed, **rows_of(settings.objective))
+    dataset = load_dataset(path, tokenizer, settings=how)
+    return shared_loader(dataset, settings.batch_size, how, model, tokenizer, distributed, accumulation)
+
+
+def shared_loader(data, rows: int, settings, model, tokenizer, distributed, accumulation: int = 1, collate_fn=None):
+    """This process's share of batches over a dataset (`pet.data.make_loader`), laid out as the model wants them.
+
+    Args:
+        rows: in a batch, over all processes.
+        settings: a `pet.data.DataSettings`.
+        tokenizer: its padding token fills rows; None: 0.
+    """
     return make_loader(
-        load_dataset(path, tokenizer, settings=settings),
-        max(1, batch_size // distributed.data_size),
+        data,
+        max(1, rows // distributed.data_size),
         settings,
+        collate_fn=collate_fn,
         layout=layout_of(model),
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=getattr(tokenizer, "pad_token_id", None) or 0,
         accumulation=accumulation,
         rank=distributed.data_rank,
         world_size=distributed.data_size,

@@ -195,43 +195,17 @@ def check_vocabulary(dataset, vocabulary: int) -> None:
 
 def make_feeds(recipe, prepared: Prepared, distributed) -> None:
     """Loaders over the datasets, for this process's share of every batch."""
-    from pet.train.feed import layout_of
+    from pet.train.feed import shared_loader
 
     for dataset in (prepared.train, prepared.evaluation):
         check_vocabulary(dataset, prepared.model.config.dims.vocab)
-    layout, pad = layout_of(prepared.model), prepared.tokenizer.pad_token_id
-    share = {"rank": distributed.data_rank, "world_size": distributed.data_size}
+    how = (prepared.model, prepared.tokenizer, distributed)
     if prepared.train is not None:
-        prepared.train_feed = _loader(
-            prepared.train,
-            recipe.train.batch_size // distributed.data_size,
-            data_settings(recipe),
-            layout=layout,
-            pad_token_id=pad,
-            accumulation=recipe.train.accumulation,
-            **share,
-        )
+        rows, accumulation = recipe.train.batch_size, recipe.train.accumulation
+        prepared.train_feed = shared_loader(prepared.train, rows, data_settings(recipe), *how, accumulation)
     if prepared.evaluation is not None:
         rows = recipe.eval.batch_size or recipe.train.batch_size
-        prepared.eval_feed = _loader(
-            prepared.evaluation,
-            max(1, rows // distributed.data_size),
-            held_out_settings(recipe),
-            layout=layout,
-            pad_token_id=pad,
-            **share,
-        )
-
-
-def _loader(dataset, *arguments, **settings):
-    from pet.data.loader import Loader
-    from pet.data.streaming import StreamDataset
-
-    if isinstance(dataset, StreamDataset):
-        from pet.data.streaming import StreamLoader
-
-        return StreamLoader(dataset, *arguments, **settings)
-    return Loader(dataset, *arguments, **settings)
+        prepared.eval_feed = shared_loader(prepared.evaluation, rows, held_out_settings(recipe), *how)
 
 
 def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:

@@ -126,7 +126,7 @@ class Trainer(Measuring, Saving):
         if self.eval_settings.load_best_model_at_end and self.directory is None:
             raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
-        share = model, self.settings.batch_size, self.distributed
+        share = model, self.settings, self.distributed
         self.feed = as_feed(train_data, self.settings.accumulation, *share)
         self.total_steps = total_steps(self.feed, self.settings)
         self.schedule = rates or Schedule.from_settings(self.settings, self.total_steps)

@@ -23,7 +23,7 @@ class KTO(Preference):
     of all processes, by two forward passes more.
 
     Args:
-        weights: λ_D and λ_U.
+        desirable_weight, undesirable_weight: λ_D and λ_U.
     """
 
     arrays = ("labels", "document", "reference", "weight", "moved")
@@ -31,15 +31,11 @@ class KTO(Preference):
     counted = "answers"
     sums = 7
 
-    def __init__(self, beta: float | None = None, weights: tuple[float, float] = (1.0, 1.0)):
+    def __init__(self, beta: float | None = None, desirable_weight: float = 1.0, undesirable_weight: float = 1.0):
         super().__init__(beta)
-        self.weights = weights
+        self.weights = desirable_weight, undesirable_weight
         self.desirable: dict[bool, dict[Any, bool]] = {}
         self.scores: tuple[Score, Score] | None = None
-
-    @classmethod
-    def from_settings(cls, settings) -> KTO:
-        return cls(settings.beta, (settings.desirable_weight, settings.undesirable_weight))
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         from pet.train.feed import layout_of

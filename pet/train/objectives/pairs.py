@@ -14,15 +14,9 @@ class DPO(Preference):
         label_smoothing: ε, the share of pairs whose order is taken to be wrong (conservative DPO).
     """
 
-    def __init__(self, *common, label_smoothing: float = 0.0):
-        super().__init__(*common)
+    def __init__(self, *common, label_smoothing: float = 0.0, **named):
+        super().__init__(*common, **named)
         self.label_smoothing = label_smoothing
-
-    @classmethod
-    def from_settings(cls, settings) -> DPO:
-        found = super().from_settings(settings)
-        found.label_smoothing = settings.label_smoothing
-        return found
 
     def losses(self, better, worse):
         margin, share = self.beta * (better - worse), self.label_smoothing
@@ -55,15 +49,9 @@ class SimPO(Preference):
 
     per_token, uses_reference, default_beta = True, False, 2.0
 
-    def __init__(self, *common, gamma: float = 0.5):
-        super().__init__(*common)
+    def __init__(self, *common, gamma: float = 0.5, **named):
+        super().__init__(*common, **named)
         self.gamma = gamma
-
-    @classmethod
-    def from_settings(cls, settings) -> SimPO:
-        found = super().from_settings(settings)
-        found.gamma = settings.gamma
-        return found
 
     def losses(self, better, worse):
         return -ops.logsigmoid(self.beta * (better - worse) - self.gamma)

@@ -19,6 +19,7 @@ from model_zoo.engine import precision_suffix, token_cross_entropy
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
+from pet.recipe.classes import OPTIONS
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import Objective, through
 from pet.train.objectives.causal import CausalLM, plain_head, shift_labels
@@ -59,7 +60,7 @@ class Preference(Objective):
 
     @classmethod
     def from_settings(cls, settings) -> Preference:
-        return cls(settings.beta, settings.sft_weight, settings.reference)
+        return cls(**{name: getattr(settings, name) for name, users in OPTIONS.items() if settings.objective in users})
 
     # Batches
 

@@ -13,15 +13,6 @@ import pytest
 from pet.cli.main import main
 from pet.names import bundled_directory
 
-ROWS = {
-    "adgen": {"content": "a b", "summary": "c"},
-    "alpaca": {"instruction": "a", "input": "b", "output": "c"},
-    "prompt_completion": {"prompt": "a", "completion": "b"},
-    "chat": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-    "sharegpt": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-    "text": {"text": "a b c"},
-    "tokens": {"input_ids": [3, 4, 5], "labels": [-100, 4, 5]},
-}
 STRANGE = [None, 3, -1.5, True, "", [], {}, [[]], [None], {"a": 1}, "\x00", "\ud800", float("nan"), [1, "a"]]
 STRANGE += [[{"role": "user"}], [{"role": "wizard", "content": "x"}], [{"from": [], "value": {}}], 10**400]
 RAW = ["", "{", "[1,2]", '{"prompt": "a" "completion"}', '{"a":1}\n[1]', '"x"', "nan", "[" * 5000, '{"prompt":' * 2000]
@@ -31,7 +22,7 @@ def bad_rows(count: int) -> list[tuple[str, str]]:
     """(format, file's text) of files whose second row has something strange in it; the same ones each time."""
     found = [
         (kind, json.dumps(row) + "\n" + json.dumps(malformed.put(row, path, strange)) + "\n")
-        for kind, row in ROWS.items()
+        for kind, row in malformed.ROWS.items()
         for path in malformed.places(row)
         for strange in STRANGE
         if not (isinstance(strange, int) and strange > 10**300)  # more digits than json.dumps gives back
@@ -61,7 +52,7 @@ def home(tmp_path_factory):
     for path in source.iterdir():
         if path.suffix != ".safetensors" and path.name != "config.json":
             shutil.copyfile(path, home / "base" / path.name)
-    (home / "good.jsonl").write_text("".join(json.dumps(ROWS["prompt_completion"]) + "\n" for _ in range(4)))
+    (home / "good.jsonl").write_text("".join(json.dumps(malformed.ROWS["prompt_completion"]) + "\n" for _ in range(4)))
     (home / "job.yaml").write_text(
         "model: {path: base}\nadapter: {method: lora, rank: 2}\n"
         "data: {train: good.jsonl, max_length: 32, packing: none, cache_dir: cache, workers: 0}\n"
