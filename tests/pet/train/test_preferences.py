@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pet import AutoModel, apply_lora
 from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
@@ -228,6 +229,17 @@ def test_a_fresh_adapter_begins_at_ln_2_and_learns_to_prefer(finetune, tmp_path)
     assert after["before"]["logp_chosen"] == pytest.approx(summary["after"]["logp_chosen"], rel=1e-4)
     other, _ = finetune("third", adapter=tuned, steps=1, reference=str(tmp_path / "second/adapter"))
     assert abs(other[0]["loss"] - np.log(2)) > 1e-3
+
+
+def test_a_file_of_pairs_in_python(tmp_path):
+    rows = [{"prompt": "On which street?", "chosen": "Moon Street.", "rejected": f"None of {n}."} for n in range(6)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=4, targets="all-linear")
+    file, settings = tmp_path / "pairs.jsonl", {"steps": 6, "batch_size": 2, "learning_rate": 1e-2, "beta": 0.1}
+    trainer = Trainer(model, file, file, objective="dpo", **settings)
+    trainer.train()
+    assert trainer.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert trainer.history[-1]["loss"] < 0.4
 
 
 def test_packed_pairs_are_measured_as_single_ones(finetune):
