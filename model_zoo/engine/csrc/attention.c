@@ -67,13 +67,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
 
 /* query (B, heads, S, d), keys and values (B, key heads, K, d), start and end (B, S), columns (B, K)
  * → out (B·S, heads·d), and per row its highest score and the inverse of its sum (B, heads, S, 2) */
-PET_KERNEL(attention) {
-    struct attention of = attention_of(params, shapes);
-    of.mixed = params[6];
-    of.mixed_stats = params[7];
-    pet_parallel(attention_heads, &of, shapes[0][0] * of.heads, 1);
-    return of.failed;
-}
+PET_KERNEL(attention) { return attend(params, shapes, attention_heads); }
 
 /* The gradients of all queries that one key head serves, and of its keys and values. */
 static void attention_gradient_heads(void *arguments, int64_t first, int64_t last) {
@@ -138,14 +132,4 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
 }
 
 /* the inputs of `attention`, out, its rows' highest scores and inverse sums, dout → dquery, dkeys, dvalues */
-PET_KERNEL(attention_gradient) {
-    struct attention of = attention_of(params, shapes);
-    of.out = params[6];
-    of.stats = params[7];
-    of.dout = params[8];
-    of.d_query = params[9];
-    of.d_keys = params[10];
-    of.d_values = params[11];
-    pet_parallel(attention_gradient_heads, &of, shapes[0][0] * of.key_heads, 1);
-    return of.failed;
-}
+PET_KERNEL(attention_gradient) { return attend_backward(params, shapes, attention_gradient_heads); }

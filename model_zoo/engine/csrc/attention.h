@@ -140,4 +140,26 @@ static inline struct attention attention_of(void **params, int64_t **shapes) {
                               .scale = 1.0f / sqrtf((float)query[3])};
 }
 
+/* `attention` by the work on a head: its outputs follow the inputs. */
+static inline int attend(void **params, int64_t **shapes, pet_work heads) {
+    struct attention of = attention_of(params, shapes);
+    of.mixed = params[6];
+    of.mixed_stats = params[7];
+    pet_parallel(heads, &of, shapes[0][0] * of.heads, 1);
+    return of.failed;
+}
+
+/* `attention_gradient` by the work on a key head. */
+static inline int attend_backward(void **params, int64_t **shapes, pet_work heads) {
+    struct attention of = attention_of(params, shapes);
+    of.out = params[6];
+    of.stats = params[7];
+    of.dout = params[8];
+    of.d_query = params[9];
+    of.d_keys = params[10];
+    of.d_values = params[11];
+    pet_parallel(heads, &of, shapes[0][0] * of.key_heads, 1);
+    return of.failed;
+}
+
 #endif

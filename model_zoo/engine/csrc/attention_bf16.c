@@ -118,13 +118,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
 }
 
 /* as `attention` */
-PET_KERNEL(attention_bf16) {
-    struct attention of = attention_of(params, shapes);
-    of.mixed = params[6];
-    of.mixed_stats = params[7];
-    pet_parallel(attention_heads, &of, shapes[0][0] * of.heads, 1);
-    return of.failed;
-}
+PET_KERNEL(attention_bf16) { return attend(params, shapes, attention_heads); }
 
 /* Adds the gradient that some rows give to the keys that they see: scores (rows, count) turned, times `right` (rows, width). */
 static void add_turned(const struct head *head, float *turned, const float *scores, int64_t padded, int64_t rows, int64_t count,
@@ -196,14 +190,4 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
 }
 
 /* as `attention_gradient` */
-PET_KERNEL(attention_bf16_gradient) {
-    struct attention of = attention_of(params, shapes);
-    of.out = params[6];
-    of.stats = params[7];
-    of.dout = params[8];
-    of.d_query = params[9];
-    of.d_keys = params[10];
-    of.d_values = params[11];
-    pet_parallel(attention_gradient_heads, &of, shapes[0][0] * of.key_heads, 1);
-    return of.failed;
-}
+PET_KERNEL(attention_bf16_gradient) { return attend_backward(params, shapes, attention_gradient_heads); }
