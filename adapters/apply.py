@@ -17,6 +17,7 @@ from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
 from model_zoo.errors import InputError
+from model_zoo.layers import weights_of
 
 
 def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cell:
@@ -204,8 +205,7 @@ def trainable_parameters(model: nn.Cell) -> list[Parameter]:
 def print_trainable_parameters(model: nn.Cell) -> str:
     """Prints, and returns, ``trainable params: N || all params: M || trainable%: p``, as PEFT does."""
     trainable = sum(parameter.size for parameter in trainable_parameters(model))
-    buffers = sum(parameter.size for parameter in model.get_parameters() if getattr(parameter, "buffer", False))
-    total = sum(parameter.size for parameter in model.get_parameters()) - buffers
+    total = sum(weights_of(one) for one in model.get_parameters() if not getattr(one, "buffer", False))
     line = f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {100 * trainable / total:.4f}"
     print(line)
     return line

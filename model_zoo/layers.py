@@ -35,6 +35,11 @@ def parameter(shape, dtype=ms.float32, fill: float = 0.0) -> Parameter:
     return Parameter(initializer(Constant(fill) if fill else "zeros", tuple(shape), dtype), name="weight")
 
 
+def weights_of(parameter: Parameter) -> int:
+    """How many weights a parameter stands for: codes in 8 or 4 bits as many as their matrix has, their factors none."""
+    return getattr(parameter, "weights", int(parameter.size))
+
+
 def name_parameters(cell: nn.Cell) -> None:
     """Gives each parameter its structural name, which `parameters_dict` and checkpoints go by."""
     for name, value in cell.parameters_and_names():

@@ -264,11 +264,11 @@ def hold_parts(cell: QuantizedLinear, path: str, storage: Storage) -> None:
     shape = cell.shape
     for part, (dtype, extent) in storage.parts(shape).items():
         value = Parameter(initializer("zeros", extent, getattr(ms, dtype)), name=part_name(path, part))
-        value.requires_grad = False
+        value.requires_grad, value.weights = False, 0
         cell.insert_param_to_cell(part, value)
         value.name = part_name(path, part)
     cell.storage = storage
-    cell.weight.packed_in = cell
+    cell.weight.packed_in, cell.weight.weights = cell, math.prod(shape)
     cell.packed_product = PackedProduct(storage, shape)
 
 

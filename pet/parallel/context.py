@@ -12,6 +12,7 @@ from adapters.saving import form_of
 from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
+from model_zoo.layers import weights_of
 from pet.parallel import collectives
 from pet.parallel.checks import check_optimizer
 from pet.parallel.join import join
@@ -211,7 +212,7 @@ class ParallelContext(DistributedContext):
 
     def count(self, parameters: Sequence) -> int:
         """Divided ones count in full; a tied embedding that two stages hold counts once."""
-        held = {p.name: int(p.size) * (division_of(p).members if division_of(p) else 1) for p in parameters}
+        held = {p.name: weights_of(p) * (division_of(p).members if division_of(p) else 1) for p in parameters}
         sizes: dict[str, int] = {}
         for place, found in collectives.all_gather_object([[self.mesh.shard, self.mesh.replica], held], self.everybody):
             if place == [0, 0]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.layers import weights_of
+
 
 class DistributedContext:
     """A single process.
@@ -67,8 +69,8 @@ class DistributedContext:
         return model
 
     def count(self, parameters: Sequence) -> int:
-        """How many numbers these parameters of the model have, over all processes."""
-        return sum(int(parameter.size) for parameter in parameters)
+        """How many weights these parameters of the model stand for, over all processes."""
+        return sum(map(weights_of, parameters))
 
     def step_begins(self) -> None:
         """An optimizer step begins; whoever watches for hangs may expect its end."""

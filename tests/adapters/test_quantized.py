@@ -172,6 +172,13 @@ def test_packed_weights_are_not_trained(fixtures):
         pet.trainable_parameters(model)
 
 
+def test_packed_weights_count_as_many_as_their_matrices_have(fixtures):
+    wide, packed = (loaded(fixtures, "llama_gqa", kind) for kind in (None, NF4))
+    for model in (wide, packed):
+        pet.apply_lora(model, rank=2)
+    assert pet.print_trainable_parameters(packed) == pet.print_trainable_parameters(wide)
+
+
 def test_loftq_starts_from_what_packing_left_out(fixtures, tmp_path):
     family = "llama_gqa"
     wide, packed = pet.AutoModel.from_pretrained(str(fixtures / family)), loaded(fixtures, family, Quantization("nf4"))
