@@ -76,7 +76,7 @@ def write_checkpoint(model: str, directory: Path, layers: int | None) -> int:
     return 2 * sum(map(math.prod, shapes.values()))
 
 
-def write_recipe(model: str, base: Path, work: Path, dtype: str, recompute: bool) -> Path:
+def write_recipe(model: str, base: Path, work: Path, dtype: str, recompute: bool, precision: str) -> Path:
     """LoRA of rank 8 on all linear layers, one row of 512 tokens a step."""
     row = " ".join(f"The number {number} follows the number {number - 1}." for number in range(1, 400))
     (work / "text.jsonl").write_text("".join(json.dumps({"text": row[30 * i :]}) + "\n" for i in range(8)))
@@ -86,7 +86,8 @@ def write_recipe(model: str, base: Path, work: Path, dtype: str, recompute: bool
         "model": {"path": str(base), "tokenizer": TOKENIZERS[model], "quantization": TYPES[dtype]},
         "adapter": {"method": "lora", "rank": 8, "targets": "all-linear"},
         "data": {"train": "text.jsonl", "eval": "held_out.jsonl", **data},
-        "train": {"steps": STEPS, "batch_size": 1, "learning_rate": 1e-4, "recompute": recompute, "save_every": STEPS},
+        "train": {"steps": STEPS, "batch_size": 1, "learning_rate": 1e-4, "recompute": recompute, "save_every": STEPS}
+        | {"precision": precision},
         "eval": {"before": False, "batch_size": 1, "shown_samples": 0},
         "output": {"dir": str(work / "run")},
     }
@@ -131,7 +132,7 @@ def steps_of(run: Path) -> list[dict]:
     return [row for row in rows if "loss" in row and "step" in row and "learning_rate" in row]
 
 
-def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: bool) -> dict:
+def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: bool, precision: str) -> dict:
     """All commands."""
     base, run, merged = work / "base", work / "run", work / "merged"
     if not base.exists():
@@ -145,7 +146,7 @@ def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: 
             while file.read(1 << 24):
                 pass
     read = time.perf_counter() - begin
-    recipe = str(write_recipe(model, base, work, dtype, recompute))
+    recipe = str(write_recipe(model, base, work, dtype, recompute, precision))
     asked = json.dumps(TYPES[dtype])
     steps, log = [], lambda name: work / f"{name}.log"
     steps.append(measured("load", [sys.executable, "-c", OPEN, str(base), asked, "auto"], log("load")))
@@ -175,6 +176,7 @@ def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: 
         "dtype": dtype,
         "layers": layers,
         "recompute": recompute,
+        "precision": json.loads((run / "summary.json").read_text())["precision"],
         "stored_gb": size / 1e9,
         "read_seconds": read,
         "steps": steps,
@@ -196,14 +198,15 @@ its start to its end, loading included; memory is the peak of the whole process'
 
 def section(found: dict) -> str:
     """One case as Markdown."""
-    title = f"{found['model']}, {found['dtype']}" + (f", {found['layers']} layers" if found["layers"] else "")
+    title = f"{found['model']}, {found['dtype']}" + ("" if found["recompute"] else ", without recomputation")
+    title += f", {found['layers']} layers" if found["layers"] else ""
     planned = found["planned_gb"]
     parts = ", ".join(f"{key} {value:.2f}" for key, value in planned.items() if key != "total" and value >= 0.005)
     lines = [
         f"## {title}",
         "",
-        f"{machine()}. {found['stored_gb']:.1f} GB on disk, read in {found['read_seconds']:.1f} s; recomputation "
-        f"{'on' if found['recompute'] else 'off'}. Planned: {planned['total']:.2f} GB ({parts}).",
+        f"{machine()}. {found['stored_gb']:.1f} GB on disk, read in {found['read_seconds']:.1f} s. Products in "
+        f"{found['precision']}. Planned: {planned['total']:.2f} GB ({parts}).",
         "",
         "| command | seconds | tokens/s | peak GB |",
         "|---|---|---|---|",
@@ -241,6 +244,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where the checkpoints are written; default: a temporary one")
     parser.add_argument("--layers", type=int, help="fewer layers than published, for a trial")
     parser.add_argument("--no-recompute", action="store_true", help="keep activations for the backward pass")
+    parser.add_argument(
+        "--precision", default="auto", help="of products; default: auto, as the recipes of real sizes have it"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the base checkpoint, and use one that is there")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the report")
     options = parser.parse_args()
@@ -253,7 +259,9 @@ def main() -> None:
     try:
         for name in ("run", "merged"):
             shutil.rmtree(work / name, ignore_errors=True)
-        found = run_case(options.model, options.dtype, work, options.layers, not options.no_recompute)
+        found = run_case(
+            options.model, options.dtype, work, options.layers, not options.no_recompute, options.precision
+        )
     finally:
         if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
