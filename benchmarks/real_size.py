@@ -81,13 +81,13 @@ def write_recipe(model: str, base: Path, work: Path, dtype: str, recompute: bool
     row = " ".join(f"The number {number} follows the number {number - 1}." for number in range(1, 400))
     (work / "text.jsonl").write_text("".join(json.dumps({"text": row[30 * i :]}) + "\n" for i in range(8)))
     (work / "held_out.jsonl").write_text(json.dumps({"text": row[: 2 * LENGTH]}) + "\n")
+    how = {"precision": precision, "recompute": recompute}
     data = {"format": "text", "max_length": LENGTH, "packing": "pack", "shuffle": False}
     recipe = {
         "model": {"path": str(base), "tokenizer": TOKENIZERS[model], "quantization": TYPES[dtype]},
         "adapter": {"method": "lora", "rank": 8, "targets": "all-linear"},
         "data": {"train": "text.jsonl", "eval": "held_out.jsonl", **data},
-        "train": {"steps": STEPS, "batch_size": 1, "learning_rate": 1e-4, "recompute": recompute, "save_every": STEPS}
-        | {"precision": precision},
+        "train": {"steps": STEPS, "batch_size": 1, "save_every": STEPS, "learning_rate": 1e-4, **how},
         "eval": {"before": False, "batch_size": 1, "shown_samples": 0},
         "output": {"dir": str(work / "run")},
     }
