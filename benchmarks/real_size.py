@@ -155,7 +155,7 @@ def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: 
     steps[-1]["tokens_per_second"] = [row["useful_tokens_per_second"] for row in rows]
     more = pet("finetune", recipe, f"train.steps={STEPS + 1}", "--resume")
     steps.append(measured("resume for one step", more, log("resume")))
-    question = ["--input", "The number", f"generation.max_new_tokens={TOKENS}"]
+    question = ["--input", "The number", "--max-new-tokens", str(TOKENS)]
     steps.append(measured(f"generate {TOKENS} tokens", pet("predict", "--run", str(run), *question), log("predict")))
     into = ["--base", str(base), "--output", str(merged)]
     steps.append(measured("merge, streaming", pet("merge", str(run / "adapter"), *into), log("merge")))

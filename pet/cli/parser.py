@@ -52,12 +52,16 @@ class Parser(argparse.ArgumentParser):
         known, rest = self.parse_known_intermixed_args(arguments)
         unknown = [word for word in rest if word.startswith("-")] or rest
         if unknown:
-            word = unknown[0].partition("=")[0]
-            if "=" in unknown[0] and "." in word:
-                raise InputError(f"{unknown[0]}: write overrides without dashes: {unknown[0].lstrip('-')}")
+            word, given, _ = unknown[0].partition("=")
+            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            if given and "." in word:
+                if self.takes_settings:
+                    raise InputError(f"{unknown[0]}: write overrides without dashes: {unknown[0].lstrip('-')}")
+                option = "--" + word.rpartition(".")[2].replace("_", "-")
+                hint = f"; it has {option}" if option in options else ""
+                raise InputError(f"{unknown[0]}: this command takes no settings of a recipe{hint}")
             if setting := self.setting_like(word):
                 raise InputError(f"{self.prog} has no option {word!r}; write a setting without dashes: {setting}=…")
-            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             kind = "option" if word.startswith("-") else "argument"
             raise InputError(f"{self.prog} has no {kind} {word!r}{nearest(word, options)}")
         for action in self._actions:
@@ -67,9 +71,14 @@ class Parser(argparse.ArgumentParser):
                     check_name(name)
         return known
 
+    @property
+    def takes_settings(self) -> bool:
+        """Whether words of the form ``key.sub=value`` are read."""
+        return any(action.dest in ("overrides", "words") for action in self._actions)
+
     def setting_like(self, word: str) -> str | None:
         """``train.steps`` for ``--steps``, in commands that take a recipe's settings."""
-        if not word.startswith("--") or not any(action.dest in ("overrides", "words") for action in self._actions):
+        if not word.startswith("--") or not self.takes_settings:
             return None
         from pet.recipe.keys import known_keys
 

@@ -106,6 +106,11 @@ def test_version(capsys):
         (["--hlep"], "no option '--hlep'"),
         (["validate"], "give a recipe: a file, or a name such as in pet validate glm_lora"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
+        (
+            ["predict", "--input", "a", "generation.max_new_tokens=3"],
+            "takes no settings of a recipe; it has --max",
+        ),
+        (["predict", "generation.beams=3"], "generation.beams=3: this command takes no settings of a recipe"),
         (["validate", "--train.steps=3", "JOB"], "write overrides without dashes: train.steps=3"),
         (["validate", "train.steps=3"], "no recipe given"),
         (["validate", "jop.yaml"], "no such file"),
