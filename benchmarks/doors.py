@@ -5,20 +5,25 @@
 
 Each clone's section of DOORS.md is written anew; the other sections stay. A system's own files are read where they lie
 and run at tiny sizes; nothing is downloaded.
+
+Long counts in pieces: with `--work DIR --seconds 240` a count stops starting runs after that time and keeps in DIR what
+has run; the same command again goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from door_counts import Case
+from door_counts.runs import Unfinished
 
 MARKERS = {
     "mindformers": "run_mindformer.py",
@@ -76,9 +81,17 @@ def section(system: str, version: str, cases: list[Case], what: str = "") -> str
         if by_reason:
             lines += [f"{title}:", ""]
             groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
-            lines += [f"- {len(names)} × {reason}: {', '.join(sorted(names))}" for reason, names in groups]
+            lines += [f"- {len(names)} × {reason}: {', '.join(listed(names))}" for reason, names in groups]
             lines.append("")
     return "\n".join(lines)
+
+
+def listed(names: list[str]) -> list[str]:
+    """Names in order; the releases of one file (``path @ release``) with their number."""
+    releases = Counter(name.partition(" @ ")[0] for name in names)
+    if not any(" @ " in name for name in names):
+        return sorted(names)
+    return [f"{path} ({number} releases)" if number > 1 else path for path, number in sorted(releases.items())]
 
 
 def updated(text: str, system: str, new: str) -> str:
@@ -92,17 +105,28 @@ def updated(text: str, system: str, new: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clone", type=Path, nargs="+", help="directory of a clone")
+    parser.add_argument("--work", type=Path, help="keep results here and go on from them (default: a new directory)")
+    parser.add_argument("--seconds", type=float, help="start no run after this time")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("DOORS.md"))
     options = parser.parse_args()
-    for clone in options.clone:
+    output = options.output.resolve()  # counts change the current directory
+    for clone in [each.resolve() for each in options.clone]:
         system = system_of(clone)
         module = importlib.import_module(f"door_counts.{system}")
-        with tempfile.TemporaryDirectory(prefix=f"doors_{system}_") as work:
-            cases = module.count(clone.resolve(), Path(work))
+        with contextlib.ExitStack() as stack:
+            if options.work is None:
+                work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"doors_{system}_")))
+            else:
+                work = options.work.resolve() / system
+                work.mkdir(parents=True, exist_ok=True)
+            try:
+                cases = module.count(clone, work, options.seconds)
+            except Unfinished as left:
+                sys.exit(f"{TITLES[system]}: {left}" + (f"; {options.work} has the others" if options.work else ""))
         version = getattr(module, "version_of", version_of)(clone)
         new = section(system, version, cases, getattr(module, "WHAT", ""))
-        text = options.output.read_text("utf-8") if options.output.is_file() else HEAD
-        options.output.write_text(updated(text, system, new), "utf-8")
+        text = output.read_text("utf-8") if output.is_file() else HEAD
+        output.write_text(updated(text, system, new), "utf-8")
         print(new)
 
 

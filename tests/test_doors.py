@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import doors
-from door_counts import Case
+from door_counts import Case, runs
 
 
 def test_a_section_counts_each_reason():
@@ -18,6 +18,11 @@ def test_a_section_counts_each_reason():
     assert "1 of 4 run (v1)." in text
     assert "- 2 × no experts: b, c" in text
     assert "Fails:\n\n- 1 × TypeError: d" in text
+
+
+def test_releases_of_one_file_are_counted():
+    cases = [Case(f"qlora/{name}", "refused", "no GPTQ") for name in ("a.yaml @ v2", "a.yaml @ v1", "b.yaml @ v1")]
+    assert "- 3 × no GPTQ: qlora/a.yaml (2 releases), qlora/b.yaml" in doors.section("axolotl", "v1", cases)
 
 
 def test_a_count_leaves_the_other_sections():
@@ -34,3 +39,31 @@ def test_a_clone_is_recognised_by_what_it_holds(tmp_path):
     assert doors.system_of(tmp_path) == "axolotl"
     with pytest.raises(SystemExit, match="is no clone of"):
         doors.system_of(tmp_path / "src")
+
+
+def test_runs_are_kept_and_one_that_ends_its_process_is_a_failure(tmp_path, monkeypatch):
+    (tmp_path / "system.py").write_text(
+        "import os, pathlib\n"
+        "from model_zoo.errors import InputError\n"
+        "def run(given):\n"
+        "    with open(given['log'], 'a') as log:\n"
+        "        log.write(given['does'] + ' ')\n"
+        "    if given['does'] == 'die':\n"
+        "        os._exit(3)\n"
+        "    if given['does'] == 'refuse':\n"
+        "        raise InputError.collect(['job.yaml: stage: no', 'job.yaml: rank: none'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "log"
+    jobs = {does: {"does": does, "log": str(log)} for does in ("a", "die", "refuse", "b")}
+    expected = {
+        "a": None,
+        "die": ("fails", "its process ended with 3"),
+        "refuse": ("refused", "stage: no; rank: none"),
+        "b": None,
+    }
+    with pytest.raises(runs.Unfinished, match="4 of 4 runs are left"):
+        runs.problems("system", jobs, tmp_path, seconds=-1)
+    assert runs.problems("system", jobs, tmp_path) == expected
+    assert runs.problems("system", jobs, tmp_path, seconds=-1) == expected  # nothing is left
+    assert log.read_text().split() == list(jobs)  # each once

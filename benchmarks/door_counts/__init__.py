@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+Problem = tuple[Literal["refused", "fails"], str]
+"""A refusal or a failure, and its reason."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +29,34 @@ class Case:
     reason: str = ""
 
 
-def outcome_of(name: str, action) -> Case:
-    """What becomes of an action: an `InputError` is a refusal, any other exception a failure."""
+def attempt(action: Callable[..., Any], *arguments: Any) -> tuple[Any, Problem | None]:
+    """What an action gives, and what went wrong: an `InputError` is a refusal, any other exception a failure.
+
+    A refusal's reasons stand without the job file's name, which is the case's.
+    """
     from model_zoo.errors import InputError
 
     try:
-        action()
+        return action(*arguments), None
     except InputError as error:
-        return Case(name, "refused", " ".join(str(error).split()))
-    except Exception as error:
-        return Case(name, "fails", f"{type(error).__name__}: {error}".splitlines()[0])
-    return Case(name, "runs")
+        lines = (error.whole or str(error)).splitlines()
+        plain = [re.sub(r"^( *- )?([\w.-]+\.ya?ml: )?", "", line) for line in lines[len(lines) > 1 :]]
+        return None, ("refused", "; ".join(" ".join(line.split()) for line in plain))
+    except Exception as error:  # the count goes on
+        return None, ("fails", f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def outcome_of(name: str, action: Callable[[], Any]) -> Case:
+    """The case that an action is."""
+    return Case(name, *(attempt(action)[1] or ("runs",)))
+
+
+def write_base(name: str, directory: Path) -> None:
+    """The bundled base with one layer."""
+    import pet
+    from pet.names import bundled_models
+
+    shutil.copytree(bundled_models()[name], directory, dirs_exist_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    layers = next(key for key in ("n_layer", "num_layers", "num_hidden_layers") if key in config)
+    pet.save_pretrained(pet.AutoModel.from_config({**config, layers: 1}), directory)

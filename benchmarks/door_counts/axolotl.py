@@ -8,6 +8,8 @@ from typing import Any
 
 from . import Case, job_files
 
+WHAT = job_files.WHAT
+
 TEXT_MODELS = re.compile(
     r"CodeLlama|open_llama|TinyLlama|Llama-2-7|Llama-3\.2-[13]B|Llama-3-8B|llama-3-70b|Llama-3\.1-405B|Yi-34B|cogito|"
     r"mistralai/Mistral-7B|Ministral-8B|Mistral-Small-3\.1|Devstral|Magistral|Qwen2-7B|Qwen/Qwen3-(8|32)B|DeepCoder|"
@@ -27,8 +29,8 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
     return ("llama_tiny", "") if TEXT_MODELS.search(model) else None
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """What becomes of each file."""
     from pet.compat.axolotl import translate
 
-    return job_files.count(clone, work, translate, about)
+    return job_files.count(clone, work, seconds, translate, about)

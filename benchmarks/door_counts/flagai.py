@@ -20,7 +20,7 @@ WHAT = (
 )
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """Each call ``…Trainer(…)`` is a case, and each keyword set of ``trainer.train(…)``."""
     from pet.compat import flagai
 

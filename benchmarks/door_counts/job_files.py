@@ -2,22 +2,24 @@
 
 Counted are the examples of every release that train LoRA on text, for a family that is here, equal contents once. Each
 is run as a user would: `pet finetune FILE model.path=BASE data.train=ROWS` and sizes for a minute's work. Files that
-come to the same recipe, but for names, paths and rates, are run once.
+come to the same recipe, but for names, paths and rates, are run once. Bases have one layer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Case
+from . import Case, attempt, write_base
+from .runs import name_of, problems
 
+WHAT = "examples of all releases that train LoRA, for the families that are here; equal files once"
 SIZES = {
     "adapter.rank": 4,
     "adapter.alpha": 8.0,
@@ -45,7 +47,7 @@ TEXT = "{} is written here, and then a little more of it, so that there is somet
 
 
 def files(clone: Path) -> Iterator[tuple[str, bytes]]:
-    """Examples of all releases, as (release: path, content); equal contents of one path once."""
+    """Examples of all releases, as (path @ release, content); equal contents of one path once."""
 
     def git(*arguments: str) -> bytes:
         return subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=True).stdout
@@ -56,7 +58,7 @@ def files(clone: Path) -> Iterator[tuple[str, bytes]]:
             about, _, path = line.partition("\t")
             if path.endswith((".yaml", ".yml")) and (key := (about.split()[2], path)) not in seen:
                 seen.add(key)
-                yield f"{release}:{path}", git("cat-file", "blob", key[0])
+                yield f"{path.removeprefix('examples/')} @ {release}", git("cat-file", "blob", key[0])
 
 
 def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
@@ -80,31 +82,16 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
     return path
 
 
-def attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, str] | None]:
-    """What it gives, and what went wrong: a refusal, or a failure."""
-    from model_zoo.errors import InputError
-
-    try:
-        return act(), None
-    except InputError as error:
-        lines = (getattr(error, "whole", None) or str(error)).splitlines()
-        plain = [re.sub(r"^ *- *", "", line) for line in lines[len(lines) > 1 :]]
-        return None, ("refused", "; ".join(re.sub(r"^\S+\.ya?ml: ", "", line) for line in plain))
-    except Exception as error:  # the count goes on
-        return None, ("fails", f"{type(error).__name__}: {error}".splitlines()[0])
-
-
-def recipe_of(values: dict[str, Any], translate: Callable, path: Path, base: str, work: Path) -> Any:
-    """The recipe of a job file at tiny sizes, with a base and data of this machine."""
-    from pet.compat.yaml_files import load_any
-
+def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path) -> dict[str, Any]:
+    """What the command says beside a job file: tiny sizes, a base and data of this machine."""
     said = translate(values, path).settings
     kinds = {None: said.get("data.format", "auto"), "kto": "labelled"}
     kind = kinds.get(said.get("train.objective"), "pairs")
+    work = base.parent
     data = rows(kind, said.get("data.columns", {}), work)
     given = {
         **SIZES,
-        "model.path": base,
+        "model.path": str(base),
         "data.train": str(data),
         "output.dir": str(work / "run"),
         "output.force": True,
@@ -113,44 +100,60 @@ def recipe_of(values: dict[str, Any], translate: Callable, path: Path, base: str
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
     if said.get("adapter.method") == "none":
         given = {key: value for key, value in given.items() if not key.startswith("adapter.")}
-    return load_any(path, given)
+    return given
+
+
+def run(arguments: dict[str, Any]) -> None:
+    """`pet finetune FILE KEY=VALUE…`"""
+    from pet.compat.yaml_files import load_any
+    from pet.train.run import finetune
+
+    finetune(load_any(Path(arguments["file"]), arguments["settings"]))
 
 
 def count(
-    clone: Path, work: Path, translate: Callable, about: Callable[[dict[str, Any]], tuple[str, str] | None]
+    clone: Path,
+    work: Path,
+    seconds: float | None,
+    translate: Callable,
+    about: Callable[[dict[str, Any]], tuple[str, str] | None],
 ) -> list[Case]:
     """What becomes of each file.
 
     Args:
-        clone, work: of the repository; for files of this count.
+        clone, work, seconds: see `doors.main`.
         translate: the system's door.
         about: from a file's contents to the bundled base in place of its own, and what keeps it from being used here if
             anything does; None where it is not counted.
     """
     import yaml
 
-    from pet.train.run import finetune
+    from pet.compat.yaml_files import load_any
 
     logging.getLogger("pet").setLevel(logging.ERROR)
     os.chdir(clone)  # data sets are declared in files beside the examples
-    cases, groups = [], {}
+    cases, jobs, groups = [], {}, {}
     for name, content in files(clone):
         values = yaml.safe_load(content)
         found = about(values) if isinstance(values, dict) else None
         if found is None:
             continue
         base, hindrance = found
-        path = work / "job.yaml"
+        if hindrance:
+            cases.append(Case(name, "refused", hindrance))
+            continue
+        if not (work / base).is_dir():
+            write_base(base, work / base)
+        path = work / f"{hashlib.sha256(content).hexdigest()}.yaml"
         path.write_bytes(content)
-        recipe, problem = attempt(lambda args=(values, translate, path, base, work): recipe_of(*args))
-        problem = ("refused", hindrance) if hindrance else problem
+        given, problem = attempt(settings, values, translate, path, work / base)
+        recipe, problem = (None, problem) if problem else attempt(load_any, path, given)
         if problem:
             cases.append(Case(name, *problem))
             continue
-        same = recipe.model_dump(mode="json", exclude={"name", "description"})
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append((name, recipe))
-    for number, group in enumerate(groups.values(), start=1):
-        print(f"{number} of {len(groups)}: {group[0][0]}", flush=True)
-        _, problem = attempt(lambda recipe=group[0][1]: finetune(recipe))
-        cases += [Case(name, *(problem or ("runs",))) for name, _ in group]
+        same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}))
+        jobs.setdefault(same, {"file": str(path), "settings": given})
+        groups.setdefault(same, []).append(name)
+    for same, problem in problems(__name__, jobs, work, seconds).items():
+        cases += [Case(name, *(problem or ("runs",))) for name in groups[same]]
     return cases

@@ -8,6 +8,8 @@ from typing import Any
 
 from . import Case, job_files
 
+WHAT = job_files.WHAT
+
 TEXT_MODELS = re.compile(r"Llama-3(?!.*Vision)|Llama-2|Qwen3-4B", re.IGNORECASE)
 """Models of families that are here; llama_tiny stands for all of them, whose matrices have the same names."""
 QUANTISED = re.compile(r"GPTQ|AWQ|AQLM")
@@ -22,8 +24,8 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
     return "llama_tiny", f"checkpoints quantised by {packed[0]} are not read" if packed else ""
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """What becomes of each file."""
     from pet.compat.llama_factory import translate
 
-    return job_files.count(clone, work, translate, about)
+    return job_files.count(clone, work, seconds, translate, about)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import Case
+from . import Case, attempt, write_base
+from .runs import name_of, problems
 
 BASES = {"GPT2Config": "gpt_tiny", "LlamaConfig": "llama_tiny", "GLMConfig": "glm_tiny", "ChatGLM2Config": "glm4_tiny"}
 """The bundled base in the place of each of MindFormers' architectures."""
@@ -28,41 +28,36 @@ ROWS, TOKENS = 6, 33
 TEXTS = [f"a {colour} cotton {thing}" for colour in ("red", "grey") for thing in ("shirt", "scarf", "skirt")]
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """What becomes of each file."""
     logging.getLogger("pet").setLevel(logging.ERROR)
-    cases, groups = [], {}
+    cases, jobs, groups = [], {}, {}
     data = write_data(work / "data")
     for base in BASES.values():
         write_base(base, work / base)
     for name, values in files(clone, work):
-        trainer = request(values, work / name, data, work)
+        loader = values["train_dataset"]["data_loader"]
+        rows = data[",".join(loader.get("origin_columns") or [loader["type"]])]
+        trainer = request(values, work / name, rows, work)
         recipe, problem = attempt(trainer.recipe, values["run_mode"], trainer.load_checkpoint)
         if problem:
             cases.append(Case(name, *problem))
             continue
-        key = json.dumps(comparable(recipe.model_dump(mode="json")), sort_keys=True)
-        groups.setdefault((key, values["run_mode"]), []).append((name, trainer))
-    for number, ((_, mode), group) in enumerate(groups.items(), start=1):
-        name, trainer = group[0]
-        print(f"{number} of {len(groups)}: {name}", flush=True)
-        _, problem = attempt(getattr(trainer, mode))
-        cases += [Case(each, *(problem or ("runs",))) for each, _ in group]
+        same = name_of({**comparable(recipe.model_dump(mode="json")), "run_mode": values["run_mode"]})
+        jobs.setdefault(same, {"file": str(work / name), "rows": str(rows), "work": str(work)})
+        groups.setdefault(same, []).append(name)
+    for same, problem in problems(__name__, jobs, work, seconds).items():
+        cases += [Case(name, *(problem or ("runs",))) for name in groups[same]]
     return cases
 
 
-def attempt(act, *arguments) -> tuple[Any, tuple[str, str] | None]:
-    """What it gives, and what went wrong: a refusal, or a failure."""
-    from model_zoo.errors import InputError
+def run(arguments: dict[str, Any]) -> None:
+    """`run_mindformer.py --config FILE …`"""
+    import yaml
 
-    try:
-        return act(*arguments), None
-    except InputError as error:
-        lines = (error.whole or str(error)).splitlines()
-        lines = [re.sub(r"^( *- )?\w+(\.ya?ml)?: ", "", line) for line in lines[len(lines) > 1 :]]
-        return None, ("refused", "; ".join(lines))
-    except Exception as error:  # a script's count goes on
-        return None, ("fails", f"{type(error).__name__}: {error}".splitlines()[0])
+    file, work = Path(arguments["file"]), Path(arguments["work"])
+    values = yaml.safe_load(file.read_text("utf-8"))
+    getattr(request(values, file, Path(arguments["rows"]), work), values["run_mode"])()
 
 
 def files(clone: Path, work: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,26 +104,13 @@ def git(clone: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", clone, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def request(values: dict[str, Any], file: Path, data: dict[str, Path], work: Path):
+def request(values: dict[str, Any], file: Path, rows: Path, work: Path):
     """The trainer that `run_mindformer.py` makes."""
     from pet.compat.mindformers import Trainer
 
-    loader = values["train_dataset"]["data_loader"]
-    rows = data[",".join(loader.get("origin_columns") or [loader["type"]])]
     arguments = {"use_parallel": False, "output_dir": str(work / "run")}
     base = str(work / BASES[values["model"]["model_config"]["type"]])
     return Trainer(recipe=file, args=arguments, train_dataset=str(rows), load_checkpoint=base, options=SIZES)
-
-
-def write_base(name: str, directory: Path) -> None:
-    """The bundled base with one layer."""
-    import pet
-    from pet.names import bundled_models
-
-    shutil.copytree(bundled_models()[name], directory)
-    config = json.loads((directory / "config.json").read_text())
-    layers = next(key for key in ("n_layer", "num_layers", "num_hidden_layers") if key in config)
-    pet.save_pretrained(pet.AutoModel.from_config({**config, layers: 1}), directory)
 
 
 def write_data(directory: Path) -> dict[str, Path]:
@@ -136,7 +118,7 @@ def write_data(directory: Path) -> dict[str, Path]:
     import numpy as np
     from mindspore.mindrecord import FileWriter
 
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     found = {}
     for first, second in (("content", "summary"), ("PROMPT", "ANSWER")):
         found[f"{first},{second}"] = directory / f"{first}.jsonl"
@@ -146,7 +128,7 @@ def write_data(directory: Path) -> dict[str, Path]:
     turns = ({"role": "user", "content": "which colour?"}, {"role": "assistant", "content": "grey"})
     found["ToolAlpacaDataLoader"].write_text("".join(json.dumps({"conversations": turns}) + "\n" for _ in TEXTS))
     found["MindDataset"] = directory / "rows.mindrecord"
-    writer = FileWriter(str(found["MindDataset"]))
+    writer = FileWriter(str(found["MindDataset"]), overwrite=True)
     writer.add_schema({"input_ids": {"type": "int32", "shape": [-1]}}, "rows")
     ids = np.random.default_rng(0).integers(5, 1000, (ROWS, TOKENS), dtype=np.int32)
     writer.write_raw_data([{"input_ids": row} for row in ids])

@@ -20,7 +20,7 @@ DOCUMENTS = ("doc/MindPet_DeltaAlgorithm_README.md", "doc/MindPet_GraphOperation
 IMAGE = 28 * 28
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """Each unit test, and each call in a document, is a case."""
     for part in ("test", "doc"):
         shutil.copytree(clone / part, work / part)

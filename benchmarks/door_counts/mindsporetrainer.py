@@ -19,7 +19,7 @@ OUTSIDE = "BERT, DeBERTa and ResNet, their tokenizer, masker and metrics are not
 DEFAULTS = {"None": None, "True": True, "False": False, "''": ""}
 
 
-def count(clone: Path, work: Path) -> list[Case]:
+def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:
     """Each flag, hook, import and example task is a case."""
     import pet.compat.mindspore_trainer as ours
 
