@@ -29,7 +29,7 @@ from pet.compat.job_files import (
     without_evaluation,
 )
 from pet.compat.translation import OPTIMIZERS, SCHEDULES, both_betas, choice, first_of, flag, number
-from pet.recipe.translation import Ignored, Refused, Translation
+from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 FORMATS = {
     "alpaca": "alpaca",
@@ -126,6 +126,16 @@ def _four_bits(t: Translation, name: str, value: Any) -> None:
         t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
 
 
+def _peft(t: Translation, name: str, value: Any) -> None:
+    """LoftQ in 4 bits: the base is packed as PEFT packs it, and the adapter begins with what that leaves out."""
+    loftq = value.get("loftq_config") or {}
+    others = [key for key in value if key != "loftq_config" and not is_off(value[key])]
+    if others or loftq.get("loftq_bits", 4) != 4 or loftq.get("loftq_iter", 1) != 1:
+        t.refuse(name, f"{value!r}: LoftQ with loftq_bits: 4 and loftq_iter: 1 is supported")
+    elif loftq:
+        t.settings.update({"model.quantization.type": "nf4", "adapter.init": "loftq"})
+
+
 def _every(key: str) -> Any:
     return lambda t, n, v: t.put(key, 1.0 / v if v else None)
 
@@ -161,7 +171,7 @@ TABLE = {
     "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
     "peft_layers_to_transform": "adapter.layers",
-    "peft": Refused("LoftQ's beginning is not computed here; see adapter.init"),
+    "peft": _peft,
     "relora*": Refused("an adapter is not merged and begun anew in training"),
     "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
     "loraplus_lr_ratio": number("train.lora_plus_ratio"),
@@ -266,6 +276,7 @@ TABLE = {
     "resume_from_checkpoint": flag("train.resume"),
     "auto_resume_from_checkpoints": flag("train.resume"),
     "debug": LOGS,
+    "test_value": Ignored("axolotl reads no such key; it stands in its own examples"),
     **{f"{prefix}*": LOGS for prefix in ("wandb_", "use_wandb", "mlflow_", "comet_", "swanlab_", "otel_", "gc_")},
     **dict.fromkeys(("use_tensorboard", "use_mlflow", "use_comet", "use_swanlab", "use_otel_metrics"), LOGS),
 }

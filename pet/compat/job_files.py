@@ -5,10 +5,13 @@ A key that a file leaves out has that system's default, not ours: what it says i
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import InputError
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -39,6 +42,29 @@ def targets(t: Translation, name: str, value: Any) -> None:
         return
     every = [word.strip() for word in (value.split(",") if isinstance(value, str) else value)]
     t.put("adapter.targets", ["all-linear" if word == "all" else word for word in every])
+
+
+def fit_targets(t: Translation, base: Any) -> None:
+    """Leaves out targets that match no cell of the base, if others do: PEFT passes over them. GLM-4 has a gate_up_proj
+    where LLaMA has two.
+
+    Args:
+        base: what ``model.path`` will be.
+    """
+    from adapters.matching import matches
+    from pet.meta_model import MetaModel
+    from pet.names import model_config
+
+    entries = t.get("adapter.targets") or []
+    if not all(isinstance(each, str) for each in (base, *entries)):
+        return  # refused with the other values
+    with contextlib.suppress(InputError, re.error):  # reported where they are used
+        meta = MetaModel(model_config(base))
+        found = [each for each in entries if any(matches(each, site, meta.family) for site in meta.adapter_sites())]
+        for entry in entries if found else ():
+            if entry not in found:
+                t.ignore(entry, "the base has no such modules, and PEFT passes over them")
+        t.put("adapter.targets", found or entries or None)
 
 
 def template(t: Translation, name: str, value: Any) -> None:

@@ -71,6 +71,8 @@ TABLE = {
     **dict.fromkeys(
         ("pref_loss", "dpo_loss"), Refused(f"supported are {', '.join(PREFERENCES)}", harmless=tuple(PREFERENCES))
     ),
+    "reward_model*": Refused("nothing is generated and judged in training"),
+    "ppo_*": Ignored("it is about stage: ppo"),
     "pref_bco_weight": Refused("a loss that is not here; see train.objective"),
     "ref_model": Refused("the reference is the base without adapters; ref_model_adapters names an adapter"),
     "ref_model_quantization_bit": SPEED,

@@ -102,6 +102,10 @@ def load_any(
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
     bring = bring and check_files and "model.path" not in given
     resumed = bring_model(translation, kind, values, file) if bring else None
+    if kind in ("llama_factory", "axolotl"):
+        from pet.compat.job_files import fit_targets
+
+        fit_targets(translation, given.get("model.path", translation.get("model.path")))
     translation.finish(given)
     recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
     if resumed is not None and recipe.train.resume:

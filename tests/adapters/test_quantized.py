@@ -24,6 +24,7 @@ from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
+from pet.planning.room import types_of
 from pet.train.trainer import Trainer
 
 FAMILIES = ("gpt2", "llama_gqa", "chatglm1", "chatglm2", "glm4_0414")
@@ -177,6 +178,13 @@ def test_packed_weights_count_as_many_as_their_matrices_have(fixtures):
     for model in (wide, packed):
         pet.apply_lora(model, rank=2)
     assert pet.print_trainable_parameters(packed) == pet.print_trainable_parameters(wide)
+
+
+def test_a_base_whose_only_plain_matrices_are_trained_has_the_types_of_its_norms(fixtures):
+    model = loaded(fixtures, "llama_gqa")
+    assert types_of(model) == {"dtype": "float32", "stored": "float32"}
+    pet.apply_lora(model, targets="v_proj", modules_to_save=["embed_tokens", "lm_head"])
+    assert types_of(model) == {"dtype": "float32", "stored": None}
 
 
 def test_loftq_starts_from_what_packing_left_out(fixtures, tmp_path):

@@ -165,6 +165,33 @@ def test_keys_that_are_off_or_without_influence_are_noted_by_reason(job, base, c
     assert "deepspeed, fsdp: how the work is divided is said by the section parallel" in note
 
 
+def test_targets_that_a_base_lacks_are_passed_over_as_in_peft(tmp_path, fixtures, base, caplog):
+    """GLM-4 calls two of LLaMA's modules gate_up_proj."""
+    names = ["gate_proj", "down_proj", "up_proj", "q_proj"]
+    given = [f"model.path={fixtures / 'glm4_0414'}", f"data.train={base / 'data.jsonl'}", "data.max_length=32"]
+    for system, key, value in (
+        ("llama_factory", "lora_target", ",".join(names)),
+        ("axolotl", "lora_target_modules", names),
+    ):
+        file = {**JOBS[system], "output_dir": str(tmp_path / "out"), "lora_target_linear": None, key: value}
+        path = write(tmp_path / "job.yaml", yaml.safe_dump(file))
+        assert load_any(path, given).adapter.targets == ["down_proj", "q_proj"]
+        assert "gate_proj, up_proj: the base has no such modules, and PEFT passes over them" in caplog.text
+        caplog.clear()
+        write(path, yaml.safe_dump({**file, key: "gate_proj" if system == "llama_factory" else ["gate_proj"]}))
+        assert load_any(path, given).adapter.targets == ["gate_proj"]  # an error where the base is adapted
+
+
+def test_axolotls_loftq(tmp_path):
+    file = {**JOBS["axolotl"], "peft": {"loftq_config": {"loftq_bits": 4}}, "test_value": True}
+    translation = axolotl.translate(file, tmp_path / "job.yaml")
+    assert not translation.problems
+    assert (translation.get("model.quantization.type"), translation.get("adapter.init")) == ("nf4", "loftq")
+    assert "model.quantization.double" not in translation.settings  # PEFT does not quantise the factors
+    file["peft"] = {"loftq_config": {"loftq_bits": 4, "loftq_iter": 5}}
+    assert "loftq_iter: 1 is supported" in axolotl.translate(file, tmp_path / "job.yaml").problems[0]
+
+
 @pytest.mark.parametrize(
     ("entry", "settings"),
     [
