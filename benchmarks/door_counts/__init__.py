@@ -51,8 +51,8 @@ def outcome_of(name: str, action: Callable[[], Any]) -> Case:
     return Case(name, *(attempt(action)[1] or ("runs",)))
 
 
-def write_base(name: str, directory: Path) -> None:
-    """The bundled base with one layer."""
+def write_base(name: str, directory: Path, packed: str = "") -> None:
+    """The bundled base with one layer, whose matrices are in ``gptq`` or ``awq`` if that is given."""
     import pet
     from pet.names import bundled_models
 
@@ -60,3 +60,27 @@ def write_base(name: str, directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     layers = next(key for key in ("n_layer", "num_layers", "num_hidden_layers") if key in config)
     pet.save_pretrained(pet.AutoModel.from_config({**config, layers: 1}), directory)
+    if packed:
+        pack(directory, packed)
+
+
+def pack(directory: Path, method: str, group: int = 32) -> None:
+    """Puts random codes of 4 bits in the place of a checkpoint's matrices."""
+    import numpy as np
+
+    from model_zoo.checkpoint.safetensors_io import read_file, write_file
+
+    arrays, draw = {}, np.random.default_rng(0)
+    for name, value in read_file(directory / "model.safetensors").items():
+        if value.ndim != 2 or ".layers." not in name:
+            arrays[name] = value
+            continue
+        (out, into), path = value.shape, name.removesuffix("weight")
+        eights = (into // 8, out) if method == "gptq" else (into, out // 8)
+        for part, shape in (("qweight", eights), ("qzeros", (into // group, out // 8))):
+            arrays[path + part] = draw.integers(-(1 << 31), 1 << 31, shape, dtype=np.int32)
+        arrays[path + "scales"] = np.full((into // group, out), 0.01, np.float16)
+    write_file(directory / "model.safetensors", arrays)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group}
+    (directory / "config.json").write_text(json.dumps(config))

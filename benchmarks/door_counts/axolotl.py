@@ -26,7 +26,7 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
         return None
     if "GLM-4-32B" in model:
         return "glm4_tiny", ""
-    return ("llama_tiny", "") if TEXT_MODELS.search(model) else None
+    return (f"llama_tiny{' gptq' * ('GPTQ' in model)}", "") if TEXT_MODELS.search(model) else None
 
 
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:

@@ -123,8 +123,8 @@ def count(
     Args:
         clone, work, seconds: see `doors.main`.
         translate: the system's door.
-        about: from a file's contents to the bundled base in place of its own, and what keeps it from being used here if
-            anything does; None where it is not counted.
+        about: from a file's contents to the bundled base in place of its own, with how that is packed if it is
+            (``llama_tiny gptq``), and what keeps it from being used here, if anything; None where it is not counted.
     """
     import yaml
 
@@ -143,7 +143,8 @@ def count(
             cases.append(Case(name, "refused", hindrance))
             continue
         if not (work / base).is_dir():
-            write_base(base, work / base)
+            bundled, *packed = base.split()
+            write_base(bundled, work / base, *packed)
         path = work / f"{hashlib.sha256(content).hexdigest()}.yaml"
         path.write_bytes(content)
         given, problem = attempt(settings, values, translate, path, work / base)

@@ -12,7 +12,7 @@ WHAT = job_files.WHAT
 
 TEXT_MODELS = re.compile(r"Llama-3(?!.*Vision)|Llama-2|Qwen3-4B", re.IGNORECASE)
 """Models of families that are here; llama_tiny stands for all of them, whose matrices have the same names."""
-QUANTISED = re.compile(r"GPTQ|AWQ|AQLM")
+PACKED = re.compile(r"GPTQ|AWQ|AQLM")
 
 
 def about(values: dict[str, Any]) -> tuple[str, str] | None:
@@ -20,8 +20,10 @@ def about(values: dict[str, Any]) -> tuple[str, str] | None:
     model = str(values.get("model_name_or_path"))
     if not (values.get("do_train") and values.get("finetuning_type") == "lora" and TEXT_MODELS.search(model)):
         return None
-    packed = QUANTISED.search(model)
-    return "llama_tiny", f"checkpoints quantised by {packed[0]} are not read" if packed else ""
+    packed = (PACKED.search(model) or [""])[0].lower()
+    if packed == "aqlm":
+        return "llama_tiny", "checkpoints quantised by AQLM are not read"
+    return f"llama_tiny {packed}".strip(), ""
 
 
 def count(clone: Path, work: Path, seconds: float | None = None) -> list[Case]:

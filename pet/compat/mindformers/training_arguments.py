@@ -146,7 +146,7 @@ TABLE = {
     "report_to": Ignored("name a callback instead: tensorboard, csv"),
     "run_name": "name",
     "ddp_timeout": Ignored("pet launch watches the workers"),
-    "load_best_model_at_end": Refused("the last weights stay; pet export --best writes the best ones"),
+    "load_best_model_at_end": flag("eval.load_best_model_at_end"),
     "deepspeed": Refused("use set_parallel_config(optimizer_shard=True)"),
     "fsdp": Refused("use set_parallel_config(optimizer_shard=True)"),
     "push_to_hub": Refused("nothing is uploaded; see remote_save_url"),

@@ -45,6 +45,7 @@ def test_llama_factory(base, tmp_path):
         "val_size": 0.4,
         "eval_strategy": "steps",
         "eval_steps": 1,
+        "load_best_model_at_end": True,
     }
     recipe = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(file)))
     assert (recipe.adapter.rank, recipe.adapter.alpha, recipe.adapter.targets) == (4, 8.0, ["all-linear"])
@@ -52,6 +53,7 @@ def test_llama_factory(base, tmp_path):
     assert (recipe.data.format, recipe.data.columns) == ("alpaca", {"prompt": "question", "answer": "reply"})
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
+    assert recipe.eval.load_best_model_at_end
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
         ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo and kto"),
