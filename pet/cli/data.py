@@ -40,10 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     from model_zoo.tokenizers import AutoTokenizer
     from pet.data import load_dataset, show, split_dataset
     from pet.names import find_tokenizer
-    from pet.train.prepare import data_settings
+    from pet.train.prepare import data_settings, held_out_settings
 
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
-    settings = data_settings(recipe)
+    settings = held_out_settings(recipe) if paths and options.split != "train" else data_settings(recipe)
     dataset = load_dataset(paths or recipe.data.train, tokenizer, settings=settings)
     if recipe.data.eval_fraction and (held_out or options.split == "train"):
         remaining, held = split_dataset(dataset, recipe.data.eval_fraction, recipe.data.seed)

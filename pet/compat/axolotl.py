@@ -71,10 +71,9 @@ PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlu
 
 
 def _datasets(t: Translation, name: str, value: Any) -> None:
-    found = []
+    found, key = [], "data.train" if name == "datasets" else "data.eval"
     for entry in value:
         kind = entry.get("type")
-        key = "data.train" if name == "datasets" else "data.eval"
         if isinstance(kind, Mapping):  # a prompt of the file's own
             entry, kind = {**entry, **{k: v for k, v in kind.items() if k.startswith("field_")}}, "alpaca"
             _prompt(t, f"{name}.type", entry["type"])
@@ -86,7 +85,7 @@ def _datasets(t: Translation, name: str, value: Any) -> None:
         columns = entry_problems(t, name, entry, {**ENTRY, **(RANKING if ranked else {})})
         files = entry.get("data_files") or entry.get("path")
         found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]
-    put_data(t, "data.train" if name == "datasets" else "data.eval", name, found)
+    put_data(t, key, name, found)
 
 
 def _prompt(t: Translation, name: str, given: Mapping[str, Any]) -> None:
@@ -301,7 +300,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
     given = preferences(t, values["rl"] if values.get("rl") in RL else "sft", given, KEYS)
-    order = sorted(given, key=lambda name: name == "batch_size")  # it counts in micro_batch_size
+    # of micro_batch_size and of datasets
+    order = sorted(given, key=lambda name: name in ("batch_size", "test_datasets"))
     t.apply({name: given[name] for name in order}, TABLE)
     without_evaluation(t)
     return t

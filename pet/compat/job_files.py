@@ -118,14 +118,17 @@ def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, di
     gone = [str(path) for path, _, _ in found if not Path(path).expanduser().exists()]
     if gone:
         t.lack(key, name, f"{', '.join(gone)}: no such file; nothing is downloaded")
-    if key != "data.train" or not found:
+    same = all(each[1:] == found[0][1:] for each in found)
+    if not same and any(columns for _, _, columns in found):
+        t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
         return
-    _, kind, columns = found[0]
-    if all(other == (kind, columns) for _, *rest in found for other in [tuple(rest)]):
+    kind, columns = found[0][1:] if found and same else ("auto", {})
+    if key == "data.train":
         t.put("data.format", kind)
         t.put("data.columns", columns or None)
-    elif any(columns for _, _, columns in found):
-        t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
+    elif (kind, columns) != (t.get("data.format", "auto"), t.get("data.columns", {})):
+        t.put("data.eval_format", kind)
+        t.put("data.eval_columns", columns or None)
 
 
 def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:

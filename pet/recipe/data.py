@@ -10,6 +10,8 @@ from pet.recipe.fields import HerePath, RecipePaths, Section
 
 Role = Literal["prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected", "label"]
 
+Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
+
 
 class Data(Section):
     """Files, their format, and the way to batches."""
@@ -24,15 +26,19 @@ class Data(Section):
     eval_fraction: float = Field(
         0.0, ge=0, lt=1, description="Fraction of the training rows held out as eval where eval is not given."
     )
-    format: Literal[
-        "auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"
-    ] = Field(
+    format: Format = Field(
         "auto",
         description="Format of the rows. auto detects it from the column names; tokens: already tokenised ids.",
     )
     columns: dict[Role, str] = Field(
         default_factory=dict,
         description="Column names in the file where they differ from the format's: {prompt: question, answer: reply}.",
+    )
+    eval_format: Format | None = Field(
+        None, description="Format of the rows of eval and test. Default: that of format, with its columns."
+    )
+    eval_columns: dict[Role, str] | None = Field(
+        None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
     )
     template: str | None = Field(
         None,

@@ -172,6 +172,11 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
         yield _find("data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them")
     if data.eval_fraction and not data.train:
         yield _find("data.eval_fraction", "data.train", "takes rows out of data.train, which is missing")
+    for name in ("eval_format", "eval_columns"):
+        if getattr(data, name) is not None and not (data.eval or data.test):
+            yield _find(f"data.{name}", "data.eval", "is about the files of data.eval and data.test, which are missing")
+        elif getattr(data, name) is not None and data.eval_fraction:
+            yield _find(f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format")
     schedule = evaluation.every_steps or evaluation.every_epochs
     if evaluation.every_steps and evaluation.every_epochs:
         yield _find("eval.every_steps", "eval.every_epochs", "give every_steps or every_epochs, not both")
@@ -239,6 +244,12 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
     if settings.format in ("text", "tokens"):
         yield from _without_questions(recipe)
+    asked = settings.eval_format or settings.format
+    if asked in ("text", "tokens") and (written := [name for name in recipe.eval.metrics if name in GENERATED]):
+        key = "data.eval_format" if settings.eval_format else "data.format"
+        yield _find(
+            "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"
+        )
 
 
 def _without_questions(recipe: Recipe) -> Iterator[Finding]:
@@ -250,12 +261,6 @@ def _without_questions(recipe: Recipe) -> Iterator[Finding]:
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
     if settings.train_on in {"text": ("last",), "tokens": ("last", "all")}[settings.format]:
         yield _find("data.train_on", "data.format", f"has no effect on {settings.format} rows")
-    if written := [name for name in recipe.eval.metrics if name in GENERATED]:
-        yield _find(
-            "eval.metrics",
-            "data.format",
-            f"{', '.join(written)} compare answers to questions, and {settings.format} rows hold none",
-        )
 
 
 def streaming(recipe: Recipe) -> Iterator[Finding]:

@@ -176,8 +176,13 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
 
 
 def held_out_settings(recipe):
-    """Evaluation data: all of it, in its own order, never streaming."""
-    return data_settings(recipe, shuffle=False, max_samples=None, streaming=False)
+    """Evaluation data: all of it, in its own order, never streaming, in a format and with columns of its own."""
+    data, own = recipe.data, {}
+    if data.eval_format is not None:
+        own = {"format": data.eval_format, "columns": {}}
+    if data.eval_columns is not None:
+        own["columns"] = data.eval_columns
+    return data_settings(recipe, shuffle=False, max_samples=None, streaming=False, **own)
 
 
 def check_vocabulary(dataset, vocabulary: int) -> None:

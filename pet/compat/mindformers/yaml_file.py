@@ -157,7 +157,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
         _data(t, _section(sections, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
-        for key in ("data.eval", "eval.every_steps", "eval.every_epochs"):
+        for key in ("data.eval", "data.eval_format", "data.eval_columns", "eval.every_steps", "eval.every_epochs"):
             t.settings.pop(key, None)
     url = values.get("remote_save_url")
     if str(url).lower().startswith(PLACEHOLDER):
@@ -307,14 +307,16 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
         t.put(key, paths)
     if key == "data.train":
         t.put("data.max_samples", loader.get("num_samples"))
-    columns = loader.get("origin_columns") or ()
-    if len(columns) == 2:
-        t.put("data.columns", dict(zip(("prompt", "answer"), columns, strict=True)))
-        t.put("data.format", "prompt_completion")
+    names = loader.get("origin_columns") or ()
+    columns = dict(zip(("prompt", "answer"), names, strict=True)) if len(names) == 2 else None
+    others = key == "data.eval" and t.get("data.columns") not in (None, columns)
+    if columns and (paths or not others):
+        own = "eval_" if others else ""
+        t.put(f"data.{own}columns", columns)
+        t.put(f"data.{own}format", "prompt_completion")
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
-    others = sorted({*section, *loader} - known)
-    if others:
-        t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(others)}: {LOADERS.why}")
+    if unknown := sorted({*section, *loader} - known):
+        t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
     if key == "data.train" and loader.get("shuffle") is False:
         t.put("data.shuffle", False)
     if key == "data.train" and section.get("seed") is not None:

@@ -440,6 +440,10 @@ def test_info_and_data(here, capsys):
     text = capsys.readouterr().out
     assert "12 samples from 12 rows" in text
     assert "[[" in text, "what is learnt is marked"
+    (here / "asked.jsonl").write_text('{"ask": "Who?", "reply": "Ada."}\n' * 5)
+    words = ["data.eval=asked.jsonl", "data.eval_columns={prompt: ask, answer: reply}", "data.max_samples=2"]
+    assert main(["data", "job.yaml", "--split", "eval", *words]) == 0
+    assert "5 samples from 5 rows" in capsys.readouterr().out
 
 
 def test_going_on_from_a_saved_adapter(here, capsys):

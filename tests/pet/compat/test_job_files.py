@@ -223,6 +223,24 @@ def test_data_sets_of_different_columns_are_refused(tmp_path):
         load_any(path, ["model.path=llama_tiny"])
 
 
+def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
+    """Whatever stands first in the file; equal ones are not said twice."""
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps({"talk": {"file_name": "t.json", "formatting": "sharegpt", "columns": {"messages": "turns"}}})
+    )
+    kinds = {"test_datasets": {"type": "completion", "field": "body"}, "datasets": {"type": "alpaca"}}
+    file = {name: [{"path": "rows.jsonl", **kind}] for name, kind in kinds.items()}
+    talk = {"eval_dataset": "talk", "dataset_dir": str(tmp_path)}
+    for system, translate, given, expected in (
+        ("axolotl", axolotl.translate, file, ("alpaca", "text", {"text": "body"})),
+        ("axolotl", axolotl.translate, {**file, "test_datasets": file["datasets"]}, ("alpaca", None, None)),
+        ("llama_factory", llama_factory.translate, talk, ("auto", "sharegpt", {"messages": "turns"})),
+    ):
+        t = translate({**JOBS[system], **given}, tmp_path / "job.yaml")
+        assert not t.problems
+        assert tuple(t.get(f"data.{key}") for key in ("format", "eval_format", "eval_columns")) == expected
+
+
 def test_llama_factorys_list_of_data_sets(tmp_path):
     index = {
         "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns"}},

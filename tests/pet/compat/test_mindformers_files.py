@@ -151,6 +151,11 @@ def test_the_columns_of_the_loader(job):
     loader = {"type": "ADGenDataLoader", "dataset_dir": "x.json", "origin_columns": ["PROMPT", "ANSWER"], "version": 2}
     recipe = load_any(job(train_dataset__data_loader=loader), ["model.path=llama_tiny"], check_files=False)
     assert recipe.data.columns == {"prompt": "PROMPT", "answer": "ANSWER"}
+    held_out = {**loader, "dataset_dir": "y.json", "origin_columns": ["ask", "reply"]}
+    both = job(train_dataset__data_loader=loader, eval_dataset__data_loader=held_out)
+    data = load_any(both, ["model.path=llama_tiny"], check_files=False).data
+    assert data.columns == {"prompt": "PROMPT", "answer": "ANSWER"}
+    assert data.eval_columns == {"prompt": "ask", "answer": "reply"}
 
 
 def test_gpt2_has_its_own_dropout_and_activation(job, caplog):

@@ -255,6 +255,14 @@ def test_all_problems_in_one_report(write):
         (["data.train_on=last", "data.format=text"], "data.train_on", "no effect on text rows"),
         (["data.train_on=all", "data.format=tokens"], "data.train_on", "no effect on tokens rows"),
         (["data.format=text", "eval.metrics=[loss, rouge_l]"], "eval.metrics", "text rows hold none"),
+        (["data.format=alpaca", "data.eval=home/train.jsonl", "data.eval_format=text", "eval.metrics=[loss, bleu]"],)
+        + ("eval.metrics", "text rows hold none"),
+        (["data.eval_format=text"], "data.eval_format", "data.eval and data.test, which are missing"),
+        (
+            ["data.test=home/train.jsonl", "data.eval_fraction=0.5", "data.eval_columns={prompt: q}"],
+            "data.eval_columns",
+            "rows held out of data.train are in its format",
+        ),
         (["data.stream_window=64"], "data.stream_window", "no effect without data.streaming"),
         (["data.streaming=true", "data.stream_window=20000"], "data.stream_window", "at most 16384"),
         (["data.streaming=true", "data.eval_fraction=0.1"], "data.eval_fraction", "rows that stream cannot be divided"),

@@ -55,6 +55,24 @@ def test_rows_of_ids_padded_to_the_longest_of_a_step(tmp_path):
         prepare(tmp_path, data)
 
 
+def test_evaluation_data_of_another_format(tmp_path):
+    """Questions and answers are held out of training on texts, and asked in the columns of their own file."""
+    data = {"train": write(tmp_path / "texts.jsonl", [{"body": f"text number {n}"} for n in range(4)])}
+    data |= {"eval": write(tmp_path / "asked.jsonl", [{"q": "Who?", "a": "Ada."}, {"q": "Where?", "a": "Here."}])}
+    data |= {"format": "text", "columns": {"text": "body"}, "max_length": 32}
+    how = {"eval_format": "prompt_completion", "eval_columns": {"prompt": "q", "answer": "a"}}
+    recipe, prepared = prepare(tmp_path, {**data, **how}, eval={"metrics": ["loss", "exact_match"]})
+    assert (len(prepared.train), len(prepared.evaluation)) == (4, 2)
+    found = [(each.prompt, each.reference) for each in load_asked(recipe, prepared)]
+    assert found == [("Who?", "Ada."), ("Where?", "Here.")]
+    write(tmp_path / "asked.jsonl", [{"prompt": "Who?", "completion": "Ada."}])
+    _, prepared = prepare(tmp_path, {**data, "eval_format": "auto"})  # the columns of training are not asked for
+    assert len(prepared.evaluation) == 1
+    write(tmp_path / "asked.jsonl", [{"other": "a text"}])
+    _, prepared = prepare(tmp_path, {**data, "eval_columns": {"text": "other"}})
+    assert len(prepared.evaluation) == 1
+
+
 def test_rows_that_stream_in_windows(tmp_path):
     rows = [{"text": f"text number {number} of many"} for number in range(50)]
     data = {"train": write(tmp_path / "texts.jsonl", rows), "max_length": 32, "packing": "none"}
