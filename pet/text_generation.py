@@ -51,8 +51,8 @@ class TextGeneration:
 
         Args:
             text: one text or several.
-            settings: of `generate`. ``top_k`` above 1, ``top_p`` and ``temperature`` draw, unless ``do_sample`` says
-                otherwise; with none of them the likeliest token is taken. Without ``max_new_tokens`` and ``max_length``
+            settings: of `generate`. ``top_k`` above 1, ``top_p`` and ``temperature`` sample, unless ``do_sample`` says
+                otherwise; with none of them decoding is greedy. Without ``max_new_tokens`` and ``max_length``
                 an answer goes on to its end-of-sequence token, or until the context is full.
 
         Returns:

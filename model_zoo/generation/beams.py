@@ -1,4 +1,4 @@
-"""Beam search: the `beams` likeliest continuations are kept at every step."""
+"""Beam search: the `beams` most probable continuations are kept at every step."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Choice:
     Args:
         do_sample: sample; default: greedy decoding.
         temperature: divides the logits before the draw.
-        top_k: keep the k likeliest.
-        top_p: keep the likeliest that together have this probability (Holtzman et al. 2020).
+        top_k: keep the k most probable tokens.
+        top_p: keep the most probable tokens up to this sum of probabilities (Holtzman et al. 2020).
         repetition_penalty: divides positive and multiplies negative logits of tokens seen so far (Keskar et al. 2019).
         min_new_tokens: no end token before this many.
     """
@@ -47,7 +47,7 @@ class Choice:
         """Logits ``(B, V)`` with penalty and minimum length applied; `ids` are the tokens so far.
 
         Raises:
-            FloatingPointError: a row's largest logit is infinite or not a number, so that no token is the likeliest.
+            FloatingPointError: a row's largest logit is infinite or not a number, so that no token is the most probable.
         """
         if not np.isfinite(logits.max(-1)).all():  # the maximum of numbers with a NaN among them is NaN
             raise FloatingPointError

@@ -56,7 +56,7 @@ def generate(
         attention_mask: 1 for real tokens; default all real.
         max_new_tokens: how many tokens at most; 16 when `max_length` is not given either. None goes on until every row
             has ended or the context is full.
-        do_sample: draw instead of taking the likeliest.
+        do_sample: sample; otherwise decoding is greedy.
         eos_token_id: one or several ids that end a row; default the model's own, by generation_config.json or
             config.json. None never stops early.
         temperature, top_k, top_p, repetition_penalty, min_new_tokens: see `Choice`.
@@ -132,7 +132,7 @@ def generate(
 
 
 def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer) -> np.ndarray:
-    """Greedy or drawn continuation, one token for every row at a time."""
+    """Greedy or sampled continuation, one token for every row at a time."""
     prompt = ids.shape[1]
     generator = np.random.default_rng(seed)
     running = np.ones(len(ids), bool)

@@ -16,7 +16,7 @@ from pet.cli.parser import Parser
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
     ("pet chat --model glm_tiny --adapter output/glm_lora/adapter", "the same, said in full"),
-    ("pet chat --model glm_tiny --temperature 0.7 --seed 1", "with a base, its answers drawn"),
+    ("pet chat --model glm_tiny --temperature 0.7 --seed 1", "with a base, answers sampled"),
 ]
 HELP = """\
 /base           the last question again, answered by the base without its adapter

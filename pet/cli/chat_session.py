@@ -13,17 +13,17 @@ from pet.cli.parser import Parser
 # option → key of the generation section
 GENERATION = {
     "max_new_tokens": (int, "tokens of an answer, at most; default: up to its end or the end of the context"),
-    "temperature": (float, "divides the logits before drawing; implies --sample"),
-    "top_k": (int, "draw among the k likeliest tokens; implies --sample"),
-    "top_p": (float, "draw among the likeliest tokens of this total share; implies --sample"),
-    "repetition_penalty": (float, "above 1: tokens that already occurred become less likely"),
-    "seed": (int, "of drawing"),
+    "temperature": (float, "sampling temperature; implies --sample"),
+    "top_k": (int, "sample from the k most probable tokens; implies --sample"),
+    "top_p": (float, "nucleus sampling: the most probable tokens up to this sum; implies --sample"),
+    "repetition_penalty": (float, "above 1: penalise tokens that already occurred"),
+    "seed": (int, "random seed of sampling"),
 }
 
 
 def add_chat_session(parser: Parser) -> None:
     """The options that choose a model, an adapter and the way of writing."""
-    parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; left out: the adapter's base")
+    parser.add_argument("--model", help="checkpoint directory, or a bundled tiny base; default: the adapter's base")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter directory in PEFT's format")
     parser.add_argument("--run", metavar="DIR", help="a run directory: its model, adapter, prompts and settings")
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")

@@ -59,11 +59,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--config",
         help="of the base: a preset's or bundled base's name, a directory or config.json, or a MindFormers YAML file; "
-        "left out: config.json beside the .ckpt file, or the preset of its shapes",
+        "default: config.json beside the .ckpt file, or the preset of its shapes",
     )
     parser.add_argument("--part", choices=["model", "adapter"], help="of a .ckpt file that holds weights and LoRA")
     parser.add_argument("--alpha", type=float, metavar="N", help="lora_alpha of a .ckpt file's LoRA matrices")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16; default: as each tensor is stored")
     parser.add_argument("--qkv-concat", metavar="BOOL", help="writing .ckpt: one matrix for query, key and value")
     parser.add_argument("--mlp-concat", metavar="BOOL", help="writing .ckpt of ChatGLM2: one matrix for gate and up")
     parser.add_argument(

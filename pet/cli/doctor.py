@@ -127,7 +127,7 @@ def kernels() -> Iterator[Finding]:
 
     from model_zoo.engine import NoCompiler, describe, describe_bf16
 
-    instead = "it runs by MindSpore's operators, slower, with the same numbers"
+    instead = "MindSpore's operators instead: slower, same results up to rounding"
     if ms.get_context("device_target") != "CPU":
         yield "note", "kernels", f"those in C are for a CPU; {instead}"
         return

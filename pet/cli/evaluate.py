@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         EXAMPLES,
     )
     add_recipe(parser)
-    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; left out: the run's own")
+    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; default: the run's own")
     parser.add_argument(
         "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
     )

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--best", action="store_true", help="export the best evaluation's step instead of the last")
     parser.add_argument("--step", type=int, metavar="N", help="export the checkpoint of this step")
     parser.add_argument("--merged", action="store_true", help="export the base with the adapter merged in")
-    parser.add_argument("--dtype", help="of a merged model: float32, float16 or bfloat16; left out: as stored")
+    parser.add_argument("--dtype", help="of a merged model: float32, float16 or bfloat16; default: as stored")
     options = parser.read(arguments)
     run, output = Path(options.run), Path(options.output)
     if options.best and options.step is not None:

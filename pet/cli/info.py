@@ -168,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows per step (default 1)")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
-    parser.add_argument("--dtype", help="of the base in memory; left out: as its configuration says")
+    parser.add_argument("--dtype", help="of the base in memory; default: that of config.json")
     quantization_options(parser)
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="with activation checkpointing")

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--base", help="checkpoint directory or bundled tiny base; default: the one the adapter names")
     parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
     parser.add_argument("--safe", action="store_true", help="refuse a result that holds NaN or Inf")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16; left out: as each tensor is stored")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16; default: as each tensor is stored")
     parser.add_argument("--weights", metavar="W,W", help="a weight for each adapter; default: 1")
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument(

@@ -13,7 +13,7 @@ EXAMPLES = [
     ("pet plan llama_65b --devices 64 --memory 64GB", "every layout that fits, fastest first; no weights are needed"),
     ("pet plan llama_7b rank=16 --devices 8 --memory 32GB --batch 64 --length 2048", "LoRA of rank 16, 64 rows a step"),
     ("pet plan glm_6b --method none --devices 16 --memory 64GB --recompute", "tuning every weight"),
-    ("pet plan llama2_70b --devices 32 --memory 64GB --bandwidth 30GB --network 12.5GB --top 3", "with other wires"),
+    ("pet plan llama2_70b --devices 32 --memory 64GB --bandwidth 30GB --network 12.5GB --top 3", "with slower links"),
     ("pet plan glm_tiny --devices 4 --memory 8GB --dtype float32 --json", "for a program to read"),
 ]
 DESCRIPTION = (
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
     parser.add_argument("--targets", metavar="NAME,NAME", help="the same as the setting targets")
     parser.add_argument("--batch", type=int, metavar="N", help="rows of a step, over all devices (default 4 a device)")
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows of one forward pass; left out: the best")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows of one forward pass; default: the best")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
-    parser.add_argument("--dtype", help="of base and activations; left out: as its configuration says, or float32")
+    parser.add_argument("--dtype", help="of base and activations; default: that of config.json, or float32")
     quantization_options(parser)
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")

@@ -19,7 +19,7 @@ EXAMPLES = [
     ("pet predict --run output/glm_lora --file questions.txt --output answers.jsonl", "a file, in batches, as JSONL"),
     (
         'pet predict --model glm_tiny --input "Once" --temperature 0.8 --top-p 0.9 --seed 1',
-        "drawn, and the same again",
+        "sampled, reproducibly",
     ),
 ]
 

@@ -274,7 +274,7 @@ def _beside(path: Path) -> str:
 
 
 def _fill(recipe: Recipe, stem: str) -> None:
-    """Put a value where the schema says "left out: …" and the recipe itself holds the answer."""
+    """Put a value where the schema says "Default: …" and the recipe itself holds the answer."""
     recipe.name = recipe.name or re.sub(r"[^A-Za-z0-9._-]", "_", stem)
     recipe.output.dir = recipe.output.dir or str(Path.cwd() / "output" / recipe.name)
     if recipe.train.steps is None and recipe.train.epochs is None:

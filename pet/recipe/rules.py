@@ -225,7 +225,7 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
             if _changed(recipe, "generation", name):
                 yield _find(f"generation.{name}", "generation.do_sample", "has no effect without do_sample: true")
     elif settings.num_beams > 1:
-        yield _find("generation.num_beams", "generation.do_sample", "beams are not drawn; set do_sample: false")
+        yield _find("generation.num_beams", "generation.do_sample", "beam search does not sample; set do_sample: false")
 
 
 def data(recipe: Recipe) -> Iterator[Finding]:

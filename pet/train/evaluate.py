@@ -101,7 +101,7 @@ class Answers:
         questions: objects with ``prompt_ids``, ``prompt``, ``reference`` and ``where`` (`pet.data.load.Question`).
         generation: a recipe's ``generation`` section.
         batch_size: batch size (default 16).
-        seed: of drawing, where the section gives none.
+        seed: of sampling, where the section gives none.
 
     Without ``generation.max_new_tokens`` an answer goes on to its end token or the end of the context. With it, it is
     shorter where the model's context is full before; a warning says so once.

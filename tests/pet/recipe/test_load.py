@@ -245,7 +245,11 @@ def test_all_problems_in_one_report(write):
         (["data.eval_fraction=0.5", "eval.patience=2"], "eval.patience", "needs evaluations along the way"),
         (["eval.best_metric=bleu"], "eval.best_metric", "expected one of loss, perplexity"),
         (["generation.top_p=0.5"], "generation.top_p", "no effect without do_sample"),
-        (["generation.num_beams=2", "generation.do_sample=true"], "generation.num_beams", "beams are not drawn"),
+        (
+            ["generation.num_beams=2", "generation.do_sample=true"],
+            "generation.num_beams",
+            "beam search does not sample",
+        ),
         (["data.buckets=[64, 128]"], "data.buckets", "no effect with data.packing"),
         (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),
         (["data.buckets=[64, 100]", "data.packing=buckets"], "data.buckets", "must be data.max_length (128)"),
