@@ -47,7 +47,7 @@ class Choice:
         """Logits ``(B, V)`` with penalty and minimum length applied; `ids` are the tokens so far.
 
         Raises:
-            FloatingPointError: a row's largest logit is infinite or not a number, so that no token is the most probable.
+            FloatingPointError: a row's largest logit is infinite or not a number: no token is the most probable.
         """
         if not np.isfinite(logits.max(-1)).all():  # the maximum of numbers with a NaN among them is NaN
             raise FloatingPointError
