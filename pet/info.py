@@ -21,7 +21,6 @@ from model_zoo.quantization import Quantization
 
 # float32 values that an optimizer keeps for each trained parameter
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
-MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +99,8 @@ class Description:
             ("trained", f"{what}: {self.trainable:,} ({self.share:.4%})"),
             ("", ""),
             ("memory of a training step", f"batch {self.batch} × {self.length} tokens, base in {self.held}"),
-            *((f"  {key}", f"{value / MIB:>12,.1f} MiB") for key, value in self.memory.items()),
-            ("  total", f"{self.total / MIB:>12,.1f} MiB"),
+            *((f"  {key}", f"{value / 1e6:>12,.1f} MB") for key, value in self.memory.items()),
+            ("  total", f"{self.total / 1e6:>12,.1f} MB"),
         ]
         width = max(len(key) for key, _ in rows)
         return "\n".join(f"{key:<{width}}  {value}".rstrip() for key, value in rows)

@@ -20,7 +20,7 @@ EXAMPLES = [
     ("pet info llama2_70b rank=16 targets=all-linear --batch 4 --length 2048", "a published size, without its weights"),
     ("pet info glm_6b --method none --dtype float16 --recompute", "tuning every weight"),
     ("pet info output/glm_lora/adapter", "an adapter: its method, where it sits, how large it is"),
-    ("pet info output/glm_lora --json", "a run: what it came to, for a program to read"),
+    ("pet info output/glm_lora --json", "a run: its results, for a program to read"),
 ]
 Facts = dict[str, Any]
 

@@ -18,7 +18,7 @@ class Measuring:
             last evaluation it is asked for those ``from_logits`` alone, where the settings say so.
         before, before_samples: metrics and answers of the model before its first step.
         best: the best evaluation so far.
-        last_measured: the model's state at the last full evaluation, and what it came to.
+        last_measured: the model's state at the last full evaluation, and its results.
     """
 
     def begin_measuring(self, evaluation, settings) -> None:

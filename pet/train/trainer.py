@@ -174,7 +174,7 @@ class Trainer(Measuring, Saving):
                 none; a path goes on from that checkpoint.
 
         Returns:
-            What the run came to: steps, seconds, tokens per second, the reason it ended, the best step.
+            The run's results: steps, seconds, tokens per second, the reason it ended, the best step.
 
         Raises:
             RunFailed: the loss is not finite or explodes, or every update overflows.

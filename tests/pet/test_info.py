@@ -123,7 +123,7 @@ def test_prints_a_table():
         "total",
     ):
         assert part in text, text
-    assert len({line.index("MiB") for line in text.splitlines() if "MiB" in line}) == 1
+    assert len({line.index(" MB") for line in text.splitlines() if " MB" in line}) == 1
 
 
 def test_the_command(capsys):

@@ -217,7 +217,7 @@ def test_what_a_real_size_says_of_its_memory(name):
         recompute=recipe.train.recompute,
         quantization=recipe.model.quantization.settings(),
     )
-    assert f"= {facts.total / 2**30:.1f} GiB;" in text
+    assert f"= {facts.total / 1e9:.1f} GB;" in text
     assert f"{facts.trainable:,} of {facts.parameters:,} parameters are trained" in text
 
 

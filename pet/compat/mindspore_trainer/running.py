@@ -126,7 +126,7 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
     program is started in so many processes, and this one ends with their exit code.
 
     Returns:
-        What the training came to, or the evaluation's numbers.
+        The training's results, or the evaluation's numbers.
 
     Raises:
         InputError: what is wrong with the arguments or the task.
