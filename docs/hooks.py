@@ -6,6 +6,7 @@ They have no source file, so that none can be out of date.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 from collections.abc import Iterator
@@ -96,6 +97,15 @@ def methods_page() -> str:
     return text.replace("<!-- measured -->", re.sub(r"\[(`\w+`)\]\([^)]*\)", r"\1", "\n".join(found)))
 
 
+def seven_billion_page(name: str) -> str:
+    """A page on models of published size with what was measured of them; their sections are those of a file that
+    `benchmarks/real_size.py` writes."""
+    text = (ROOT / "docs" / name).read_text("utf-8")
+    measured = ROOT / "benchmarks" / "REAL_SIZE.md"
+    _, *sections = re.split(r"(?m)^(?=## )", measured.read_text("utf-8")) if measured.is_file() else [""]
+    return text.replace("<!-- real size -->", "".join(f"#{section}" for section in sections))
+
+
 def project_page(name: str) -> str:
     """A document of the repository; its links to files of the repository become plain text."""
     text = (ROOT / name).read_text("utf-8")
@@ -107,6 +117,7 @@ PAGES = {
     "reference/commands.md": commands_page,
     "reference/python.md": python_page,
     "methods.md": methods_page,
+    **{name: functools.partial(seven_billion_page, name) for name in ("seven-billion.md", "seven-billion.zh-CN.md")},
     "project/architecture.md": lambda: project_page("ARCHITECTURE.md"),
     "project/changes.md": lambda: project_page("CHANGELOG.md"),
 }

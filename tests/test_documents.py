@@ -1,7 +1,8 @@
 """The commands and programs of the README and of the pages run as they are pasted, in their order; runs are cut short.
 
-A fenced block of ``sh`` is commands, of ``python`` a program; ``json`` lines stand for the file that the page names
-before them. What needs weights or other machines stands in a block of ``text``.
+A fenced block of ``sh`` is commands, of ``python`` a program, of ``yaml`` a part of a recipe; ``json`` lines stand for
+the file that the page names before them. Commands that need weights or other machines stand in a block of ``text``
+whose first line says so.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pet.cli.main import main
+from pet.recipe.loading import from_dict
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -61,6 +64,26 @@ def test_page(page, tmp_path, monkeypatch, capsys):
             assert code == 0, (line, capsys.readouterr().err)
 
 
+def test_what_does_not_run_here_is_marked():
+    """CONTRIBUTING.md and ARCHITECTURE.md are for those who work on this library."""
+    for path in DOCUMENTS:
+        if path.name in ("ARCHITECTURE.md", "CONTRIBUTING.md"):
+            continue
+        page = path.relative_to(ROOT).as_posix()
+        fences = re.findall(r"^```(\w*)$", path.read_text("utf-8"), flags=re.M)
+        assert all(fences[::2]) and not any(fences[1::2]), f"{page}: a block without a language"
+        for language, text in blocks(page):
+            if language not in ("sh", "python", "json", "yaml") and re.search(r"^(pet|python) (?!-m venv)", text, re.M):
+                assert text.startswith("# needs "), (page, text)
+
+
+@pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in DOCUMENTS])
+def test_settings_in_pages_are_a_recipes(page):
+    for language, text in blocks(page):
+        if language == "yaml":
+            from_dict({"model": {"path": "llama_tiny"}, **yaml.safe_load(text)}, check_files=False)
+
+
 @pytest.mark.parametrize("chinese", CHINESE)
 def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
     def commands(page: str) -> list[list[str]]:
@@ -69,6 +92,15 @@ def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
 
     theirs, ours = commands(chinese), commands(chinese.replace(".zh-CN", ""))
     assert theirs == ours[: len(theirs)]  # a last section may be in English alone
+
+
+def test_the_memory_that_a_page_states_is_what_the_command_prints(capsys):
+    for page in ("docs/seven-billion.md", "docs/seven-billion.zh-CN.md"):
+        found = []
+        for line in next(text for language, text in blocks(page) if language == "sh").splitlines():
+            assert main([*shlex.split(line)[1:], "--json"]) == 0
+            found.append(f"{json.loads(capsys.readouterr().out)['memory_bytes']['total'] / 1e9:.1f}")
+        assert re.findall(r"([\d.]+)(?: GB|\.\s)", (ROOT / page).read_text("utf-8"))[:2] == found, page
 
 
 def test_links_lead_somewhere():
