@@ -129,27 +129,40 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     adapter = Path(options.adapter) if options.adapter else None
     if recipe is not None and adapter is None and (Path(options.run) / "adapter").is_dir():
         adapter = Path(options.run) / "adapter"
-    name = options.model or (recipe.model.path if recipe is not None else None)
-    if recipe is not None and recipe.adapter.method == "none" and options.model is None:
-        name = str(Path(options.run) / "model")
-    if name is None:
+    name = options.model
+    if recipe is None and name is None:
         if adapter is None:
             raise InputError("no model: give --model, --adapter or --run")
         name = base_of(adapter)
     generation = _generation(options, recipe.generation if recipe is not None else None)
-    from pet.names import find_model
-
-    directory = find_model(name)
     from adapters.saving import load_adapter
-    from model_zoo.auto import AutoModel
-    from model_zoo.tokenizers import AutoTokenizer
     from pet.data import DataSettings
 
     settings = DataSettings.of(recipe.data if recipe is not None else None)
     changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
     settings = dataclasses.replace(settings, **changes)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModel.from_pretrained(directory)
+    model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)
     return ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)
+
+
+def _of_checkpoint(name: str) -> tuple[Any, Any]:
+    """A model and its tokenizer; 16-bit weights stay as they are stored, which changes no result."""
+    from pet.auto import AutoModel, AutoTokenizer
+    from pet.names import find_model
+
+    directory = find_model(name)
+    return AutoModel.from_pretrained(name, "auto"), AutoTokenizer.from_pretrained(directory)
+
+
+def _of_run(recipe: Any, options: argparse.Namespace) -> tuple[Any, Any]:
+    """A run's model, in the form that it was trained in, and its tokenizer."""
+    from pet.train.prepare import load_model, load_tokenizer, on_checkpoint
+
+    if options.model is not None:
+        recipe = on_checkpoint(recipe, options.model)
+    elif recipe.adapter.method == "none":
+        recipe = on_checkpoint(recipe, Path(options.run, "model"))
+        recipe.model.tokenizer = None  # it is saved with the model
+    return load_model(recipe), load_tokenizer(recipe)

@@ -65,8 +65,9 @@ def evaluate(
 def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.PathLike | None, distributed):
     """The model to measure: this process's part of it, where the layout divides it."""
     from adapters.saving import load_adapter
-    from pet.auto import AutoModel
-    from pet.train.prepare import load_model
+    from pet.train.prepare import load_model, on_checkpoint
+
+    chosen = recipe if model is None else on_checkpoint(recipe, model)
 
     def attach(loaded) -> None:
         if adapter is not None:
@@ -75,10 +76,7 @@ def measured_model(recipe, model: str | os.PathLike | None, adapter: str | os.Pa
     if distributed.divides_model:
         from pet.parallel.build import divided_model
 
-        chosen = recipe.model_copy(deep=True)
-        if model is not None:
-            chosen.model.path, chosen.model.config, chosen.model.from_scratch = str(model), {}, False
         return divided_model(chosen, distributed, load_model, attach)
-    loaded = AutoModel.from_pretrained(model, dtype=recipe.model.dtype) if model else load_model(recipe)
+    loaded = load_model(chosen)
     attach(loaded)
     return loaded

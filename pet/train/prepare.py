@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def make_distributed_context(recipe):
         shard_optimizer=layout.shard_optimizer,
         profile=recipe.train.profile,
     )
+
+
+def on_checkpoint(recipe, path: str | os.PathLike):
+    """The recipe over another checkpoint, which is read as it is stored; the tokenizer stays what the recipe names."""
+    chosen = recipe.model_copy(deep=True)
+    section = chosen.model
+    section.path, section.config, section.from_scratch = str(path), {}, False
+    section.quantization = type(section.quantization)()
+    return chosen
 
 
 def load_model(recipe):

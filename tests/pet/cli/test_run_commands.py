@@ -14,7 +14,10 @@ import pytest
 
 import pet
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
+from model_zoo.quantization.cells import quantized_cells
+from pet.cli.chat_session import add_chat_session, make_chat_session
 from pet.cli.main import main
+from pet.cli.parser import Parser
 
 WATCHER = '''
 import json
@@ -337,6 +340,24 @@ def test_export(here, capsys):
     assert main(["export", "output/job", "--output", "other", "--step", "2"]) == 2
     assert "(checkpoints: step-000003)" in capsys.readouterr().err
     assert not (here / "other").exists()
+
+
+def test_a_run_of_a_packed_base_with_a_tokenizer_of_elsewhere_is_asked_and_measured(copied):
+    shutil.copytree(copied / "base", copied / "bare")
+    (copied / "words").mkdir()
+    for path in (copied / "bare").iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.rename(copied / "words" / path.name)
+    changed = ["model.path=bare", "model.tokenizer=words", "model.quantization.type=nf4", "model.quantization.block=32"]
+    assert main(["finetune", "job.yaml", *changed, "output.dir=packed"]) == 0
+    parser = Parser("pet predict", "", "")
+    add_chat_session(parser)
+    session = make_chat_session(parser.parse_args(["--run", "packed"]))
+    assert {cell.storage.kind for cell in quantized_cells(session.model).values()} == {"nf4"}
+    assert main(["predict", "--run", "packed", "--input", "What is 3?", "--max-new-tokens", "4"]) == 0
+    assert main(["evaluate", "packed", "--output", "again.json"]) == 0
+    after = json.loads((copied / "packed" / "summary.json").read_text())["after"]
+    assert json.loads((copied / "again.json").read_text())["loss"] == pytest.approx(after["loss"], rel=1e-6)
 
 
 def test_predict_a_file(here, capsys):
