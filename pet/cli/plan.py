@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         options.latency * 1e-6,
         options.tflops * 1e12,
         options.utilisation,
-        parse_bytes(options.reserve, "--reserve", "2GB"),
+        parse_bytes(options.reserve, "--reserve", "2GB", zero=True),
     )
     if options.top < 1:
         raise InputError(f"--top is {options.top}; at least 1 was expected")

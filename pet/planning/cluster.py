@@ -10,19 +10,20 @@ from model_zoo.errors import InputError
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_bytes(text: str, option: str, example: str = "64GB") -> float:
+def parse_bytes(text: str, option: str, example: str = "64GB", zero: bool = False) -> float:
     """Bytes of ``"64GB"`` (powers of ten) or ``"64GiB"`` (powers of two).
 
     Args:
         text: the size.
         option: what it was given for, for the message.
         example: a size as it should read.
+        zero: whether nothing is a size, too.
 
     Raises:
         InputError: no number, or a unit that is none.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b(?:/s)?\s*", str(text), re.IGNORECASE)
-    if found is None or float(found[1]) <= 0:
+    if found is None or not (zero or float(found[1])):
         raise InputError(f"{option} {text!r}: a size was expected, such as {example} (units: KB, MB, GB, TB, GiB)")
     return float(found[1]) * UNITS[found[2].lower()]
 

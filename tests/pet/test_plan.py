@@ -239,6 +239,7 @@ def test_what_is_refused(capsys, words, message):
 def test_sizes():
     assert parse_bytes("64GB", "--memory") == 64e9 and parse_bytes("64GiB", "--memory") == 64 * 2**30
     assert parse_bytes("12.5 GB/s", "--network") == 12.5e9 and parse_bytes("100b", "--reserve") == 100
+    assert parse_bytes("0GB", "--reserve", zero=True) == 0
     for text in ("64", "GB", "-1GB", "0GB", "64PB"):
         with pytest.raises(InputError, match="a size was expected"):
             parse_bytes(text, "--memory")
