@@ -25,6 +25,7 @@ from adapters.settings import FROM_WEIGHTS, LoRA
 from adapters.sites import weight_array
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
+from model_zoo.quantization.cells import is_quantized
 
 
 class LoRAConfig(LoRA, MethodConfig):
@@ -56,6 +57,12 @@ class LoRAConfig(LoRA, MethodConfig):
 
         if self.init in FROM_WEIGHTS and site.kind != "linear":
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
+        if self.init in START and is_quantized(site.cell):
+            raise InputError(
+                f"lora: init {self.init!r} takes its factors off the weight, and the rest would be quantised anew; a "
+                f"packed base stays as it is, and {site.path} is stored in {site.cell.storage}: start by 'loftq', or "
+                "list the cell in skip"
+            )
         if site.kind == "linear":
             if getattr(site.cell, "activation_flag", False):
                 raise InputError(f"lora: {site.path} applies an activation itself, so its output is not linear in W")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.checkpoint.dtypes import STORAGE, float_name
-from model_zoo.checkpoint.reading import read_config
+from model_zoo.checkpoint.reading import open_checkpoint, read_config
 from model_zoo.counting import config_of, parameter_shapes, sizes
 from model_zoo.errors import InputError, nearest
 from model_zoo.presets import PRESETS, preset
@@ -128,7 +128,8 @@ def describe(
             float32, with its gradients and optimizer state.
         optimizer: adamw, adam, lamb (two states each), momentum (one), sgd, adafactor (next to none).
         recompute: keep only each layer's input, and compute the rest again in the backward pass.
-        quantization: what of the base is packed in 8 or 4 bits; activations are then float32.
+        quantization: what of the base is to be packed in 8 or 4 bits, where its files hold it wide; activations are
+            then float32.
 
     Raises:
         InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
@@ -145,6 +146,7 @@ def describe(
         raise InputError(f"length is {length}, but the context of {name} holds {size.context} tokens")
     if optimizer not in OPTIMIZER_STATES:
         raise InputError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, OPTIMIZER_STATES)}")
+    quantization = packed_form(model, quantization)
     held = float_name(dtype or config.get("dtype") or config.get("torch_dtype") or "float32")
     parameters = sum(prod(shape) for shape in parameter_shapes(config).values())
     adapter = method_config(adapter)
@@ -164,6 +166,24 @@ def describe(
     held_in_pass = held if method and quantization is None else "float32"
     memory["activations"] = activations(config, adapter, batch, length, held_in_pass, recompute)
     return Description(name, config, parameters, method, cells, trainable, batch, length, held, memory, quantization)
+
+
+def packed_form(model: str | Path | Mapping[str, Any], asked: Quantization | None) -> Quantization | None:
+    """What of a model is packed once it is loaded: what its files hold in 8 or 4 bits, else what is asked for.
+
+    Raises:
+        InputError: its files hold another form than is asked for.
+    """
+    from pet.names import bundled_models
+
+    if isinstance(model, Mapping) or str(model) in bundled_models():
+        return asked
+    path = Path(model).expanduser()
+    directory = path.parent if path.name == "config.json" else path
+    if not any(directory.glob("*.safetensors")):
+        return asked
+    with open_checkpoint(directory) as checkpoint:
+        return Quantization.of(checkpoint, config_of(read_config(directory)), asked)
 
 
 def _named(model: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

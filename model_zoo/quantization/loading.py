@@ -27,16 +27,8 @@ def storages(config, checkpoint, asked: Quantization | None) -> dict[str, Storag
         InputError: what is asked for contradicts the checkpoint or the model's shapes.
     """
     there = {name.removesuffix(".weight"): one.storage for name, one in checkpoint.packed.items()}
-    if asked is None or not there:
-        found = dict.fromkeys(asked.places(config), asked.storage) if asked is not None else there
-    elif set(there.values()) == {asked.storage}:
-        found = there
-    else:
-        forms = ", ".join(sorted({str(one) for one in there.values()}))
-        raise InputError(
-            f"{checkpoint.directory}: is stored in {forms} already, {asked.storage} was asked for; leave "
-            "model.quantization out, or give the unquantised base"
-        )
+    form = Quantization.of(checkpoint, config, asked)
+    found = there or (dict.fromkeys(form.places(config), form.storage) if form is not None else {})
     cells = config.cells()
     for path in found:
         if path not in cells or cells[path].kind not in ("linear", "conv1d"):

@@ -7,6 +7,7 @@ import json
 
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
+from model_zoo.quantization.files import projections
 from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
 
 
@@ -21,6 +22,9 @@ class Quantization:
         skip: projections that stay as they are, by path or by the last part of it; by default the head. What is no
             projection, the embeddings and norms, always does.
 
+    Args:
+        found: whether this says what files hold, where a block is what their writer had.
+
     Raises:
         InputError: an unknown type, or a block that this type has not.
     """
@@ -29,11 +33,12 @@ class Quantization:
     block: int = 64
     double: bool = False
     skip: tuple[str, ...] | None = None
+    found: dataclasses.InitVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self, found: bool):
         if self.type not in KINDS:
             raise InputError(f"quantization type {self.type!r} is unknown{nearest(self.type, KINDS)}")
-        allowed = BLOCKS[self.type]
+        allowed = () if found else BLOCKS[self.type]
         if allowed and self.block not in allowed:
             raise InputError(
                 f"quantization block {self.block!r}: {self.type} has blocks of {', '.join(map(str, allowed))}"
@@ -49,9 +54,32 @@ class Quantization:
         """
         try:
             values = json.loads(text)
-            return cls(values["type"], values["block"], values["double"], tuple(values["skip"]))
+            return cls(values["type"], values["block"], values["double"], tuple(values["skip"]), True)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"base_quantization {shown(text)} is not understood: {error}") from None
+
+    @classmethod
+    def of(cls, checkpoint, config: Config, asked: Quantization | None = None) -> Quantization | None:
+        """What is packed of a checkpoint once it is loaded: what its files hold, else what is asked for.
+
+        Args:
+            checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
+            config: the model's.
+
+        Raises:
+            InputError: it is packed in another form than is asked for.
+        """
+        if not checkpoint.packed:
+            return asked
+        storage, *others = {one.storage: None for one in checkpoint.packed.values()}
+        if asked is not None and (others or storage != asked.storage):
+            forms = ", ".join(sorted(map(str, (storage, *others))))
+            raise InputError(
+                f"{checkpoint.directory}: is stored in {forms} already, {asked.storage} was asked for; leave "
+                "model.quantization out, or give the unquantised base"
+            )
+        skip = tuple(projections(config, checkpoint.packed))
+        return cls(storage.kind, storage.block, storage.double, skip, True)
 
     @property
     def storage(self) -> Storage:

@@ -83,6 +83,7 @@ def look(options, cluster):
     from model_zoo.checkpoint.dtypes import float_name
     from model_zoo.counting import sizes
     from pet.cli.info import quantization_of, settings_of
+    from pet.info import packed_form
     from pet.meta_model import MetaModel
     from pet.names import model_config
     from pet.planning.search import OPTIMIZER_STATES, Work, plan
@@ -104,7 +105,7 @@ def look(options, cluster):
     length = min(512, context) if options.length is None else options.length
     if length > context:
         raise InputError(f"--length is {length}, but the context of {options.model} holds {context} tokens")
-    quantization = quantization_of(options)
+    quantization = packed_form(options.model, quantization_of(options))
     work = Work(
         MetaModel(config),
         adapter,

@@ -103,4 +103,5 @@ def replace(model: nn.Cell, path: str, cell: nn.Cell) -> None:
 
 
 def _size(cell: nn.Cell, expand: bool = True) -> int:
-    return sum(int(parameter.size) for parameter in cell.get_parameters(expand))
+    """Numbers in a cell's parameters, of a packed weight those that it stands for: as plans count them."""
+    return sum(getattr(one, "weights", int(one.size)) for one in cell.get_parameters(expand))

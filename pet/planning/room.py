@@ -72,6 +72,8 @@ def check_room(recipe, prepared) -> None:
     """
     import mindspore as ms
 
+    from adapters.saving import form_of
+    from model_zoo.quantization import Quantization
     from pet.recipe.adapter import recipe_method
 
     if ms.get_context("device_target") != "CPU":
@@ -79,7 +81,8 @@ def check_room(recipe, prepared) -> None:
     feed, config = prepared.train_feed, prepared.model.config.to_dict()
     known = feed.steps_per_epoch(0) is not None
     length = max(length for _, length in feed.shapes(0)) if known else recipe.data.max_length
-    types = {**types_of(prepared.model), "quantization": recipe.model.quantization.settings()}
+    form = form_of(prepared.model)
+    types = {**types_of(prepared.model), "quantization": Quantization.read(form) if form else None}
     try:
         adapter = recipe_method(recipe.adapter, recipe.train.seed, prepared.tokenizer)
         needed = step_memory(recipe, config, adapter, length, **types) * recipe.parallel.processes

@@ -13,6 +13,7 @@ from adapters.method import MethodConfig
 from model_zoo.checkpoint.dtypes import STORAGE
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
+from model_zoo.quantization.codec import part_storage
 from pet.meta_model import MetaModel
 from pet.parallel.pipeline import bubble
 from pet.parallel.shares import Layout, Share, shares
@@ -72,8 +73,12 @@ class Work:
         if share.adapter and not share.copied:
             return 4 * share.size
         if share.name in self.packed and not share.copied:
-            shape = share.part[::-1] if self.packed[share.name] else share.part
-            return self.quantization.storage.nbytes(shape)
+            turn = -1 if self.packed[share.name] else 1
+            storage, division = self.quantization.storage, share.division
+            if division is not None:
+                axis = (0, 1)[::turn][division.axis]
+                storage = part_storage(storage, share.shape[::turn], axis, division.ranges(0))
+            return storage.nbytes(share.part[::turn])
         matrix = len(share.shape) == 2 and not share.trained
         return share.size * STORAGE[(matrix and self.stored) or self.dtype].itemsize
 
@@ -177,11 +182,14 @@ def plan(work: Work, cluster: Cluster) -> Plan:
         try:
             divided = shares(work.meta_model, work.adapter, tensor, pipeline)
             rows = micro_batches(work, data, pipeline)
+            all_found = [
+                [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
+                for zero in choices
+            ]
         except InputError as error:
             refused[reason(str(error))] += len(choices)
             continue
-        for zero in choices:
-            found = [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
+        for found in all_found:
             fitting = [one for one in found if one.total + cluster.reserve <= cluster.memory]
             if fitting:
                 feasible.append(min(fitting, key=lambda one: (one.seconds, one.total)))
@@ -207,6 +215,7 @@ def reason(message: str) -> str:
     for sign, words in (
         ("cannot be divided evenly over", "heads or widths cannot be divided by tensor"),
         ("stages for", "more stages than layers"),
+        ("would be cut into pieces of", "blocks of packed weights would be cut too small by tensor"),
     ):
         if sign in message:
             return words

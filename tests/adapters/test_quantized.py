@@ -27,7 +27,7 @@ from model_zoo.quantization.cells import quantized_cells
 from pet.planning.room import types_of
 from pet.train.trainer import Trainer
 
-FAMILIES = ("gpt2", "llama_gqa", "chatglm1", "chatglm2", "glm4_0414")
+FAMILIES = ("gpt2", "llama_gqa", "chatglm1", "chatglm2", "glm", "glm4_0414", "qwen3")
 CONFIGS = {
     "lora": LoRAConfig(rank=4, dropout=0.2),
     "dora": LoRAConfig(rank=4, use_dora=True),
@@ -185,6 +185,15 @@ def test_a_base_whose_only_plain_matrices_are_trained_has_the_types_of_its_norms
     assert types_of(model) == {"dtype": "float32", "stored": "float32"}
     pet.apply_lora(model, targets="v_proj", modules_to_save=["embed_tokens", "lm_head"])
     assert types_of(model) == {"dtype": "float32", "stored": None}
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_what_would_have_to_pack_the_rest_of_the_weight_is_refused(fixtures, init):
+    """The published methods take their factors off the weight and quantise what is left."""
+    with pytest.raises(InputError, match=f"init '{init}' .*quantised anew.*q_proj is stored in nf4.*loftq"):
+        pet.apply_lora(loaded(fixtures, "llama_gqa"), targets="q_proj", init=init)
+    skipped = loaded(fixtures, "llama_gqa", Quantization("nf4", skip=("q_proj",)))
+    pet.apply_lora(skipped, targets="q_proj", init=init)
 
 
 def test_loftq_starts_from_what_packing_left_out(fixtures, tmp_path):

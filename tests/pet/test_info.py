@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from adapters.sites import sites
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.reading import read_config
 from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from pet.cli.main import main
 from pet.info import describe
 from pet.meta_model import MetaModel
 
@@ -84,6 +88,28 @@ def test_weights_are_the_real_models_bytes(name, fixtures):
     assert found.parameters == sum(parameter.size for parameter in model.get_parameters())
 
 
+@pytest.mark.parametrize("name", ["nf4", "nf4_double", "fp4", "int8"])
+def test_packed_weights_are_the_real_models_bytes(name, fixtures, capsys):
+    """Packed while loading, and packed in the files: these say so themselves."""
+    base, packed = fixtures / "bitsandbytes/base", fixtures / "bitsandbytes" / name
+    form = Quantization(name.partition("_")[0], double=name.endswith("double"))
+    model = AutoModel.from_pretrained(packed)
+    real = sum(parameter.asnumpy().nbytes for parameter in model.get_parameters())
+    lora = {"method": "lora"}
+    for found in (describe(base, lora, dtype="float32", quantization=form), describe(packed, lora, dtype="float32")):
+        assert found.memory["weights"] == real
+        assert found.quantization.storage == form.storage and found.quantization.skip in (None, ("lm_head",))
+    with pytest.raises(InputError, match=r"is stored in .* already, int4, blocks of 32 was asked for"):
+        describe(packed, lora, quantization=Quantization("int4", 32))
+    with pytest.raises(InputError, match=f"weights in {form.type} cannot be trained"):
+        describe(packed)
+    assert main(["plan", str(packed), "--devices", "1", "--memory", "4GB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    layout = next(one for one in plan["feasible"] if (one["data"], one["tensor"], one["pipeline"]) == (1, 1, 1))
+    adapter = 4 * describe(packed, lora).trainable
+    assert plan["quantization"]["type"] == form.type and layout["memory_bytes"]["weights"] == real + adapter
+
+
 def test_memory_of_full_and_of_adapter_training():
     lora = describe("llama_7b", {"method": "lora"}, batch=2, length=256)
     assert lora.dtype == "float16"
@@ -127,8 +153,6 @@ def test_prints_a_table():
 
 
 def test_the_command(capsys):
-    from pet.cli.main import main
-
     assert main(["info", "llama_7b", "--adapter", "lora", "--rank", "16", "--batch", "2"]) == 0
     printed = capsys.readouterr().out
     assert f"{2 * 4_194_304:,}" in printed and "batch 2 × 512 tokens" in printed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
-from model_zoo.quantization import Quantization
+from model_zoo.quantization import Quantization, Storage
+from pet.planning import room
 from pet.recipe.loading import from_dict
 
 DATA = {"train": str(Path(__file__).parents[3] / "recipes/data/adgen/train.jsonl"), "format": "adgen", "max_length": 64}
@@ -39,6 +42,19 @@ def test_it_is_what_the_loader_takes():
 def test_what_cannot_be_is_refused(quantization, words):
     with pytest.raises(InputError, match=words):
         recipe(quantization)
+
+
+def test_room_is_that_of_the_model_as_it_was_loaded(fixtures, monkeypatch):
+    """Files that are packed need no ``model.quantization``."""
+    seen = {}
+    monkeypatch.setattr(room, "step_memory", lambda *_, **types: seen.update(types) or 0.0)
+    feed = SimpleNamespace(steps_per_epoch=lambda epoch: 1, shapes=lambda epoch: [(2, 16)])
+    for name, storage in (("nf4_double", Storage("nf4", double=True)), ("int8", Storage("int8")), ("base", None)):
+        model = AutoModel.from_pretrained(fixtures / "bitsandbytes" / name, dtype="auto")
+        room.check_room(recipe({}), SimpleNamespace(model=model, train_feed=feed, tokenizer=None))
+        found = seen.pop("quantization")
+        assert (found.storage if found else None) == storage
+        assert seen == {"dtype": "float32", "stored": "bfloat16" if storage is None else "float32"}
 
 
 def test_packed_weights_are_not_trained():
