@@ -51,11 +51,11 @@ def is_product(value) -> bool:
     return isinstance(value, ops.MatMul) or hasattr(type(value), "stands_for_product")
 
 
-def traced_linear(tracer, product: str, cell, x):
-    """The trace of a cell with a product, a weight and perhaps a bias."""
+def traced_linear(tracer, product: str, cell, x, weight):
+    """The trace of a cell with a product, this weight and perhaps a bias."""
     if not is_product(cell.product):  # it computes in another type
         tracer.refuse(type(cell))
-    y = tracer.emit(product + precision_suffix(cell.product), x, cell.weight)
+    y = tracer.emit(product + precision_suffix(cell.product), x, weight)
     return y if cell.bias is None else tracer.emit("add_bias", y, cell.bias)
 
 
@@ -85,7 +85,7 @@ class Linear(nn.Cell):
         return y
 
     def trace(self, tracer, x):
-        return traced_linear(tracer, "product_of_rows", self, x)
+        return traced_linear(tracer, "product_of_rows", self, x, self.weight)
 
 
 class Conv1D(nn.Cell):
@@ -103,7 +103,7 @@ class Conv1D(nn.Cell):
         return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
 
     def trace(self, tracer, x):
-        return traced_linear(tracer, "plain_product", self, x)
+        return traced_linear(tracer, "plain_product", self, x, self.weight)
 
 
 class Embedding(nn.Cell):

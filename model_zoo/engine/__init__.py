@@ -36,7 +36,7 @@ from model_zoo.engine.cells import available, precision_suffix, stored_rows
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
-from model_zoo.engine.packing import packing_kernels, unpacking
+from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
 from model_zoo.engine.plain_products import Rounded, Widened
 from model_zoo.engine.run import MemoryProfile, fuse_layers, memory_profile
 from model_zoo.engine.speed import bf16_speedup, describe_bf16, no_bf16, product_rates
@@ -59,6 +59,8 @@ __all__ = [
     "logit_bytes",
     "memory_profile",
     "no_bf16",
+    "packed_product",
+    "packed_words",
     "packing_kernels",
     "precision_suffix",
     "product_rates",

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
-from mindspore import ops
+from mindspore import Tensor, ops
 
 from model_zoo.engine.build import NoCompiler, library
+
+STORAGES = {"int8": 3, "codes": 4}
+"""Kinds of packed matrices by their numbers in `csrc/storage.h`."""
+
+NESTED_PARTS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 
 @functools.cache
@@ -68,13 +74,48 @@ def dequantize_rows(codes, most):
     return out
 
 
+def packed_layout(kind: str, parts: Collection[str]) -> tuple[int, tuple[str, ...]]:
+    """A packed matrix as `program.c` reads it: the number of its storage, and which part stands at each place, "" for
+    none.
+
+    Args:
+        kind: ``int8``, or any whose codes are looked up in a map.
+        parts: their names in `model_zoo.quantization.storage.Storage.parts`.
+    """
+    factors, double = "SCB" if kind == "int8" else "absmax", "nested_absmax" in parts
+    names = "weight", "" if double else factors, "quant_map", factors if double else "", *NESTED_PARTS, "zeros"
+    return STORAGES["int8" if kind == "int8" else "codes"], tuple(name if name in parts else "" for name in names)
+
+
+def packed_words(kind: str, block: int, shape: tuple[int, int], parts: list[str], turned: bool, bf16: bool):
+    """What ``packed_product`` is told of a matrix ``(out, in)``, whose parts are its operands from the third on."""
+    storage, names = packed_layout(kind, parts)
+    places = [2 + parts.index(name) if name else -1 for name in names]
+    return Tensor(np.array([*shape, turned, bf16, storage, block, *places], np.int32))
+
+
+def by_shape(name: str, shape):
+    """A C function as an operator with a float32 output of the shape that `shape` gives for the inputs' shapes."""
+
+    def dtypes(*given):
+        return ms.float32
+
+    return ops.Custom(f"{library()}:{name}", out_shape=shape, out_dtype=dtypes, func_type="aot")
+
+
 def unpacking(name: str, shape: tuple[int, int]):
     """The C function ``unpack_codes`` or ``unpack_rows`` as an operator that gives a matrix of this shape."""
 
     def shapes(*given):
         return list(shape)
 
-    def dtypes(*given):
-        return ms.float32
+    return by_shape(name, shapes)
 
-    return ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
+
+def packed_product(width: int):
+    """The C function ``packed_product`` as an operator that gives rows of this width."""
+
+    def shapes(x, *others):
+        return [x[0], width]
+
+    return by_shape("packed_product", shapes)

@@ -26,17 +26,13 @@ from mindspore import Parameter, nn
 
 from model_zoo.engine.ir import OPERAND, Buffer, Instruction, NotTraceable, Packed, Scaled, Value
 from model_zoo.engine.ops import OPS, STORED
+from model_zoo.engine.packing import packed_layout
 
 AROUND_TABLES = 5
 """What a layer's ``construct`` takes beside cosines and sines: itself, the stream, start, end and key mask."""
 
 PLAIN = (ms.float32, ms.int32)
 """Types of weights, and of keys."""
-
-STORAGES = {"int8": 3, "codes": 4}
-"""Kinds of packed matrices by their numbers in `csrc/storage.h`."""
-
-NESTED_PARTS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 _patching = threading.RLock()
 
@@ -124,12 +120,9 @@ class Tracer(abc.ABC):
             shape: ``(out, in)``.
             parts: by their names in `model_zoo.quantization.storage.Storage.parts`.
         """
-        double = "nested_absmax" in parts
-        factors = "SCB" if kind == "int8" else "absmax"
-        names = "weight", not double and factors, "quant_map", double and factors, *NESTED_PARTS, "zeros"
         types = ms.uint8, ms.int8, ms.float32
+        storage, names = packed_layout(kind, parts)
         operands = tuple(self.parameter(parts[name], types) if name in parts else None for name in names)
-        storage = STORAGES["int8" if kind == "int8" else "codes"]
         return Value(shape, OPERAND, packed=Packed(storage, block, operands), tracer=self)
 
     def emit(self, name: str, *inputs: Value | Parameter, outputs=None, **numbers) -> Value:

@@ -1,8 +1,8 @@
 """A frozen projection whose weight is stored in 8 or 4 bits.
 
 The plain path, which is the reference and what runs on a device: the matrix is unpacked by MindSpore's operators for
-each product and not kept; the backward pass, which has a gradient of the input alone, unpacks it again. Where layers
-are one operator (`model_zoo.engine`), products read the packed weight itself.
+each product and not kept; the backward pass, which has a gradient of the input alone, unpacks it again. Kernels in C
+(`model_zoo.engine`) read the packed weight itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-from model_zoo.engine import precision_suffix, unpacking
+from model_zoo.engine import packed_product, packed_words, precision_suffix, unpacking
 from model_zoo.errors import InputError
-from model_zoo.layers import Conv1D, Linear
+from model_zoo.layers import Conv1D, Linear, is_product, traced_linear
 from model_zoo.quantization import codec
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage, part_name
 
@@ -84,20 +84,36 @@ class Unpack(nn.Cell):
 
 
 class PackedProduct(nn.Cell):
-    """``x·Wᵀ`` for x ``(N, in)`` and the parts of W, which is unpacked here and, for the gradient of x, again.
+    """``x·Wᵀ`` for x ``(N, in)`` and the parts of W, which a kernel reads as they are; without one, or in half
+    precision, W is unpacked here and, for the gradient of x, again.
 
     There is no gradient of W.
     """
 
     def __init__(self, storage: Storage, shape: tuple[int, int]):
         super().__init__()
-        self.unpack = Unpack(storage, shape)
+        self.unpack, self.form = Unpack(storage, shape), storage
         self.product, self.product_back = ops.MatMul(transpose_b=True), ops.MatMul()
+        self.fast, self.kernels, self.words = False, (), ()
+
+    def choose_kernel(self, native: bool) -> None:
+        """As `Unpack.choose_kernel`."""
+        self.fast = native and is_product(self.product)
+        if self.fast:
+            (out, into), form = self.unpack.shape, self.form
+            told = form.kind, form.block, (out, into), list(form.parts((out, into)))
+            bf16 = precision_suffix(self.product) != ""
+            self.kernels = packed_product(out), packed_product(into)
+            self.words = packed_words(*told, True, bf16), packed_words(*told, False, bf16)
 
     def construct(self, x, parts):
+        if self.fast and x.dtype == ms.float32:
+            return self.kernels[0](x, self.words[0], *parts)
         return self.product(x, self.unpack(parts).astype(x.dtype))
 
     def bprop(self, x, parts, out, dout):
+        if self.fast and dout.dtype == ms.float32:
+            return self.kernels[1](dout, self.words[1], *parts), parts
         again = (late(parts[0], dout), *parts[1:])
         return self.product_back(dout, self.unpack(again).astype(dout.dtype)), parts
 
@@ -134,8 +150,7 @@ class QuantizedLinear(Linear):
         return y
 
     def trace(self, tracer, x):
-        y = tracer.emit("product_of_rows" + precision_suffix(self.product), x, self.traced_matrix(tracer))
-        return y if self.bias is None else tracer.emit("add_bias", y, self.bias)
+        return traced_linear(tracer, "product_of_rows", self, x, self.traced_matrix(tracer))
 
     def traced_matrix(self, tracer):
         """W as kernels read it."""

@@ -12,6 +12,7 @@ from adapters.apply import trainable_parameters
 from model_zoo.engine import Rounded, Widened, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
+from model_zoo.quantization.cells import PackedProduct
 from model_zoo.storage import widen_trained
 from pet.train.base_dropout import attach_dropout
 
@@ -136,6 +137,7 @@ ROUNDED = {
     Linear: ("product",),
     Conv1D: ("product",),
     nn.Dense: ("matmul",),
+    PackedProduct: ("product", "product_back"),
     AttentionCore: ("scores", "values"),
 }
 """Cells whose products are rounded on a CPU, and by what names they have them."""

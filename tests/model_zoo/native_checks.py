@@ -278,7 +278,7 @@ def packed_weights(kernels):
             if form.zeros:
                 arrays["zeros"] = (np.arange(-(-out * into // form.block)) % 16).astype(np.uint8)
             wide = np.ascontiguousarray(codec.dequantize(form, arrays, shape))
-            for rows, turned in itertools.product((1, 3, 14, 100), (1, 0)):
+            for rows, turned in itertools.product((0, 1, 3, 14, 100), (1, 0)):
                 depth, columns = (into, out) if turned else (out, into)
                 a, found = numbers(rows, depth, seed=1), []
                 for right in (matrix_of(arrays, form, shape), Matrix(wide.ctypes.data, into)):

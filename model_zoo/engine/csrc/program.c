@@ -147,3 +147,14 @@ PET_KERNEL(program) {
     }
     return 0;
 }
+
+/* x (N, K); int32: rows and columns of W, whether it is turned, whether factors are rounded to bfloat16, and W as `packed`
+ * takes it; its parts → x·Wᵀ (N, rows), or x·W (N, columns) */
+PET_KERNEL(packed_product) {
+    const int32_t *words = params[1];
+    struct matrix of = packed(words + 4, params, words[0], words[1]);
+    float *out = params[count - 1];
+    int how = words[3] ? IN_BF16 : 0;
+    return words[2] ? product_by_rows(params[0], of, out, shapes[0][0], words[0], words[1], how)
+                    : product_by_depth(params[0], of, out, shapes[0][0], words[1], words[0], how);
+}

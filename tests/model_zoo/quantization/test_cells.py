@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from model_zoo.engine import set_kernels
+from model_zoo.engine import available, no_bf16, set_kernels
 from model_zoo.errors import InputError
+from model_zoo.graph import Graph
 from model_zoo.layers import Conv1D, Linear
 from model_zoo.quantization import Storage, codec
-from model_zoo.quantization.cells import is_quantized, quantize_cell
+from model_zoo.quantization.cells import Unpack, is_quantized, quantize_cell
+from pet.train.precision import set_precision
 
 STORAGES = [Storage("nf4"), Storage("fp4", 32, True), Storage("nf4", 64, True), Storage("int8"), Storage("int4", 32)]
 
@@ -54,6 +56,52 @@ def test_the_plain_path_is_that_of_the_unpacked_matrix(storage, way):
             np.testing.assert_allclose(gradient.asnumpy(), 2 * right @ matrix, atol=2e-5)
     finally:
         ms.set_context(mode=before)
+
+
+class Output(nn.Cell):
+    """The sum of the squares of an output, and the output."""
+
+    runs_fast = True
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def construct(self, x):
+        y = self.cell(x)
+        return (y * y).sum(), y
+
+
+@pytest.mark.skipif(not available(), reason="there are no C kernels here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_a_kernel_reads_it_as_it_is(storage, precision, monkeypatch):
+    """Outside of programs, as in the shares of a parallel group, too: to the bits of the unpacked matrix, which is
+    never there; of few rows to rounding."""
+    if precision == "bf16" and no_bf16():
+        pytest.skip(no_bf16())
+    cell, wide = packed(storage, (40, 96)), Linear(96, 40)
+    wide.weight.set_data(Tensor(cell.dequantized()))
+    monkeypatch.delattr(Unpack, "construct")
+    for rows in (20, 3):
+        found = []
+        x = Tensor(np.random.default_rng(rows).standard_normal((rows, 96)).astype(np.float32))
+        for one in (cell, wide):
+            model = Output(one)
+            set_precision(model, precision)
+            (_, y), gradient = Graph(ms.value_and_grad(model, 0, has_aux=True))(x)
+            found.append((y.asnumpy(), gradient.asnumpy()))
+        for mine, right in zip(*found, strict=True):
+            assert np.array_equal(mine, right) if rows == 20 else np.allclose(mine, right, atol=1e-5)
+
+
+def test_half_precision_is_not_that_of_the_kernel():
+    cell = packed(Storage("nf4"), (40, 96))
+    x = np.random.default_rng(1).standard_normal((20, 96)).astype(np.float32)
+    right, model = x @ cell.dequantized().T, Output(cell)
+    for precision, low, high in (("fp16", 1e-5, 5e-3), ("fp32", 0.0, 5e-6)):
+        set_precision(model, precision)
+        assert low <= np.abs(Graph(model)(Tensor(x))[1].asnumpy() - right).max() < high
 
 
 def test_parameters_are_named_as_in_bitsandbytes_files():
