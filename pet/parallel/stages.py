@@ -15,6 +15,7 @@ from mindspore import nn, ops
 
 from adapters.registry import registry
 from model_zoo.errors import InputError
+from model_zoo.layers import weights_of
 from pet.parallel.mesh import Mesh
 from pet.parallel.specs import TIED, check_whole, place_of, stage_layers
 from pet.parallel.split import mark
@@ -104,4 +105,4 @@ def replace(model: nn.Cell, path: str, cell: nn.Cell) -> None:
 
 def _size(cell: nn.Cell, expand: bool = True) -> int:
     """Numbers in a cell's parameters, of a packed weight those that it stands for: as plans count them."""
-    return sum(getattr(one, "weights", int(one.size)) for one in cell.get_parameters(expand))
+    return sum(weights_of(one) for one in cell.get_parameters(expand))
