@@ -187,7 +187,7 @@ def four_bits(path: str, kind: str, infos: Mapping[str, Any], read: Read) -> Pac
         if double and (state["nested_blocksize"] != NESTED_BLOCK or not math.isfinite(offset)):
             raise ValueError(f"nested_blocksize is {shown(state['nested_blocksize'])}, nested_offset {offset}")
         storage = Storage(kind, block, double)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # InputError is a ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:  # InputError is a ValueError
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{name}: no quant_state of bitsandbytes: {what}") from None
     parts = storage.parts(shape)

@@ -171,6 +171,12 @@ def test_a_damaged_matrix_is_one_clear_line(fixtures, tmp_path, tensors, words):
     assert "\n" not in str(error.value) and str(directory) in str(error.value)
 
 
+@pytest.mark.parametrize("offset", [10**400, float("inf"), "x", None], ids=["huge", "infinite", "text", "none"])
+def test_an_offset_of_factors_that_is_no_number_is_refused(fixtures, tmp_path, offset):
+    with pytest.raises(InputError, match="no quant_state of bitsandbytes"):
+        Checkpoint(changed(fixtures, tmp_path, "nf4_double", **{STATE: state(nested_offset=offset)}))
+
+
 def test_int8_without_its_factors_is_refused(fixtures, tmp_path):
     with pytest.raises(InputError, match="its quant_state or SCB is missing"):
         Checkpoint(changed(fixtures, tmp_path, "int8", **{"model.layers.1.mlp.up_proj.SCB": None}))
