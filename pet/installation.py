@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+
+from model_zoo.errors import InputError
 
 OURS = "part of mindspore-pet"
 
@@ -25,6 +29,24 @@ def foreign_adapters() -> str | None:
         f"the package 'adapters' {found} (AdapterHub's has this name): install mindspore-pet into an environment of "
         "its own, or pip uninstall adapters and then pip install --force-reinstall --no-deps mindspore-pet"
     )
+
+
+def needed(package: str, extra: str, purpose: str) -> ModuleType:
+    """An optional package.
+
+    Args:
+        package: what is imported.
+        extra: the extra of mindspore-pet that brings it.
+        purpose: what needs it, as the error says.
+
+    Raises:
+        InputError: it is not installed; says how to get it.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        what = f"package {package.partition('.')[0]}"
+        raise InputError(f"{purpose} needs the {what}: pip install 'mindspore-pet[{extra}]'") from error
 
 
 def on_cpu() -> bool:

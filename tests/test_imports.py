@@ -20,7 +20,7 @@ ROOMS = {
     "launching": ("pet/interrupts.py", "pet/launching"),
     "recipe": ("pet/recipe", "pet/run_directory.py"),
     "data": ("pet/data",),
-    "models": ("pet/text_generation.py", "pet/export.py", "pet/quantize.py", "pet/meta_model.py"),
+    "models": ("pet/text_generation.py", "pet/export.py", "pet/gguf", "pet/quantize.py", "pet/meta_model.py"),
     "train": ("pet/train",),
     "parallel": ("pet/parallel",),
     "planning": ("pet/planning", "pet/info.py"),

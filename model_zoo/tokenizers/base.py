@@ -29,6 +29,7 @@ class Tokenizer(ABC):
         eos_token_ids: All ids that end an answer, ``eos_token_id`` first.
         vocab_size: Number of ids, control tokens included. A model's own vocabulary is often padded beyond it.
         prompt_style: Name of the chat format used by ``prompt`` and ``example``.
+        chat_template: The model's own chat template, a Jinja text; empty where its files hold none.
     """
 
     #: name written as ``tokenizer_class``; what other tools look for
@@ -68,6 +69,7 @@ class Tokenizer(ABC):
         self._files = dict(files)
         self._settings = dict(settings or {})
         self._before, self._after = list(before), list(after)
+        self.chat_template = chat_template
         self._control = {}
         for name, number in self.special_tokens.items():
             self._control.setdefault(number, name)
@@ -107,6 +109,11 @@ class Tokenizer(ABC):
     def own_settings(self) -> dict:
         """Settings of this family that ``tokenizer_config.json`` must hold for it to load the same again."""
         return {}
+
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """Control tokens that ``encode`` puts before and after a text."""
+        return list(self._before), list(self._after)
 
     def call_tokens(self) -> tuple[list[int], list[int]]:
         """Control tokens that ``__call__`` puts before and after a text."""

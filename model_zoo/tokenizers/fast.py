@@ -97,6 +97,10 @@ class FastTokenizer(Tokenizer):
             prompt_style=prompt_style,
         )
 
+    def description(self) -> dict:
+        """What tokenizer.json says."""
+        return parse_json(self._files["tokenizer.json"], self.source)
+
     def encode_text(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
 

@@ -66,6 +66,10 @@ class GLM4Tokenizer(FastTokenizer):
         self._setup(description, str(vocab_file), sources, prompt_style, settings, files)
         self._before, self._after = [self.token_to_id("[gMASK]"), self.token_to_id("<sop>")], []
 
+    def description(self) -> dict:
+        ranks = self._files.get("tokenizer.model")
+        return super().description() if ranks is None else _describe(parse_ranks(ranks, self.source))
+
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GLM4Tokenizer:
         name = "tokenizer.json" if files.has("tokenizer.json") else "tokenizer.model"

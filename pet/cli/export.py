@@ -1,22 +1,31 @@
-"""``pet export``: the result of a run, or of one of its checkpoints, exported for sharing."""
+"""``pet export``: the result of a run, one of its checkpoints, or any adapter or model, for sharing and serving."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, nearest
+from pet.cli.chat_session import base_of
 from pet.cli.parser import Parser
+from pet.files import atomic_directory
+from pet.names import find_model
 from pet.train.checkpoint import checkpoints, path_of
 
 EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
     ("pet export output/glm_lora --output best_adapter --best", "the adapter of the best evaluation"),
     ("pet export output/glm_lora --output my_model --merged --dtype bfloat16", "a plain checkpoint with it merged in"),
+    ("pet export output/llama_lora --format gguf --output my_model.gguf", "one file for llama.cpp, with it merged in"),
+    ("pet export output/llama_lora --format gguf-lora --output my_lora.gguf", "the adapter alone, for llama.cpp"),
+    ("pet export llama_tiny --format gguf --dtype q8_0 --output base.gguf", "a base for it, in 8 bits"),
 ]
 
 
@@ -49,47 +58,145 @@ def check_whole(result: Path) -> None:
             pass
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Copy or merge."""
-    parser = Parser("pet export", "Export the result of a run for sharing.", EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument("--output", required=True, metavar="DIR", help="output directory; must be empty or absent")
-    parser.add_argument("--best", action="store_true", help="export the best evaluation's step instead of the last")
-    parser.add_argument("--step", type=int, metavar="N", help="export the checkpoint of this step")
-    parser.add_argument("--merged", action="store_true", help="export the base with the adapter merged in")
-    parser.add_argument("--dtype", help="of a merged model: float32, float16 or bfloat16; default: as stored")
-    options = parser.read(arguments)
-    run, output = Path(options.run), Path(options.output)
-    if options.best and options.step is not None:
-        raise InputError("--best and --step: give one of them")
-    if options.dtype and not options.merged:
-        raise InputError("--dtype: has no effect without --merged")
-    if not (run / "recipe.yaml").is_file():
-        raise InputError(f"{run}: holds no recipe.yaml, so it is no run directory")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output}: is there already; give another directory")
-    from pet.recipe.loading import load
+class Source(NamedTuple):
+    """What is exported.
 
-    recipe = load(run / "recipe.yaml", check_files=False)
-    result = find_result(run, options.best, options.step)
-    if options.merged:
-        if result.name != "adapter":
-            raise InputError(f"{run}: every weight was trained, so there is no adapter to merge; leave out --merged")
-        from pet.export import merge_checkpoint
-        from pet.names import find_model
+    Attributes:
+        result: an adapter or a model directory.
+        base: the base that an adapter belongs on, as it is called.
+        name: for messages and inside files.
+        run: the run directory that it comes from, and None for another directory.
+    """
 
-        print(merge_checkpoint(find_model(recipe.model.path), result, output, dtype=options.dtype))
-        return 0
-    from pet.files import atomic_directory
+    result: Path
+    base: str | None
+    name: str
+    run: Path | None = None
 
-    check_whole(result)
+    @property
+    def adapter(self) -> bool:
+        return (self.result / "adapter_config.json").is_file()
+
+    def needs_adapter(self, asked: str) -> None:
+        if not self.adapter:
+            whole = f"{self.run}: every weight was trained" if self.run else f"{self.result}: is a model"
+            raise InputError(f"{whole}, so there is no adapter to {asked}")
+
+
+def find_source(options: argparse.Namespace) -> Source:
+    """The source that a command line names.
+
+    Raises:
+        InputError: nothing that can be exported lies there.
+    """
+    given = Path(options.source)
+    if (given / "recipe.yaml").is_file():
+        from pet.recipe.loading import load
+
+        recipe = load(given / "recipe.yaml", check_files=False)
+        result = find_result(given, options.best, options.step)
+        return Source(result, options.base or recipe.model.path, recipe.name, given)
+    if options.best or options.step is not None:
+        raise InputError(f"{given}: holds no recipe.yaml, so it is no run directory, and has no steps to choose from")
+    if (given / "adapter_config.json").is_file():
+        return Source(given, options.base or base_of(given, "--base"), given.resolve().name)
+    if options.format in PLAIN:
+        raise InputError(f"{given}: holds no recipe.yaml, so it is no run directory, and no adapter_config.json either")
+    return Source(find_model(options.source), None, given.name)
+
+
+def export_adapter(source: Source, options: argparse.Namespace, output: Path) -> str:
+    """The directory as it is, with the base's name in it."""
+    check_whole(source.result)
     with atomic_directory(output) as stage:
-        shutil.copytree(result, stage, dirs_exist_ok=True)
+        shutil.copytree(source.result, stage, dirs_exist_ok=True)
         config = stage / "adapter_config.json"
         if config.is_file():
             values = read_json(config)
             # so that whoever gets the adapter knows what it belongs on
-            values["base_model_name_or_path"] = values.get("base_model_name_or_path") or recipe.model.path
+            values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
             config.write_text(json.dumps(values, indent=2))
-    print(f"{output}: {result.name} of {recipe.name}, from {result}")
+    return f"{output}: {source.result.name} of {source.name}, from {source.result}"
+
+
+def export_merged(source: Source, options: argparse.Namespace, output: Path) -> str:
+    """The base with the adapter merged in, as a checkpoint."""
+    from pet.export import merge_checkpoint
+
+    source.needs_adapter("merge; leave out --merged")
+    return str(merge_checkpoint(find_model(source.base), source.result, output, dtype=options.dtype))
+
+
+def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> str:
+    """One file for llama.cpp; an adapter is merged into it."""
+    from pet.gguf.model import type_name, write_model
+
+    dtype = type_name(options.dtype or "float16")
+    if not source.adapter:
+        return write_model(source.result, output, dtype, source.name)
+    from pet.export import merge_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}", dir=output.parent) as merged:
+        merge_checkpoint(find_model(source.base), source.result, merged)
+        return write_model(merged, output, dtype, source.name)
+
+
+def export_gguf_lora(source: Source, options: argparse.Namespace, output: Path) -> str:
+    """The adapter as llama.cpp takes it."""
+    from pet.gguf.adapter import write_adapter
+
+    source.needs_adapter("write for llama.cpp; --format gguf writes the model")
+    return write_adapter(source.result, find_model(source.base), output)
+
+
+FORMATS: dict[str, Callable[[Source, argparse.Namespace, Path], Any]] = {
+    "adapter": export_adapter,
+    "merged": export_merged,
+    "gguf": export_gguf,
+    "gguf-lora": export_gguf_lora,
+}
+PLAIN = ("adapter", "merged")
+"""Formats that need a run or an adapter; the others take a model as well."""
+WITH_TYPE = ("merged", "gguf")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Copy, merge or convert."""
+    parser = Parser("pet export", "Export the result of a run for sharing or serving.", EXAMPLES)
+    parser.add_argument(
+        "source", metavar="RUN", help="a run directory; or an adapter's; or, for --format gguf, a checkpoint"
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="PATH", help="output directory, or GGUF file; must be empty or absent"
+    )
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="adapter (default): the result as it is; merged: the base with the adapter merged in; gguf: that as one "
+        "file for llama.cpp; gguf-lora: the adapter for llama.cpp",
+    )
+    parser.add_argument("--best", action="store_true", help="export the best evaluation's step instead of the last")
+    parser.add_argument("--step", type=int, metavar="N", help="export the checkpoint of this step")
+    parser.add_argument("--merged", action="store_true", help="the same as --format merged")
+    parser.add_argument("--base", help="the adapter's base, where the run or the adapter names another one")
+    parser.add_argument(
+        "--dtype",
+        help="of a merged model: float32, float16 or bfloat16 (default: as stored); of a GGUF file also q8_0 (default: "
+        "float16)",
+    )
+    options = parser.read(arguments)
+    if options.merged and options.format not in (None, "merged"):
+        raise InputError(f"--merged and --format {options.format}: give one of them")
+    options.format = options.format or ("merged" if options.merged else "adapter")
+    if options.format not in FORMATS:
+        raise InputError(f"--format {options.format!r} is not known{nearest(options.format, FORMATS)}")
+    if options.best and options.step is not None:
+        raise InputError("--best and --step: give one of them")
+    if options.dtype and options.format not in WITH_TYPE:
+        raise InputError("--dtype: has no effect without --merged or --format gguf")
+    output = Path(options.output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
+        raise InputError(f"--output {output}: is there already; give another place")
+    source = find_source(options)
+    print(FORMATS[options.format](source, options, output))
     return 0

@@ -6,13 +6,12 @@ tokens, because neither package's default knows that Chinese has no spaces.
 
 from __future__ import annotations
 
-import importlib
 import re
 import unicodedata
 from collections.abc import Sequence
 
 from model_zoo import progress
-from model_zoo.errors import InputError
+from pet.installation import needed
 
 # A Chinese, Japanese or Korean character is a token of its own; letters and digits form words; the rest is dropped.
 _CJK = "㐀-䶿一-鿿豈-﫿぀-ヿㇰ-ㇿ가-힯𠀀-𯨟"
@@ -33,10 +32,7 @@ class Tokenizer:
 
 def need(package: str, metric: str):
     """The package, or an error that says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(f"eval.metrics: {metric} needs more packages: pip install 'mindspore-pet[report]'") from error
+    return needed(package, "report", f"eval.metrics: {metric}")
 
 
 def check_available(metrics: Sequence[str]) -> None:
