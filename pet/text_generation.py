@@ -44,7 +44,7 @@ class TextGeneration:
 
             load_adapter(model, adapter)
         self.model, self.tokenizer, self.batch_size, self.defaults = model, tokenizer, batch_size, defaults
-        self.chat = tokenizer.prompt_style != "plain" if chat is None else chat
+        self.chat = tokenizer.chats if chat is None else chat
 
     def __call__(self, text: str | Sequence[str], **settings) -> list[dict[str, list[str]]]:
         """The texts with their continuations, or for a chat prompt the answers alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.base import Tokenizer, extra_tokens
+from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
 from model_zoo.tokenizers.fast import FastTokenizer, parse_description
@@ -11,6 +11,7 @@ from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, re
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
+from model_zoo.tokenizers.special import extra_tokens
 
 
 class AutoTokenizer:

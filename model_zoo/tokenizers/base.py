@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from model_zoo.ends import listed_ends
-from model_zoo.errors import InputError, nearest, shown
+from model_zoo.errors import InputError, nearest
+from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
+from model_zoo.tokenizers.special import named_token
 from model_zoo.tokenizers.streaming import StreamDecoder
+
+TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""The tokens that a chat template may name."""
 
 
 class Tokenizer(ABC):
@@ -29,13 +33,16 @@ class Tokenizer(ABC):
         eos_token_ids: All ids that end an answer, ``eos_token_id`` first.
         vocab_size: Number of ids, control tokens included. A model's own vocabulary is often padded beyond it.
         prompt_style: Name of the chat format used by ``prompt`` and ``example``.
-        chat_template: The model's own chat template, a Jinja text; empty where its files hold none.
+        chat_template: The model's own chat template, a Jinja text; empty where its files hold none. ``prompt`` and
+            ``example`` use it unless a prompt style is asked for, by argument or in tokenizer_config.json.
     """
 
     #: name written as ``tokenizer_class``; what other tools look for
     class_name = "PreTrainedTokenizerFast"
     #: chat format where the files do not say otherwise
     default_style = "plain"
+    #: whether a chat template of the files is used; ChatGLM's published code builds prompts without theirs
+    takes_template = True
     #: codec error handler for bytes that are no UTF-8
     undecodable = "replace"
     #: how many spaces at the start of the first piece belong to the algorithm and not to the text
@@ -69,27 +76,30 @@ class Tokenizer(ABC):
         self._files = dict(files)
         self._settings = dict(settings or {})
         self._before, self._after = list(before), list(after)
-        self.chat_template = chat_template
         self._control = {}
         for name, number in self.special_tokens.items():
             self._control.setdefault(number, name)
 
         chosen = prompt_style or self._settings.get("prompt_style")
+        self._styled = chosen is not None
         if chosen is None:
             chosen = self.default_style
             if chosen == "plain":
-                recognised = recognise_style(chat_template, self.special_tokens)
-                if recognised is None and chat_template:
-                    warnings.warn(
-                        f"{source}: the chat template is of no known style; prompts are plain text "
-                        f"(prompt_style can be one of {', '.join(STYLES)})",
-                        stacklevel=3,
-                    )
-                chosen = recognised or chosen
+                chosen = recognise_style(chat_template, self.special_tokens) or chosen
         self.prompt_style = check_style(chosen, self.special_tokens, source)
         named = [self.special_tokens[name] for name in STYLES[chosen].stops if name in self.special_tokens]
         every = [number for number in [eos, *named, *stops] if number is not None]
         self.eos_token_ids = list(dict.fromkeys(every))
+        self._stops = [self._control[number] for number in [*named, *every] if number in self._control]
+        self._set_template(chat_template, source)
+
+    def _set_template(self, text: str, source: str) -> None:
+        self.chat_template, self._template = text, None
+        if text and self.takes_template and not self._styled:
+            ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
+            names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
+            given = {key: name for key, name in names.items() if name}
+            self._template = ChatTemplate(text, source, self.special_tokens, self._stops, given, self.adds_space)
 
     # ---- what a subclass gives ----
 
@@ -171,19 +181,51 @@ class Tokenizer(ABC):
         """The text of a control token; None for an ordinary one."""
         return self._control.get(token_id)
 
-    def prompt(self, messages) -> list[int]:
+    @property
+    def chats(self) -> bool:
+        """Whether there is a form for questions and answers, so that a prompt is more than the bare text."""
+        return self._template is not None or self.prompt_style != "plain"
+
+    def with_chat_template(self, text: str, source: str) -> Tokenizer:
+        """The same tokenizer with another chat template, which is saved with it; ``source`` names it in errors."""
+        other = copy.copy(self)
+        other._styled, other.takes_template = False, True
+        other._settings = {key: one for key, one in self._settings.items() if key != "prompt_style"}
+        other._settings["chat_template"] = text
+        other._files = {name: data for name, data in self._files.items() if name != "chat_template.jinja"}
+        other._set_template(text, source)
+        return other
+
+    def prompt(self, messages, tools: list | None = None, enable_thinking: bool | None = None) -> list[int]:
         """Ids of a conversation, ready for the model to answer.
 
         Args:
-            messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``, ending with the user.
+            messages: ``[{"role": "system"|"user"|"assistant", "content": str}, …]``, ending with the user. A chat
+                template may take other roles (``tool``) and more in a message (``tool_calls``).
+            tools: JSON schemas of functions, for a chat template that has a place for them.
+            enable_thinking: For a chat template with such a switch; None leaves it as the template has it.
 
         Raises:
-            InputError: On empty messages, an unknown role or a wrong order.
+            InputError: On empty messages, an unknown role or a wrong order, or a chat template that cannot be rendered.
         """
-        talk = check_messages(messages, answered=False)
-        return [number for part in STYLES[self.prompt_style].render(talk) for number, _ in self._part_ids(part)]
+        options = {"tools": tools, "enable_thinking": enable_thinking}
+        if self._template is not None:
+            parts = self._template.prompt(messages, options)
+        else:
+            parts = STYLES[self.prompt_style].render(self._checked(messages, options, answered=False))
+        return [number for part in parts for number, _ in self._part_ids(part)]
 
-    def example(self, messages, train_on: str = "answers") -> tuple[list[int], list[bool]]:
+    def _checked(self, messages, options: dict, answered: bool):
+        for name, value in options.items():
+            if value is not None and value != []:
+                raise InputError(
+                    f"{self.source}: the prompt style {self.prompt_style!r} has no place for {name}; templates have"
+                )
+        return check_messages(messages, answered)
+
+    def example(
+        self, messages, train_on: str = "answers", tools: list | None = None, enable_thinking: bool | None = None
+    ) -> tuple[list[int], list[bool]]:
         """A finished conversation as a training example.
 
         Args:
@@ -191,6 +233,7 @@ class Tokenizer(ABC):
             train_on: ``"answers"``: every answer; ``"last"``: the last one; ``"all"``: every token. A style whose
                 context is read in both directions (ChatGLM-6B) can only learn the last answer: ``"answers"`` means
                 ``"last"`` there and ``"all"`` is refused.
+            tools, enable_thinking: As in :meth:`prompt`.
 
         Returns:
             The ids, and for each id whether it is a label. Labels of an answer are its tokens and its end token.
@@ -200,21 +243,23 @@ class Tokenizer(ABC):
         """
         if train_on not in TRAIN_ON:
             raise InputError(f"train_on: unknown value {train_on!r}{nearest(train_on, TRAIN_ON)}")
-        style = STYLES[self.prompt_style]
+        style, options = STYLES[self.prompt_style], {"tools": tools, "enable_thinking": enable_thinking}
         if train_on == "all" and style.two_way:
             raise InputError(
                 f"train_on: 'all' is impossible with the {self.prompt_style!r} style, whose context is read in both "
                 "directions; use 'answers' or 'last'"
             )
-        talk = check_messages(messages, answered=True)
-        last = len(talk.turns) - 1
-        ids: list[int] = []
-        trained: list[bool] = []
-        for part in style.render(talk):
-            for number, answer in self._part_ids(part):
-                ids.append(number)
-                trained.append(train_on == "all" or (answer is not None and (train_on == "answers" or answer == last)))
-        return ids, trained
+        if self._template is not None:
+            parts = self._template.example(messages, options, train_on)
+        else:
+            parts = style.render(self._checked(messages, options, answered=True))
+        found = [pair for part in parts for pair in self._part_ids(part)]
+        last = max((answer for _, answer in found if answer is not None), default=None)
+        trained = [
+            train_on == "all" or (answer is not None and (train_on == "answers" or answer == last))
+            for _, answer in found
+        ]
+        return [number for number, _ in found], trained
 
     def __call__(
         self,
@@ -290,7 +335,8 @@ class Tokenizer(ABC):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}
-        settings["prompt_style"] = self.prompt_style
+        if self._template is None:
+            settings["prompt_style"] = self.prompt_style
         text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
         files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}
         for name, data in files.items():
@@ -350,29 +396,3 @@ def _padded(row: list[int], width: int, value: int, side: str) -> list[int]:
 def _one_of(name: str, value, allowed) -> None:
     if not any(value is option or (isinstance(option, str) and value == option) for option in allowed):
         raise InputError(f"{name}: unknown value {value!r} (there is: {', '.join(map(repr, allowed))})")
-
-
-def named_token(settings: dict, key: str) -> str | None:
-    """The text of ``bos_token``, ``eos_token`` … in tokenizer_config.json, where it is a string or an object."""
-    value = settings.get(key)
-    return value.get("content") if isinstance(value, dict) else value
-
-
-def extra_tokens(settings: dict) -> dict[str, int]:
-    """Control tokens that ``added_tokens_decoder`` in tokenizer_config.json declares."""
-    found = {}
-    for number, entry in (settings.get("added_tokens_decoder") or {}).items():
-        if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
-            raise InputError(
-                f"tokenizer_config.json: added_tokens_decoder: {shown(number)} is {shown(entry)}; "
-                "an id with an object that has a content was expected"
-            )
-        if entry.get("special", False):
-            found[entry["content"]] = int(number)
-    return found
-
-
-def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:
-    """End tokens that generation_config.json, or else config.json, lists, as far as they are control tokens here."""
-    known = set(special_tokens.values())
-    return [number for number in listed_ends(files.config, files.generation_config) if number in known]

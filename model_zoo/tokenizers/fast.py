@@ -6,9 +6,10 @@ import json
 import re
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.base import Tokenizer, extra_tokens, named_token, stop_ids
+from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import to_bytes
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
 SPACE = "▁"
 UNDECODABLE = "\ufffd".encode()

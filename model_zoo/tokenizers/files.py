@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import os
 from pathlib import Path
 
 from model_zoo import atomic
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 from model_zoo.field_types import TokenId, check_types
 
 # Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
@@ -68,11 +67,26 @@ class TokenizerFiles:
         return {name: read_bytes(self.directory / name) for name in COMPANIONS if self.has(name)}
 
     def chat_template(self) -> str:
-        """The chat template, in whichever of its three places it stands: used to recognise the prompt style."""
-        template = self.settings.get("chat_template") or self.text("chat_template.jinja")
+        """The chat template, in whichever of its three places it stands; the file of its own comes first.
+
+        Of named templates it is the one for tools where a conversation has any, and otherwise the default one.
+        """
+        template = self.text("chat_template.jinja") or self.settings.get("chat_template")
         if not template and self.has("chat_template.json"):
             template = self.json("chat_template.json").get("chat_template", "")
-        return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+        if isinstance(template, str) or not template:
+            return template or ""
+        named = (
+            template
+            if isinstance(template, dict)
+            else {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        )
+        default, tools = named.get("default"), named.get("tool_use")
+        if not isinstance(default, str):
+            raise InputError(
+                f"{self.directory}: its chat templates have no default one (there is: {shown(list(named))})"
+            )
+        return f"{{% if tools %}}{tools}{{% else %}}{default}{{% endif %}}" if isinstance(tools, str) else default
 
 
 def read_bytes(path) -> bytes:

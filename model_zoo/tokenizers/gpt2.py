@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.base import extra_tokens, named_token
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
 from model_zoo.tokenizers.fast import FastTokenizer, parse_description
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.special import extra_tokens, named_token
 
 END = "<|endoftext|>"
 

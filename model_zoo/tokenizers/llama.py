@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers.base import extra_tokens, named_token, stop_ids
 from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
 
 class LlamaTokenizer(SentencePieceTokenizer):

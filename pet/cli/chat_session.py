@@ -28,7 +28,10 @@ def add_chat_session(parser: Parser) -> None:
     parser.add_argument("--run", metavar="DIR", help="a run directory: its model, adapter, prompts and settings")
     parser.add_argument("--no-strict", action="store_true", help="allow an adapter that was trained on another base")
     parser.add_argument("--system", help="a system message")
-    parser.add_argument("--template", help="a custom prompt template with {prompt} in it")
+    parser.add_argument("--template", help="a custom prompt template with {prompt} in it, or a Jinja file's name")
+    parser.add_argument(
+        "--thinking", action=argparse.BooleanOptionalAction, help="the thinking switch of chat templates that have one"
+    )
     parser.add_argument("--sample", action="store_true", help="sample; default: greedy decoding")
     for name, (kind, meaning) in GENERATION.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar=kind.__name__.upper(), help=meaning)
@@ -56,18 +59,27 @@ class ChatSession:
     generation: Any
     settings: Any
     adapter: str | None = None
+    _encoder: Any = None
+
+    @property
+    def encoder(self) -> Any:
+        """What makes prompts, of the settings as they are now."""
+        from pet.data.encode import Encoder
+
+        if self._encoder is None or self._encoder[0] is not self.settings:
+            self._encoder = self.settings, Encoder(self.tokenizer, self.settings)
+        return self._encoder[1]
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """The ids that the model continues. With a template only the last question counts."""
-        from pet.data.encode import Encoder
+        """The ids that the model continues. With a text as template only the last question counts."""
         from pet.data.formats import Row
 
         if self.settings.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.settings.system}, *messages]
-        if self.settings.template is not None:
+        if self.encoder.settings.template is not None:
             messages = [*(m for m in messages[:1] if m["role"] == "system"), messages[-1]]
         row = Row(path=Path("prompt"), line=1, messages=messages, prompt=messages[-1]["content"])
-        return Encoder(self.tokenizer, self.settings).prompt(row)
+        return self.encoder.prompt(row)
 
 
 def base_of(adapter: Path, option: str = "--model") -> str:
@@ -140,6 +152,8 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
 
     settings = DataSettings.of(recipe.data if recipe is not None else None)
     changes = {key: value for key in ("system", "template") if (value := getattr(options, key)) is not None}
+    if options.thinking is not None:
+        changes["enable_thinking"] = options.thinking
     settings = dataclasses.replace(settings, **changes)
     model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name)
     if adapter is not None:

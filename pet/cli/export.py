@@ -23,8 +23,6 @@ EXAMPLES = [
     ("pet export output/glm_lora --output my_adapter", "the adapter at the end, as PEFT opens it"),
     ("pet export output/glm_lora --output best_adapter --best", "the adapter of the best evaluation"),
     ("pet export output/glm_lora --output my_model --merged --dtype bfloat16", "a plain checkpoint with it merged in"),
-    ("pet export output/llama_lora --format gguf --output my_model.gguf", "one file for llama.cpp, with it merged in"),
-    ("pet export output/llama_lora --format gguf-lora --output my_lora.gguf", "the adapter alone, for llama.cpp"),
     ("pet export llama_tiny --format gguf --dtype q8_0 --output base.gguf", "a base for it, in 8 bits"),
 ]
 

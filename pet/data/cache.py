@@ -24,6 +24,7 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.atomic import locked
+from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, write_json
 
 from .dataset import Counts, TokenDataset, starts_of
@@ -38,7 +39,17 @@ log = logging.getLogger("pet.data")
 VERSION = 2
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
 # Settings that decide which samples come out; the others only arrange them.
-DECIDING = ("format", "columns", "template", "system", "train_on", "max_length", "too_long", "max_samples")
+DECIDING = (
+    "format",
+    "columns",
+    "template",
+    "enable_thinking",
+    "system",
+    "train_on",
+    "max_length",
+    "too_long",
+    "max_samples",
+)
 # What a tokenizer is asked so that a change in its code, and not only in its files, is noticed.
 PROBE = [
     {"role": "user", "content": "What's  1+1?\n你好\t"},
@@ -61,7 +72,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
         for path in sorted(Path(directory).rglob("*")):
             if path.is_file():
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(repr(tokenizer.example(PROBE)).encode())
+    try:
+        probed = repr(tokenizer.example(PROBE))
+    except InputError as error:  # a chat template may refuse it
+        probed = str(error)
+    digest.update(probed.encode())
     digest.update(repr(tokenizer.encode(PROBE[0]["content"])).encode())
     return digest.hexdigest()
 

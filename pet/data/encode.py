@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from model_zoo import progress
+from model_zoo.atomic import read_bytes
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
+from pet.recipe.fields import is_template_file
 
 from .dataset import Counts
 from .formats import Row
@@ -56,6 +58,25 @@ class Encoder:
     tokenizer: Any
     settings: DataSettings
 
+    def __post_init__(self) -> None:
+        """A Jinja file becomes the tokenizer's own template.
+
+        Raises:
+            InputError: it cannot be read, or the text of a template is wrong.
+        """
+        template = self.settings.template
+        if is_template_file(template):
+            text = read_bytes(template, "a chat template").decode("utf-8", errors="replace")
+            self.tokenizer = self.tokenizer.with_chat_template(text, template)
+            self.settings = replace(self.settings, template=None)
+        elif template is not None:
+            fill_template(template, {})
+
+    def options(self, row: Row) -> dict[str, Any]:
+        """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
+        given = {"tools": row.tools, "enable_thinking": self.settings.enable_thinking}
+        return {name: value for name, value in given.items() if value is not None}
+
     def __call__(self, rows: list[Row]) -> Encoded:
         encoded = Encoded(counts=Counts(rows=len(rows)))
         for number, row in enumerate(rows):
@@ -79,21 +100,13 @@ class Encoder:
         if row.messages is None:
             return row.text is not None and not row.text.strip()
         for messages in (row.messages, *row.others):
-            answers = [message["content"] for message in messages if message["role"] == "assistant"]
+            answers = [message for message in messages if message["role"] == "assistant"]
             learnt = answers if self.settings.train_on == "answers" else answers[-1:]
-            if not all(answer.strip() for answer in learnt):
+            if not all(answer["content"].strip() or answer.get("tool_calls") for answer in learnt):
                 return True
         return False
 
-    def check_template(self) -> None:
-        """Say what is wrong with the template before any row is read.
-
-        Raises:
-            InputError: see :func:`pet.data.template.parse_template`.
-        """
-        fill_template(self.settings.template, {})
-
-    def tokens(self, row: Row, messages: list[dict[str, str]] | None = None) -> tuple[list[int], list[bool]]:
+    def tokens(self, row: Row, messages: list[dict[str, Any]] | None = None) -> tuple[list[int], list[bool]]:
         """All ids of a row, and which are labels; not yet cut. ``messages``: one of its documents, by default the
         first."""
         messages = messages or row.messages
@@ -107,7 +120,7 @@ class Encoder:
             return head + ids + self._end(), [False] * len(head) + [True] * (len(ids) + len(self._end()))
         if self.settings.template is None:
             try:
-                ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on)
+                ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))
             except InputError as error:
                 raise InputError(f"{row.where}: {error}") from None
             return list(ids), list(trained)
@@ -115,7 +128,7 @@ class Encoder:
         answer = self.tokenizer.encode(messages[-1]["content"], add_special_tokens=False) + self._end()
         return question + answer, [self.settings.train_on == "all"] * len(question) + [True] * len(answer)
 
-    def prompt(self, row: Row, messages: list[dict[str, str]] | None = None) -> list[int]:
+    def prompt(self, row: Row, messages: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids that a model is given to answer the last question of a row.
 
         Raises:
@@ -127,7 +140,7 @@ class Encoder:
         messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if self.settings.template is None:
             try:
-                return list(self.tokenizer.prompt(messages))
+                return list(self.tokenizer.prompt(messages, **self.options(row)))
             except InputError as error:
                 raise InputError(f"{row.where}: {error}") from None
         if sum(message["role"] == "user" for message in messages) > 1:

@@ -6,20 +6,20 @@ format               columns (those in brackets may be missing)
 alpaca               instruction [input] output [history] [system]
 adgen                content summary [history] [system]
 prompt_completion    prompt, or question or query; completion, or response or answer; [history] [system]
-chat                 messages: a list of {role, content}; [system]
-sharegpt             conversations: a list of {from, value}; [system]
+chat                 messages: a list of {role, content}; [system] [tools]
+sharegpt             conversations: a list of {from, value}; [system] [tools]
 text                 text
 tokens               input_ids [labels] [attention_mask]
 ===================  =====================================================================================
 
 A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
 ``history`` is a list of pairs [question, answer]. Every row becomes either messages (an optional system message, then
-user and assistant in turn), a text, or tokens. In CSV and MindRecord a list is written as JSON in a string.
+user and assistant in turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens.
+In CSV and MindRecord a list is written as JSON in a string.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -31,12 +31,13 @@ import numpy as np
 from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
+from .messages import Wrong, check_turns, checked_text, listed, messages_of, tools_of
 from .readers import Problems, Record, find_files, read_records, type_name
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
-    "chat": {"messages": ("messages",), "system": ("system",)},
-    "sharegpt": {"messages": ("conversations", "conversation"), "system": ("system",)},
+    "chat": {"messages": ("messages",), "system": ("system",), "tools": ("tools",)},
+    "sharegpt": {"messages": ("conversations", "conversation"), "system": ("system",), "tools": ("tools",)},
     "alpaca": {"prompt": ("instruction",), "answer": ("output",), "input": ("input",)},
     "adgen": {"prompt": ("content",), "answer": ("summary",)},
     "prompt_completion": {
@@ -50,17 +51,6 @@ for _format in ("alpaca", "adgen", "prompt_completion"):
     COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 
-ROLE_NAMES = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-}
-
 
 @dataclass(slots=True)
 class Row:
@@ -69,7 +59,8 @@ class Row:
     Attributes:
         path: its file.
         line: where it begins there.
-        messages: ``[{"role": "system" | "user" | "assistant", "content": str}, …]``.
+        messages: ``[{"role": "system" | "user" | "assistant" | "tool", "content": str}, …]``.
+        tools: JSON schemas of the functions that may be called, for chat templates.
         text: raw text.
         tokens: (ids, trained) of a row that was tokenised before.
         input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
@@ -82,24 +73,21 @@ class Row:
 
     path: Path
     line: int
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, Any]] | None = None
     text: str | None = None
     tokens: tuple[list[int], list[bool]] | None = None
     input: str = ""
     prompt: str = ""
-    others: list[list[dict[str, str]]] = field(default_factory=list)
+    others: list[list[dict[str, Any]]] = field(default_factory=list)
     place: tuple[int, int] = (0, 0)
     row: int = 0
     desirable: bool = True
+    tools: list[dict[str, Any]] | None = None
 
     @property
     def where(self) -> str:
         """``file:line`` for reports."""
         return place_name(self.path, self.line, self.row)
-
-
-class _Wrong(Exception):
-    """A row that cannot be used; the message says why."""
 
 
 def read_rows(paths: str | Path | Iterable[str | Path], *, limit: int | None = None, **options: Any) -> Iterator[Row]:
@@ -158,7 +146,7 @@ def read_file(
                 for messages in (row.messages, *row.others):
                     if messages[0]["role"] != "system":
                         messages.insert(0, {"role": "system", "content": system})
-        except _Wrong as error:
+        except Wrong as error:
             problems.add(path, record.line, str(error))
             if convert is None:  # the format is unknown: every row would say so again
                 return
@@ -177,15 +165,16 @@ def _documents_of(
             found = conversations({**record.columns, **renamed})
         except (KeyError, TypeError, ValueError) as error:
             text = f"no column {error}" if isinstance(error, KeyError) else str(error)
-            raise _Wrong(text) from error
+            raise Wrong(text) from error
         if len(found) != documents:
-            raise _Wrong(f"{len(found)} documents; the objective compares {documents}")
-        every = [_messages(messages) for messages in found]
+            raise Wrong(f"{len(found)} documents; the objective compares {documents}")
+        every = [messages_of(messages) for messages in found]
         for messages in every:
-            _check_turns(messages, answers)
+            check_turns(messages, answers)
         prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
         row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place)
         row.desirable = found[0][-1].get("desirable", True)
+        row.tools = tools_of({**record.columns, **renamed}.get("tools"))
         return row
 
     return convert
@@ -206,7 +195,7 @@ def _converter(
     """Decide once for a file which column plays which role."""
     for role, name in columns.items():
         if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
-            raise _Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")
+            raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")
     if format in ("auto", "mindrecord"):
         if columns:
             roles = {role: (name,) for role, name in columns.items()}
@@ -218,7 +207,7 @@ def _converter(
                 f"{name} ({', '.join('/'.join(options) for role, options in roles.items() if role in REQUIRED)})"
                 for name, roles in COLUMNS.items()
             )
-            raise _Wrong(
+            raise Wrong(
                 f"the format is not known by these columns: {', '.join(map(repr, names)) or 'none'}; expected those of "
                 f"{known}, or data.columns to name them"
             )
@@ -255,9 +244,9 @@ def _build(
             return None
         there = next((name for name in options if name in record.columns), None)
         if there is not None:
-            raise _Wrong(f"column {there!r}: expected a string, found null")
+            raise Wrong(f"column {there!r}: expected a string, found null")
         names = " or ".join(map(repr, options))
-        raise _Wrong(f"no column {names}, which {expected} needs{nearest(options[0], record.columns)}")
+        raise Wrong(f"no column {names}, which {expected} needs{nearest(options[0], record.columns)}")
 
     def text(record: Record, role: str, required: bool = True) -> str:
         found = value(record, role, required)
@@ -265,8 +254,8 @@ def _build(
             return ""
         if not isinstance(found, str):
             name = next(name for name in roles[role] if record.columns.get(name) is found)
-            raise _Wrong(f"column {name!r}: expected a string, found {type_name(found)}")
-        return _unicode(found)
+            raise Wrong(f"column {name!r}: expected a string, found {type_name(found)}")
+        return checked_text(found)
 
     def convert(record: Record) -> Row:
         row = Row(path, record.line, place=record.place, row=record.row)
@@ -277,13 +266,13 @@ def _build(
                 value(record, "input_ids", True), value(record, "labels", False), value(record, "attention_mask", False)
             )
         else:
-            messages: list[dict[str, str]] = []
+            messages: list[dict[str, Any]] = []
             if system := text(record, "system", required=False):
                 messages.append({"role": "system", "content": system})
             if "messages" in roles:
-                messages += _messages(_listed(value(record, "messages", True), roles["messages"][0]))
+                messages += messages_of(listed(value(record, "messages", True), roles["messages"][0]))
             else:
-                for question, answer in _history(_listed(value(record, "history", False) or [], "history")):
+                for question, answer in _history(listed(value(record, "history", False) or [], "history")):
                     messages.append({"role": "user", "content": question})
                     messages.append({"role": "assistant", "content": answer})
                 row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
@@ -291,74 +280,19 @@ def _build(
                 reply = text(record, "answer", required=answers)
                 if answers or reply:
                     messages.append({"role": "assistant", "content": reply})
-            _check_turns(messages, answers)
-            row.messages = messages
+            check_turns(messages, answers)
+            row.messages, row.tools = messages, tools_of(value(record, "tools", False))
             row.prompt = row.prompt or next(m["content"] for m in reversed(messages) if m["role"] == "user")
         return row
 
     return convert
 
 
-def _listed(value: Any, name: str) -> list[Any]:
-    """A list, or the JSON of one in a string (CSV and MindRecord have no lists of objects)."""
-    if isinstance(value, str):
-        if not value.strip():
-            return []
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise _Wrong(f"column {name!r}: expected a list in JSON: {error}") from None
-    if not isinstance(value, list):
-        raise _Wrong(f"column {name!r}: expected a list, found {type_name(value)}")
-    return value
-
-
-def _messages(turns: list[Any]) -> list[dict[str, str]]:
-    messages = []
-    for number, turn in enumerate(turns, start=1):
-        if not isinstance(turn, dict):
-            raise _Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        if role is None or content is None:
-            names = ", ".join(map(repr, turn)) or "nothing"
-            raise _Wrong(f"message {number}: expected role and content (or from and value), found {names}")
-        if not isinstance(content, str):
-            raise _Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
-        if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
-            raise _Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
-        messages.append({"role": ROLE_NAMES[role.lower()], "content": _unicode(content)})
-    return messages
-
-
 def _history(turns: list[Any]) -> list[tuple[str, str]]:
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(part, str) for part in turn):
-            raise _Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
-    return [(_unicode(question), _unicode(answer)) for question, answer in turns]
-
-
-def _unicode(text: str) -> str:
-    """JSON can write half of a surrogate pair, which is no text and which no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _Wrong(f"the text holds half of a surrogate pair at character {error.start}") from None
-    return text
-
-
-def _check_turns(messages: list[dict[str, str]], answers: bool) -> None:
-    """An optional system message, then user and assistant in turn, the assistant last."""
-    roles = [message["role"] for message in messages]
-    offset = 1 if roles[:1] == ["system"] else 0
-    for number, role in enumerate(roles[offset:]):
-        wanted = "assistant" if number % 2 else "user"
-        if role != wanted:
-            before = repr(roles[offset + number - 1]) if offset + number else "the beginning"
-            raise _Wrong(f"message {offset + number + 1} is from {role!r} after {before}; expected {wanted!r}")
-    if len(roles) == offset:
-        raise _Wrong("the conversation has no messages")
-    if answers and roles[-1] != "assistant":
-        raise _Wrong(f"the conversation ends with a message from {roles[-1]!r}; expected an answer to learn from")
+            raise Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
+    return [(checked_text(question), checked_text(answer)) for question, answer in turns]
 
 
 def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
@@ -370,23 +304,23 @@ def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:
             continue
         value = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(value, list) or any(type(item) is not int for item in value):
-            raise _Wrong(f"column {name!r}: expected a list of whole numbers")
+            raise Wrong(f"column {name!r}: expected a list of whole numbers")
         whole[name] = value
         if len(value) != len(whole["input_ids"]):
-            raise _Wrong(f"column {name!r} has {len(value)} values, input_ids has {len(whole['input_ids'])}")
+            raise Wrong(f"column {name!r} has {len(value)} values, input_ids has {len(whole['input_ids'])}")
     tokens = whole["input_ids"]
     if not tokens:
-        raise _Wrong("column 'input_ids' is empty")
+        raise Wrong("column 'input_ids' is empty")
     for extreme in (min(tokens), max(tokens)):
         if not 0 <= extreme < 1 << 31:
-            raise _Wrong(f"column 'input_ids': {extreme} is no token id")
+            raise Wrong(f"column 'input_ids': {extreme} is no token id")
     labels = whole.get("labels", tokens)
     if "attention_mask" in whole:
         kept = [index for index, real in enumerate(whole["attention_mask"]) if real]
         tokens, labels = [tokens[index] for index in kept], [labels[index] for index in kept]
         if not tokens:
-            raise _Wrong("column 'attention_mask' leaves no token")
+            raise Wrong("column 'attention_mask' leaves no token")
     try:
         return tokens, learnt(tokens, labels)
     except InputError as error:
-        raise _Wrong(f"column {error}") from None
+        raise Wrong(f"column {error}") from None

@@ -43,8 +43,6 @@ def load_dataset(
     settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
     files = find_files(paths)
     encoder = Encoder(tokenizer, settings)
-    if settings.template is not None:
-        encoder.check_template()
     if settings.streaming:
         return StreamDataset(files, encoder)
     dataset = cached(_rows(files, settings), encoder, files, progress=progress)

@@ -9,7 +9,7 @@ from typing import Any
 from model_zoo.errors import InputError, nearest
 
 FORMATS = ("auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord")
-ROLES = ("prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected", "label")
+ROLES = ("prompt", "input", "answer", "system", "history", "messages", "tools", "text", "chosen", "rejected", "label")
 CHOICES = {
     "format": FORMATS,
     "train_on": ("answers", "last", "all"),
@@ -28,7 +28,9 @@ class DataSettings:
         columns: our name → the file's, for files that call their columns differently:
             ``{"prompt": "question", "answer": "reply"}``. With ``format="auto"`` only these columns are read.
         template: a prompt of the user's own in place of the model family's, ``"Question: {prompt}\\nAnswer: "``
-            (:mod:`pet.data.template`). It ends where the answer begins.
+            (:mod:`pet.data.template`). It ends where the answer begins. Or the path of a Jinja chat template, a name
+            that ends in ``.jinja``, in place of the model's own.
+        enable_thinking: of chat templates with such a switch (Qwen3); None leaves it as the template has it.
         system: a system message for conversations that bring none.
         train_on: the ``answers`` of every turn, only the ``last`` answer, or ``all`` tokens.
         max_length: tokens in a sample, and in a row of a batch. Attention and memory grow with it.
@@ -51,6 +53,7 @@ class DataSettings:
     format: str = "auto"
     columns: Mapping[str, str] | None = None
     template: str | None = None
+    enable_thinking: bool | None = None
     system: str | None = None
     train_on: str = "answers"
     max_length: int = 512

@@ -6,9 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from pet.recipe.fields import HerePath, RecipePaths, Section
+from pet.recipe.fields import HerePath, RecipePaths, Section, TemplatePath
 
-Role = Literal["prompt", "input", "answer", "system", "history", "messages", "text", "chosen", "rejected", "label"]
+Role = Literal[
+    "prompt", "input", "answer", "system", "history", "messages", "tools", "text", "chosen", "rejected", "label"
+]
 
 Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
 
@@ -40,11 +42,13 @@ class Data(Section):
     eval_columns: dict[Role, str] | None = Field(
         None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
     )
-    template: str | None = Field(
+    template: TemplatePath | None = Field(
         None,
-        min_length=1,
-        description="A custom prompt template instead of the family's: text with {prompt}, and {input} or {system} "
-        "where the rows have them. It ends where the answer begins.",
+        description="A custom prompt template instead of the model's: text with {prompt}, and {input} or {system} "
+        "where the rows have them, which ends where the answer begins; or the path of a Jinja chat template (.jinja).",
+    )
+    enable_thinking: bool | None = Field(
+        None, description="The switch of that name in chat templates that have it (Qwen3). Default: the template's own."
     )
     system: str | None = Field(None, description="Default system message for rows without one.")
     train_on: Literal["answers", "last", "all"] = Field(

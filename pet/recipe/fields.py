@@ -21,12 +21,18 @@ class PathKind:
     ``"recipe"``: the directory of the recipe file, so that a recipe and its data travel together.
     ``"here"``: the current directory, for what a run writes.
     ``"model"``: a bundled or preset name, or else a directory beside the recipe.
+    ``"template"``: a text, but for a Jinja file's name, which is relative to the recipe's directory.
     A path given on the command line is always relative to the current directory. ``${NAME}`` is replaced by the
     environment variable and ``~`` by the home directory.
     """
 
     def __init__(self, relative_to: str):
         self.relative_to = relative_to
+
+
+def is_template_file(template: str | None) -> bool:
+    """Whether ``data.template`` names a file and is no text itself."""
+    return template is not None and template.endswith((".jinja", ".jinja2", ".j2")) and "\n" not in template
 
 
 def _as_list(value: Any) -> Any:
@@ -39,6 +45,7 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
 
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
+TemplatePath = Annotated[str, PathKind("template"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 RecipePaths = Annotated[
     list[str],

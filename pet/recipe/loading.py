@@ -15,6 +15,7 @@ from pet import names
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
+from pet.recipe.fields import is_template_file
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
@@ -168,7 +169,7 @@ def _expand_paths(tree: dict[str, Any], directory: Path, report: Report, check: 
     """Replace environment variables and make paths absolute, in place. ``check``: a variable must be set."""
     for path, kind in path_keys().items():
         value = _value_at(tree, path)
-        if not value:
+        if not value or (kind == "template" and not (isinstance(value, str) and is_template_file(value))):
             continue
         from_command_line = report.source.overriding(path) is not None
         base = Path.cwd() if kind == "here" or from_command_line else directory
@@ -224,6 +225,9 @@ def _check_files(recipe: Recipe, report: Report) -> None:
             at = ("data", name, index) if ("data", name, index) in report.source.lines else ("data", name)
             if not report.concerns([("data", name)]):
                 _check_data(Path(text), at, report)
+    if is_template_file(recipe.data.template) and not Path(recipe.data.template).is_file():
+        path = Path(recipe.data.template)
+        report.add(("data", "template"), f"{path}: no such file{_beside(path)}")
     adapter = getattr(recipe.adapter, "load", None)
     if adapter and not report.concerns([("adapter", "load")]):
         directory = Path(adapter)

@@ -16,6 +16,7 @@ from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
+from pet.recipe.fields import is_template_file
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
@@ -240,8 +241,11 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield _find(
                 "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
             )
-    if settings.template is not None and "{prompt}" not in settings.template:
+    written = settings.template is not None and not is_template_file(settings.template)
+    if written and "{prompt}" not in settings.template:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
+    if written and settings.enable_thinking is not None:
+        yield _find("data.enable_thinking", "data.template", "a text has no such switch; a chat template may have one")
     if settings.format in ("text", "tokens"):
         yield from _without_questions(recipe)
     asked = settings.eval_format or settings.format
@@ -255,7 +259,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
 def _without_questions(recipe: Recipe) -> Iterator[Finding]:
     """Rows of raw text or of ids: nobody asks and nobody answers in them."""
     settings = recipe.data
-    for name in ("template", "system"):
+    for name in ("template", "enable_thinking", "system"):
         if getattr(settings, name) is not None:
             yield _find(f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with")
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say

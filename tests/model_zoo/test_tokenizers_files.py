@@ -130,10 +130,13 @@ def test_image_tokens_of_chatglm(make, settings, config, offset):
     assert tokenizer.encode("", True) == [5 + offset, 8 + offset]
 
 
-def test_unknown_chat_template_warns(make):
-    with pytest.warns(UserWarning, match="of no known style"):
-        tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config={"chat_template": "### Human:"}))
-    assert tokenizer.prompt_style == "plain"
+def test_a_chat_template_of_no_known_style_is_used(make):
+    template = "### Human:{{ messages[0].content }}### Answer:"
+    tokenizer = AutoTokenizer.from_pretrained(make(LLAMA, tokenizer_config={"chat_template": template}))
+    assert (tokenizer.prompt_style, tokenizer.chats) == ("plain", True)
+    ids = tokenizer.prompt([{"role": "user", "content": "Hello world"}])
+    assert ids == tokenizer.encode("### Human:Hello world### Answer:", add_special_tokens=False)
+    assert not AutoTokenizer.from_pretrained(make(LLAMA)).chats
 
 
 def test_json_and_own_files_give_the_same_ids(make, fixtures):

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from tiny_tokenizers import write_byte_level
 
 from model_zoo.checkpoint.reading import open_checkpoint
 from model_zoo.errors import InputError
@@ -54,24 +55,6 @@ CONFIGS = {
 }
 
 
-def byte_level(directory, controls, digits):
-    """A tokenizer.json over the bundled GLM-4's vocabulary."""
-    from model_zoo.tokenizers import AutoTokenizer
-
-    description = AutoTokenizer.from_pretrained(bundled_models()["glm4_tiny"]).description()
-    first = min(token["id"] for token in description["added_tokens"])
-    description["added_tokens"] = [
-        {"id": first + place, "content": name, "special": True, "normalized": False, "lstrip": False}
-        | {"rstrip": False, "single_word": False}
-        for place, name in enumerate(controls)
-    ]
-    description["model"] |= {"type": "BPE", "ignore_merges": digits == 3}
-    split = description["pre_tokenizer"]["pretokenizers"][0]["pattern"]
-    if digits == 1:
-        split["Regex"] = split["Regex"].replace(r"\p{N}{1,3}", r"\p{N}")
-    (directory / "tokenizer.json").write_text(json.dumps(description))
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     """{name: a checkpoint with its tokenizer}, small and random, made when first asked for."""
@@ -91,10 +74,10 @@ def bases(tmp_path_factory):
                 parameter.set_data(type(parameter.data)(values.astype(np.float32)))
         model.save_pretrained(directory)
         if name.startswith("qwen"):
-            byte_level(directory, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 1)
+            write_byte_level(directory, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 1)
         elif name == "llama3":
             names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-            byte_level(directory, names, 3)
+            write_byte_level(directory, names, 3)
         else:
             source = tiny["llama_tiny" if name == "llama" else "glm4_tiny"]
             for file in source.glob("tokenizer*"):

@@ -25,7 +25,42 @@ def system(content):
     return {"role": "system", "content": content}
 
 
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"what": "shop"}}}
+CALLED = [user("a"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "12"}, assistant("b")]
 ROWS = {
+    "tool calls": (
+        {
+            "messages": [
+                user("a"),
+                {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "1"}]},
+                {"role": "tool", "content": "12"},
+                assistant("b"),
+            ]
+        },
+        CALLED,
+    ),
+    "tool calls with arguments in JSON": (
+        {
+            "messages": [
+                user("a"),
+                {"role": "assistant", "tool_calls": [{"name": "find", "arguments": '{"what": "shop"}'}]},
+                {"role": "tool", "content": "12"},
+                assistant("b"),
+            ]
+        },
+        CALLED,
+    ),
+    "sharegpt with calls": (
+        {
+            "conversations": [
+                {"from": "human", "value": "a"},
+                {"from": "function_call", "value": '{"name": "find", "arguments": {"what": "shop"}}'},
+                {"from": "observation", "value": "12"},
+                {"from": "gpt", "value": "b"},
+            ]
+        },
+        CALLED,
+    ),
     "alpaca": ({"instruction": "Add.", "input": "1+1", "output": "2"}, [user("Add.\n1+1"), assistant("2")]),
     "alpaca without input": ({"instruction": "Hi", "output": "Ho"}, [user("Hi"), assistant("Ho")]),
     "alpaca with history": (
@@ -372,3 +407,26 @@ def test_a_large_file_is_not_held_in_memory(write):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize("tools", [[{"name": "find"}], '[{"name": "find"}]'])
+def test_tools_are_a_list_or_the_json_of_one(write, tools):
+    (found,) = read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], "tools": tools}]))
+    assert found.tools == [{"name": "find"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tools": "find"}, "column 'tools': expected a list in JSON"),
+        ({"tools": ["find"]}, "column 'tools': tool 1: expected an object, found a string"),
+        ({"messages": [user("a"), {**user("b"), "tool_calls": [CALL]}]}, "tool_calls are the assistant's"),
+        ({"messages": [user("a"), {**assistant(""), "tool_calls": [{"id": "1"}]}]}, "expected objects with a function"),
+        ({"messages": [user("a"), {**assistant(""), "tool_calls": [CALL]}, user("b")]}, "expected 'tool'"),
+        ({"messages": [user("a"), {"role": "tool", "content": "b"}]}, "message 2 is from 'tool' after 'user'"),
+        ({"messages": [user("a"), {"role": "function_call", "content": "find()"}]}, "function_call: expected JSON"),
+    ],
+)
+def test_what_is_wrong_with_tools(write, row, words):
+    with pytest.raises(InputError, match=words):
+        list(read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], **row}])))

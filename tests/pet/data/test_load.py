@@ -418,3 +418,33 @@ def test_the_question_of_an_alpaca_row_holds_its_input(write, letters, settings)
     path = write("rows.jsonl", [{"instruction": "a", "input": "b", "output": "c"}])
     (question,) = load_questions(path, letters, settings=settings())
     assert question.prompt == "a\nb" and letters_of(question.prompt_ids) == "<a\nb|"
+
+
+TEMPLATE = """\
+{% for tool in tools or [] %}{{ tool.name }} {% endfor %}
+{% for m in messages %}
+<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}<|assistant|>{% if enable_thinking == false %}ok {% endif %}{% endif %}
+"""
+
+
+@pytest.mark.parametrize(("thinking", "opening"), [(None, ""), (False, "ok ")])
+def test_a_jinja_file_makes_prompts_and_samples(write, tmp_path, settings, thinking, opening):
+    from pet.names import bundled_models
+
+    def text(ids):
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    talk = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "ok This."}]
+    path = write("rows.jsonl", [{"messages": talk, "tools": [{"name": "find"}]}])
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["glm4_tiny"])
+    chosen = settings(template=str(tmp_path / "own.jinja"), enable_thinking=thinking)
+    (question,) = load_questions(path, tokenizer, settings=chosen)
+    assert text(question.prompt_ids) == f"find <|user|>What?<|assistant|>{opening}"
+    ids, trained = load_dataset(path, tokenizer, settings=chosen)[0]
+    assert text(ids[trained]) == "ok This.<|endoftext|>".removeprefix(opening)
+    (tmp_path / "own.jinja").write_text(TEMPLATE.replace("find", "").replace("{{ tool.name }}", "{{ tool.name * 2 }}"))
+    again, _ = load_dataset(path, tokenizer, settings=chosen)[0]
+    assert text(again).startswith("findfind <|user|>"), "the file's text decides, not its name"

@@ -254,6 +254,8 @@ def test_all_problems_in_one_report(write):
         (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),
         (["data.buckets=[64, 100]", "data.packing=buckets"], "data.buckets", "must be data.max_length (128)"),
         (["data.template=hello"], "data.template", "{prompt}"),
+        (["data.template=no.jinja"], "data.template", "no.jinja: no such file"),
+        (["data.template={prompt}", "data.enable_thinking=false"], "data.enable_thinking", "has no such switch"),
         (["data.template=Ask {prompt}", "data.format=text"], "data.template", "text rows have no question"),
         (["data.system=Be short.", "data.format=tokens"], "data.system", "tokens rows have no question"),
         (["data.train_on=last", "data.format=text"], "data.train_on", "no effect on text rows"),

@@ -1,0 +1,287 @@
+"""A model's own chat template: Jinja out of its files, rendered under limits, as the parts that a prompt style gives.
+
+What the template writes becomes control tokens where it names them; what the messages say stays text, whatever it is.
+Answers to learn are between ``{% generation %}`` and ``{% endgeneration %}`` where the template has them; otherwise
+they are found by rendering the conversation up to each answer, without it and with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers.prompts import Part
+
+LARGEST = 1 << 20
+"""Characters of a template; published ones have a few thousand."""
+LONGEST = 1 << 22
+"""Characters of a rendered conversation."""
+SECONDS = 5.0
+"""Processor time of rendering one conversation, which takes about a millisecond."""
+
+# Characters that no text has: the first is put into control tokens' names within messages, the others enclose answers.
+INSIDE, OPENING, CLOSING = "\U0010fff0", "\U0010fff1", "\U0010fff2"
+MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}]")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+CHANGED = (
+    "message {number} is written otherwise once the conversation goes on (thinking that is left out of earlier turns "
+    "does this); use train_on: last"
+)
+NO_PREFIX = (
+    "what it writes before an answer is not how the finished conversation begins; mark the answers in a template of "
+    "your own with {{% generation %}} (data.template: FILE.jinja)"
+)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Renderer:
+    """One template in a process of its own, started when first needed; it ends with this object."""
+
+    def __init__(self, text: str, source: str, seconds: float = SECONDS):
+        if len(text) > LARGEST:
+            raise InputError(f"{source}: the chat template has {len(text)} characters; at most {LARGEST} are taken")
+        self.text, self.source, self.seconds = text, source, seconds
+        self.process: subprocess.Popen | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "process": None}
+
+    def __call__(self, *values: Mapping[str, Any]) -> list[str]:
+        """The texts of the template with each of these variables.
+
+        Raises:
+            InputError: the template is wrong, refuses the conversation, or goes beyond a limit.
+        """
+        try:
+            answers = self._ask(values)
+        except (OSError, ValueError):
+            self._end()
+            raise InputError(
+                f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
+                "for one conversation, or breaks its process otherwise"
+            ) from None
+        for answer in answers:
+            if "error" in answer:
+                raise InputError(f"{self.source}: the chat template cannot render this conversation: {answer['error']}")
+        return [answer["text"] for answer in answers]
+
+    def _ask(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        if self.process is None:
+            self._start()
+        self.process.stdin.write(json.dumps(values) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def _start(self) -> None:
+        program = Path(__file__).with_name("renderer.py")
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        weakref.finalize(self, _stop, self.process)
+        first = {"template": self.text, "marks": [OPENING, CLOSING], "longest": LONGEST, "seconds": self.seconds}
+        self.process.stdin.write(json.dumps(first) + "\n")
+
+    def _end(self) -> None:
+        if self.process is not None:
+            _stop(self.process)
+            self.process = None
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):  # what it did not read
+            stream.close()
+
+
+class ChatTemplate:
+    """A chat template for one tokenizer.
+
+    Args:
+        text: the template.
+        source: the tokenizer's file or directory, for messages.
+        controls: the texts of the control tokens.
+        stops: those that end an answer, the usual one first.
+        variables: names of single tokens for the template (``bos_token`` …).
+        adds_space: whether the tokenizer puts a space before every text, so that a text can only be cut at a space.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        source: str,
+        controls: Iterable[str],
+        stops: Iterable[str],
+        variables: Mapping[str, str],
+        adds_space: bool = False,
+    ):
+        self.renderer = Renderer(text, source)
+        self.source, self.stops, self.variables, self.adds_space = source, list(stops), dict(variables), adds_space
+        self.marks_answers = _GENERATION.search(text) is not None
+        ordered = sorted(filter(None, controls), key=len, reverse=True)  # the longest of two that begin alike
+        self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+    def prompt(self, messages: Messages, options: Mapping[str, Any]) -> Iterator[Part]:
+        """The parts of a conversation that the model is to answer.
+
+        Args:
+            messages: role and content each; ``tool_calls`` and whatever else the template reads.
+            options: further variables: ``tools``, ``enable_thinking``.
+        """
+        check_turns(messages, answered=False)
+        return self._parts(self.renderer(self._values(messages, options, True))[0], [])
+
+    def example(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> Iterator[Part]:
+        """The parts of a finished conversation, with the numbers of its answers.
+
+        Raises:
+            InputError: the template does not show which part of the text is an answer.
+        """
+        check_turns(messages, answered=True)
+        if self.marks_answers:
+            text, spans = _marked(self.renderer(self._values(messages, options, False))[0])
+            return self._parts(text, spans)
+        text, spans = self._compared(messages, options, train_on)
+        parts = list(self._parts(text, spans))
+        if parts[-1].kind == "text" and parts[-1].answer == len(spans) - 1 and self.stops:
+            parts.append(Part("token", self.stops[0], len(spans) - 1))  # GLM-4's ends where the next turn begins
+        return iter(parts)
+
+    def _compared(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> tuple[str, list]:
+        """The text, and where its answers are, by the conversation up to each of them."""
+        places = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        wanted = places[-1:] if train_on == "last" else places
+        values = [self._values(messages, options, False)]
+        for place in wanted:
+            values.append(self._values(messages[:place], options, True))
+            values.append(self._values(messages[: place + 1], options, False))
+        text, *others = self.renderer(*values)
+        spans: list[tuple[int, int]] = [(0, 0)] * (len(places) - len(wanted))
+        for place, before, after in zip(wanted, others[::2], others[1::2], strict=True):
+            start, end = len(before), len(after.rstrip())
+            if text.startswith(before) and not text.startswith(after.rstrip()):
+                # Qwen3's writes an empty thought only into the last answer: the answer itself is there all the same
+                end = next((found.start() for found in self.control.finditer(text, start)), len(text))
+                said = self._guarded(messages[place].get("content") or "").strip()
+                kept = said in text[start:end] and not messages[place].get("tool_calls")
+            else:
+                kept = text.startswith(before)
+            if not kept:
+                why = CHANGED if place != places[-1] else NO_PREFIX
+                raise InputError(
+                    f"{self.source}: the chat template does not show which part of a conversation is an answer: "
+                    + why.format(number=place + 1)
+                )
+            spans.append((start, self._end_of(text, start, end)))
+        return text, spans
+
+    def _end_of(self, text: str, start: int, end: int) -> int:
+        """Where an answer ends: behind the token that ends it, which may open the next turn (GLM-4)."""
+        stops = [found for found in self.control.finditer(text, start) if found[0] in self.stops]
+        within = [found.end() for found in stops if found.end() <= end]
+        if within:
+            return within[-1]
+        return stops[0].end() if stops and not text[end : stops[0].start()].strip() else end
+
+    def _values(self, messages: Messages, options: Mapping[str, Any], open_answer: bool) -> dict[str, Any]:
+        given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
+        # a call without words has no content in OpenAI's form, which templates go by
+        silent = {"content": None}
+        spoken = [{**m, **silent} if m.get("tool_calls") and not m.get("content") else m for m in messages]
+        said = self._guarded({"messages": spoken, **given})
+        return {**self.variables, **said, "add_generation_prompt": open_answer}
+
+    def _guarded(self, value: Any) -> Any:
+        """The same with a mark inside each control token's name, and without marks that were there."""
+        if isinstance(value, str):
+            return self.control.sub(lambda found: f"{found[0][0]}{INSIDE}{found[0][1:]}", MARKS.sub("", value))
+        if isinstance(value, Mapping):
+            return {key: self._guarded(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._guarded(one) for one in value]
+        return value
+
+    def _parts(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[Part]:
+        """A rendered text as control tokens and the texts between them, cut where answers begin and end."""
+        place = 0
+        for found in [*self.control.finditer(text), None]:
+            stop = len(text) if found is None else found.start()
+            yield from self._texts(text, place, stop, spans)
+            if found is not None:
+                yield Part("token", found[0], _answer_at(found.start(), spans))
+                place = found.end()
+
+    def _texts(self, text: str, start: int, stop: int, spans: Sequence[tuple[int, int]]) -> Iterator[Part]:
+        borders = {border for span in spans for border in span if start < border < stop}
+        # the model writes an answer on its own, but what follows is read as one text with it
+        starts = sorted({first for first, _ in spans} & borders)
+        cuts = [border for border in starts if not self.adds_space or text[border] == " "]
+        for first, last in zip([start, *cuts], [*cuts, stop], strict=True):
+            piece = MARKS.sub("", text[first:last])
+            after_space = first > start and piece.startswith(" ") and self.adds_space
+            piece = piece[after_space:]
+            if not piece:
+                continue
+            answer, inner = _answer_at(first, spans), ()
+            if any(first < border < last for border in borders):
+                answer, inner = None, tuple(self._within(text, first + after_space, last, spans))
+            yield Part("text", piece, answer, inner, after_space)
+
+    def _within(self, text: str, first: int, last: int, spans: Sequence[tuple[int, int]]) -> Iterator[tuple]:
+        """The answers in a piece of the text, by the places that they have without marks."""
+        for number, (start, end) in enumerate(spans):
+            start, end = max(start, first), min(end, last)
+            if start < end:
+                before = len(MARKS.sub("", text[first:start]))
+                yield before, before + len(MARKS.sub("", text[start:end])), number
+
+
+def _answer_at(place: int, spans: Sequence[tuple[int, int]]) -> int | None:
+    return next((number for number, (start, end) in enumerate(spans) if start <= place < end), None)
+
+
+def _marked(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text without the marks of answers, and where these are."""
+    pieces, spans, length, start = [], [], 0, 0
+    for piece in re.split(f"([{OPENING}{CLOSING}])", text):
+        if piece == OPENING:
+            start = length
+        elif piece == CLOSING:
+            spans.append((start, length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return "".join(pieces), spans
+
+
+def check_turns(messages: Any, answered: bool) -> None:
+    """Raises InputError for what no template could take. The order of roles is the template's own matter."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InputError("messages: expected a non-empty list of {'role', 'content'} objects")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InputError(f"messages[{index}]: expected an object with 'role' and 'content', found {message!r:.80}")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            found = type(message.get("content")).__name__
+            raise InputError(f"messages[{index}]: 'content' must be text, found {found}")
+    last = messages[-1]["role"]
+    if answered and last != "assistant":
+        raise InputError(f"messages: an example must end with the assistant's answer, this one ends with the {last}")
+    if not answered and last == "assistant":
+        raise InputError("messages: a prompt must end with a user message, this one ends with the assistant")

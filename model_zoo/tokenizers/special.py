@@ -1,0 +1,33 @@
+"""Which control tokens the files of a tokenizer declare."""
+
+from __future__ import annotations
+
+from model_zoo.ends import listed_ends
+from model_zoo.errors import InputError, shown
+from model_zoo.tokenizers.files import TokenizerFiles
+
+
+def named_token(settings: dict, key: str) -> str | None:
+    """The text of ``bos_token``, ``eos_token`` … in tokenizer_config.json, where it is a string or an object."""
+    value = settings.get(key)
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def extra_tokens(settings: dict) -> dict[str, int]:
+    """Control tokens that ``added_tokens_decoder`` in tokenizer_config.json declares."""
+    found = {}
+    for number, entry in (settings.get("added_tokens_decoder") or {}).items():
+        if not (number.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)):
+            raise InputError(
+                f"tokenizer_config.json: added_tokens_decoder: {shown(number)} is {shown(entry)}; "
+                "an id with an object that has a content was expected"
+            )
+        if entry.get("special", False):
+            found[entry["content"]] = int(number)
+    return found
+
+
+def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:
+    """End tokens that generation_config.json, or else config.json, lists, as far as they are control tokens here."""
+    known = set(special_tokens.values())
+    return [number for number in listed_ends(files.config, files.generation_config) if number in known]

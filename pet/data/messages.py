@@ -1,0 +1,146 @@
+"""Messages of a conversation as files have them, in the one form that prompts are made of.
+
+``{"role", "content"}`` or ShareGPT's ``{"from", "value"}``. A call of tools is an assistant's message with
+``tool_calls``, or a message from ``function_call`` whose text is the JSON of one call or of several; a tool's answer is
+from ``tool`` or ``observation``. Of calls only the function's name and its arguments are kept, the latter as an object,
+as chat templates expect them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from model_zoo.errors import nearest
+
+from .readers import type_name
+
+ROLE_NAMES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+}
+# from the kind of a message to the roles that may follow
+NEXT = {
+    "the beginning": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "tool calls": ("tool",),
+    "tool": ("assistant", "tool"),
+}
+KEPT = ("name", "tool_call_id", "reasoning_content")
+"""What else of a message chat templates read."""
+
+
+class Wrong(Exception):
+    """A row that cannot be used; the message says why."""
+
+
+def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
+    """The messages of a list of turns. Raises `Wrong`."""
+    return [_message(number, turn) for number, turn in enumerate(turns, start=1)]
+
+
+def _message(number: int, turn: Any) -> dict[str, Any]:
+    if not isinstance(turn, dict):
+        raise Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    calls = turn.get("tool_calls") or None
+    if calls is not None and content is None:
+        content = ""
+    if role is None or content is None:
+        names = ", ".join(map(repr, turn)) or "nothing"
+        raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
+    if not isinstance(content, str):
+        raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
+    if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
+        raise Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
+    if role.lower() == "function_call":
+        calls, content = parsed(content, f"message {number}: function_call"), ""
+    message: dict[str, Any] = {"role": ROLE_NAMES[role.lower()], "content": checked_text(content)}
+    message |= {key: checked_text(turn[key]) for key in KEPT if isinstance(turn.get(key), str)}
+    if calls is not None:
+        if message["role"] != "assistant":
+            raise Wrong(f"message {number}: tool_calls are the assistant's, this is from {role!r}")
+        message["tool_calls"] = [_call(number, call) for call in (calls if isinstance(calls, list) else [calls])]
+    return message
+
+
+def _call(number: int, call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Wrong(f"message {number}: tool_calls: expected objects with a function's name and arguments")
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = parsed(arguments or "{}", f"message {number}: tool_calls: arguments")
+    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def tools_of(value: Any) -> list[dict[str, Any]] | None:
+    """The ``tools`` of a row: a list of objects, or the JSON of one; None where there are none. Raises `Wrong`."""
+    if value is None or value == "":
+        return None
+    tools = listed(value, "tools")
+    for number, tool in enumerate(tools, start=1):
+        if not isinstance(tool, dict):
+            raise Wrong(f"column 'tools': tool {number}: expected an object, found {type_name(tool)}")
+    return tools or None
+
+
+def parsed(text: str, what: str) -> Any:
+    """The value of a JSON text."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Wrong(f"{what}: expected JSON: {error}") from None
+
+
+def listed(value: Any, name: str) -> list[Any]:
+    """A list, or the JSON of one in a string (CSV and MindRecord have no lists of objects)."""
+    if isinstance(value, str):
+        if not value.strip():
+            return []
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise Wrong(f"column {name!r}: expected a list in JSON: {error}") from None
+    if not isinstance(value, list):
+        raise Wrong(f"column {name!r}: expected a list, found {type_name(value)}")
+    return value
+
+
+def checked_text(text: str) -> str:
+    """JSON can write half of a surrogate pair, which is no text and which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Wrong(f"the text holds half of a surrogate pair at character {error.start}") from None
+    return text
+
+
+def check_turns(messages: list[dict[str, Any]], answers: bool) -> None:
+    """An optional system message, then user and assistant in turn, the assistant last; tools answer to their calls."""
+    start = 1 if messages and messages[0]["role"] == "system" else 0
+    before = "the beginning"
+    for number, message in enumerate(messages[start:], start=start + 1):
+        role, wanted = message["role"], NEXT[before]
+        if role not in wanted:
+            shown = before if before == "the beginning" else repr(before)
+            expected = " or ".join(map(repr, wanted))
+            raise Wrong(f"message {number} is from {role!r} after {shown}; expected {expected}")
+        before = "tool calls" if message.get("tool_calls") else role
+    if len(messages) == start:
+        raise Wrong("the conversation has no messages")
+    if answers and messages[-1]["role"] != "assistant":
+        raise Wrong(
+            f"the conversation ends with a message from {messages[-1]['role']!r}; expected an answer to learn from"
+        )
