@@ -2,8 +2,9 @@
 
 Whoever started the workers (environment.py) decides how they find each other: msrun, and a rank table on an
 accelerator, are served by MindSpore's own ``init()``; ``pet launch``, bare RANK_ID/RANK_SIZE and a rank table on a CPU
-by a key-value store on MASTER_ADDR:MASTER_PORT, which is several times faster and needs no scheduler process. HCCL
-moves the data on Ascend, MCCL on a CPU.
+by a key-value store on MASTER_ADDR:MASTER_PORT, which is several times faster and needs no scheduler process. On
+Ascend ``mint.distributed.init_process_group`` takes such a store. It refuses a CPU, where the function behind it, which
+is private, is called instead. HCCL moves the data on Ascend, MCCL on a CPU.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pet.launching.heartbeat import waiting
 
 JOIN_LIMIT = 120
 """Seconds that all workers have to start Python, import MindSpore and join."""
-WAIT_LIMIT = "86400"
-"""Seconds that a collective may wait for its peers. MindSpore's 30 are less than one rank's compilation may take longer
-than another's; a worker that hangs or dies is the launcher's business."""
+WAIT_LIMITS = {"MS_CPU_COMM_OP_TIMEOUT": "86400", "HCCL_CONNECT_TIMEOUT": "7200", "HCCL_EXEC_TIMEOUT": "17340"}
+"""Seconds that a collective may wait for its peers, on a CPU and on Ascend: the first between two processes, and any.
+The defaults (30, 120 and 1836) are less than one rank's compilation, evaluation or saving may take longer than
+another's; a worker that hangs or dies is the launcher's business. HCCL takes no more than these."""
 LEAVE_LIMIT = 20.0
 RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 """One of them is set in every worker."""
@@ -49,7 +51,8 @@ def join() -> Job:
             f"pet launch -n {job.size} -- COMMAND"
         )
     if job.distributed:
-        os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", WAIT_LIMIT)
+        for name, seconds in WAIT_LIMITS.items():
+            os.environ.setdefault(name, seconds)
         with waiting():
             job = _connect(job)
         _print_failures()
@@ -91,25 +94,35 @@ def _connect(job: Job) -> Job:
     elif job.launcher == "msrun" or (job.launcher == "rank_table" and target != "CPU"):
         communication.init()
     else:
-        from mindspore.communication.management import _init_with_store
-        from mindspore.mint.distributed import TCPStore
-
-        host, port = split_address(job.master)
-        limit = timedelta(seconds=JOIN_LIMIT)
-        try:
-            store = TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
-        except (RuntimeError, OSError) as error:
-            raise InputError(
-                f"the workers cannot meet at {job.master} ({str(error).splitlines()[0]}); if another program has this "
-                "port, set MASTER_PORT"
-            ) from None
-        backend = {"CPU": "mccl", "Ascend": "hccl"}.get(target, "nccl")
-        _init_with_store(backend=backend, timeout=limit, world_size=job.size, rank=job.rank, store=store)
+        _meet(job, target)
     if target == "CPU":
         # mint's send and recv ask for this group whatever group they are given
         communication.create_group("hccl_world_group", list(range(job.size)))
     # a scheduler may have numbered the workers anew
     return dataclasses.replace(job, rank=communication.get_rank(), size=communication.get_group_size())
+
+
+def _meet(job: Job, target: str) -> None:
+    """Joins through a store that the first worker serves."""
+    from mindspore.communication import management
+    from mindspore.mint import distributed
+
+    host, port = split_address(job.master)
+    limit = timedelta(seconds=JOIN_LIMIT)
+    place = {"world_size": job.size, "rank": job.rank}
+    try:
+        store = distributed.TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
+    except (RuntimeError, OSError) as error:
+        raise InputError(
+            f"the workers cannot meet at {job.master} ({str(error).splitlines()[0]}); if another program has this "
+            "port, set MASTER_PORT"
+        ) from None
+    if target != "CPU":
+        distributed.init_process_group("hccl", timeout=limit, store=store, **place)
+    elif hasattr(management, "_init_with_store"):  # since MindSpore 2.9
+        management._init_with_store(backend="mccl", timeout=limit, store=store, **place)
+    else:
+        management._init_without_sched("mccl", timeout=JOIN_LIMIT * 1000, store=store, **place)
 
 
 def _print_failures() -> None:

@@ -1,13 +1,7 @@
-"""Pipeline parallelism: each stage works on another micro-batch at the same time (1F1B; Narayanan et al. 2019).
+"""Pipeline parallelism: each stage works on another micro-batch at the same time (`pet.parallel.schedule`).
 
-Two stages, four micro-batches (F forward, B backward)::
-
-    stage 0   F0  F1      B0  F2  B1  F3  B2      B3
-    stage 1       F0 B0   F1 B1   F2 B2   F3 B3
-
-A stage runs as many forwards ahead as there are stages behind it, then one backward for each forward, so that it holds
-no more inputs than that. It keeps the input of a forward alone; the backward computes the forward again. Only
-activations ``(B·S, H)`` and their gradients cross a boundary.
+A stage keeps the input of a forward alone; the backward computes the forward again. Only activations ``(B·S, H)`` and
+their gradients cross a boundary.
 """
 
 from __future__ import annotations
@@ -22,13 +16,13 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor
 
 from model_zoo.errors import InputError
-from pet.launching.heartbeat import waiting
 from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
+from pet.parallel.schedule import Neighbour, one_forward_one_backward
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.segments import flatten
-from pet.train.step import TrainStep, in_whole, mix, tensors, weighted
+from pet.train.step import TrainStep, in_whole, mix, sum_of, tensors, weighted
 
 log = logging.getLogger("pet")
 
@@ -54,46 +48,6 @@ def pieces_of(batch: dict[str, Any], count: int, arrays: Sequence[str]) -> list[
     ]
 
 
-class Neighbours:
-    """The stages before and behind this one.
-
-    Args:
-        mesh: this process's place.
-        width: of an activation.
-        dtype: of an activation.
-    """
-
-    def __init__(self, mesh: Mesh, width: int, dtype):
-        self.before = None if mesh.is_first else mesh.rank_at(stage=mesh.stage - 1)
-        self.behind = None if mesh.is_last else mesh.rank_at(stage=mesh.stage + 1)
-        self.width, self.dtype = width, dtype
-        self.under_way: dict[int, list[tuple]] = {}  # by the neighbour's rank, oldest first
-
-    def receive(self, rank: int, batch: dict[str, Any]) -> Tensor:
-        """The activations, or their gradient, of a micro-batch."""
-        return collectives.receive((int(np.prod(np.shape(batch["start"]))), self.width), self.dtype, rank)
-
-    def send(self, rank: int, x: Tensor) -> None:
-        """Starts sending; the tensor is kept until `arrived` or `finish`."""
-        self.under_way.setdefault(rank, []).append((collectives.send(x, rank), x))
-
-    def arrived(self, rank: int | None, but: int) -> None:
-        """Lets go of what that neighbour is known to have received: all but the last so many tensors.
-
-        Without this a stage would keep every activation that it sends until the step ends.
-        """
-        queue = self.under_way.get(rank, [])
-        while len(queue) > but:
-            queue.pop(0)[0].wait()
-
-    def finish(self) -> None:
-        """Returns when everything sent has left."""
-        with waiting():
-            for rank in self.under_way:
-                self.arrived(rank, 0)
-        self.under_way = {}
-
-
 class Pipeline:
     """A stage's part in one step: gradients of all micro-batches in 1F1B order.
 
@@ -117,7 +71,7 @@ class Pipeline:
     ):
         self.step, self.mesh, self.group, self.micro_batches = step, mesh, group, micro_batches
         self.stages, self.reported = stages, False
-        self.neighbours = Neighbours(mesh, model.config.dims.hidden, model.dtype)
+        self.before, self.behind = neighbours(mesh, model)
         spans, offset = [], 0
         for segment in step.optimizer.segments:
             spans.append((offset, offset + len(segment.parameters)))
@@ -149,23 +103,33 @@ class Pipeline:
             for index in range(len(pieces))
         ]
         self._report(len(pieces))
-        ahead = min(self.mesh.pipeline - 1 - self.mesh.stage, len(pieces))
+        sizes = [np.size(piece["start"]) for piece in pieces]
         inputs: dict[int, list[Tensor]] = {}
-        total, vectors = 0.0, None
-        for turn in range(len(pieces) + ahead):
-            if turn < len(pieces):
-                inputs[turn] = self._run_forward(pieces[turn], keys[turn])
-                # before it ran this forward the stage before, one more ahead, had had all gradients but the last
-                self.neighbours.arrived(self.neighbours.before, 1)
-            done = turn - ahead
-            if done >= 0:
-                summed, fresh = self._run_backward(pieces[done], keys[done], inputs.pop(done), weight)
-                # a gradient came back for every piece up to this one, so their activations had arrived
-                self.neighbours.arrived(self.neighbours.behind, len(inputs))
-                total += summed
-                vectors = fresh if vectors is None else self.step.add(*vectors, *fresh)
-        self.neighbours.finish()
-        return collectives.sum_numbers([total], self.group)[0], vectors
+        losses, vectors = [], None
+
+        def forward(number: int, x: Tensor | None) -> Tensor | None:
+            inputs[number] = arguments = tensors(pieces[number], self.arrays)
+            if x is not None:
+                arguments[0] = x
+            if self.mesh.is_last:
+                return None
+            self._set_key(keys[number])
+            return self.forward(*arguments[: len(MODEL_ARRAYS)])
+
+        def backward(number: int, slope: Tensor | None) -> Tensor:
+            nonlocal vectors
+            self._set_key(keys[number])
+            arguments = inputs.pop(number)
+            if slope is None:
+                summed, dx, *fresh = self.backward(*arguments, weight)
+                losses.append(summed)
+            else:
+                dx, *fresh = self.backward(*arguments[: len(MODEL_ARRAYS)], slope)
+            vectors = fresh if vectors is None else self.step.add(*vectors, *fresh)
+            return dx
+
+        one_forward_one_backward(self.mesh, sizes, forward, backward, self.before, self.behind)
+        return collectives.sum_numbers([sum_of(losses)], self.group)[0], vectors
 
     def _report(self, pieces: int) -> None:
         """Says once how the layers lie, and how long each stage waits."""
@@ -179,33 +143,6 @@ class Pipeline:
         if self.step.set_key is not None:
             self.step.set_key(*key)
 
-    def _run_forward(self, piece: dict[str, Any], key: tuple[int, int]) -> list[Tensor]:
-        """The stage's inputs, after their activations are on their way to the next stage."""
-        arguments = tensors(piece, self.arrays)
-        if not self.mesh.is_first:
-            arguments[0] = self.neighbours.receive(self.neighbours.before, piece)
-        if not self.mesh.is_last:
-            self._set_key(key)
-            self.neighbours.send(self.neighbours.behind, self.forward(*arguments[: len(MODEL_ARRAYS)]))
-        return arguments
-
-    def _run_backward(
-        self, piece, key: tuple[int, int], arguments: list[Tensor], weight: Tensor
-    ) -> tuple[float, Sequence[Tensor]]:
-        """The summed loss (0 but in the last stage) and the gradients; the input's goes to the stage before."""
-        total = 0.0
-        if self.mesh.is_last:
-            self._set_key(key)
-            summed, slope, *vectors = self.backward(*arguments, weight)
-            total = float(summed.asnumpy())
-        else:
-            received = self.neighbours.receive(self.neighbours.behind, piece)
-            self._set_key(key)
-            slope, *vectors = self.backward(*arguments[: len(MODEL_ARRAYS)], received)
-        if not self.mesh.is_first:
-            self.neighbours.send(self.neighbours.before, slope)
-        return total, vectors
-
 
 class PipelineMeasure:
     """An evaluation's forward through all stages; every process gets the result.
@@ -218,21 +155,25 @@ class PipelineMeasure:
 
     def __init__(self, measure: Compiled, objective: Objective, model, mesh: Mesh, group: collectives.Group):
         self.measure, self.sums, self.mesh, self.group = measure, objective.sums, mesh, group
-        self.neighbours = Neighbours(mesh, model.config.dims.hidden, model.dtype)
+        self.before, self.behind = neighbours(mesh, model)
         around = functools.partial(in_whole, model)
         self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
 
     def __call__(self, input_ids, position_ids, start, end, *own) -> list[Tensor]:
-        x = input_ids
-        if not self.mesh.is_first:
-            x = self.neighbours.receive(self.neighbours.before, {"start": start})
+        x = self.before.exchange(rows=start.size)
+        x = input_ids if x is None else x
         numbers = [0.0] * self.sums
         if self.mesh.is_last:
             numbers = [float(value.asnumpy()) for value in self.measure(x, position_ids, start, end, *own)]
         else:
-            self.neighbours.send(self.neighbours.behind, self.forward(x, position_ids, start, end))
-            self.neighbours.finish()
+            self.behind.exchange(self.forward(x, position_ids, start, end))
+            self.behind.finish()
         return [Tensor(value, ms.float64) for value in collectives.sum_numbers(numbers, self.group)]
+
+
+def neighbours(mesh: Mesh, model) -> list[Neighbour]:
+    """The stages before and behind this one."""
+    return [Neighbour(mesh, mesh.stage + step, model.config.dims.hidden, model.dtype) for step in (-1, 1)]
 
 
 def hidden_function(model) -> Callable:

@@ -224,15 +224,15 @@ class TrainStep:
 
     def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
         """The micro-batches' summed loss, and the sum of their gradients of ``loss · weight`` as vectors."""
-        total, vectors = 0.0, None
+        losses, vectors = [], None
         for micro, batch in enumerate(batches):
             if self.set_key is not None:
                 # the replicas have neighbouring rows of one batch: together they draw what one process would
                 self.set_key(mix(self.seed, step, micro, 0), self.distributed.data_rank)
             summed, fresh = self.gradient(*tensors(batch, self.objective.arrays), weight)
-            total += float(summed.asnumpy())
+            losses.append(summed)
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
-        return total, vectors
+        return sum_of(losses), vectors
 
     @property
     def compile_seconds(self) -> float:
@@ -244,6 +244,12 @@ class TrainStep:
         squares = self.squares(*vectors).asnumpy().astype(np.float64).tolist()
         total = self.distributed.sum_of_squares(squares, self.optimizer.segments)
         return math.sqrt(total) if math.isfinite(total) else math.nan
+
+
+def sum_of(losses: Sequence[Tensor]) -> float:
+    """The micro-batches' losses, added in double precision. Read when all are launched: a device need not wait for the
+    host between two of them."""
+    return sum(float(loss.asnumpy()) for loss in losses)
 
 
 def mix(*numbers: int) -> int:
