@@ -35,7 +35,7 @@ from adapters.peft_config import (
 from adapters.registry import Adapter, registry
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.reading import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Storage
@@ -174,7 +174,7 @@ def saved_arrays(adapter: Adapter) -> dict[str, np.ndarray]:
     """The adapter's tensors as they go into a file, by name without prefix."""
     arrays = {}
     for key, parameter in adapter.tensors().items():
-        arrays[key] = np.ascontiguousarray(parameter.asnumpy())
+        arrays[key] = np.ascontiguousarray(read_parameter(parameter))
     return adapter.config.pack(arrays, adapter)
 
 
@@ -182,7 +182,7 @@ def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
     """Whether an adapter's tensors are still those of the files it came from."""
     stored = adapter.source["tensors"]
     plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
-    now = {key: parameter.asnumpy() for key, parameter in adapter.tensors().items()}
+    now = {key: read_parameter(parameter) for key, parameter in adapter.tensors().items()}
     return same_arrays(now, adapter.config.unpack({key: as_float32(array) for key, array in plain.items()}, model))
 
 

@@ -42,11 +42,11 @@ class AddressGuard:
     ``mindspore.load_param_into_net``, puts elsewhere it would not see.
 
     Args:
-        parameters: those that a graph reads. Only on a CPU they are watched: nothing was measured on other devices.
+        parameters: those that a graph reads. An accelerator has an address for them from the first run on.
     """
 
     def __init__(self, parameters: Sequence = ()):
-        self.parameters = list(parameters) if ms.get_context("device_target") == "CPU" else []
+        self.parameters = list(parameters)
         self.known: list[int] | None = None
 
     def note(self) -> None:

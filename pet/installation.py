@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +48,14 @@ def needed(package: str, extra: str, purpose: str) -> ModuleType:
     except ImportError as error:
         what = f"package {package.partition('.')[0]}"
         raise InputError(f"{purpose} needs the {what}: pip install 'mindspore-pet[{extra}]'") from error
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution that is installed; None where there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def on_cpu() -> bool:

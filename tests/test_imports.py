@@ -25,6 +25,7 @@ ROOMS = {
     "parallel": ("pet/parallel",),
     "planning": ("pet/planning", "pet/info.py"),
     "jobs": ("pet/train/prepare.py", "pet/train/run.py", "pet/train/evaluate_run.py"),
+    "diagnosis": ("pet/diagnosis",),
     "compat": ("pet/compat",),
     "cli": ("pet/cli", "pet/__main__.py"),
 }

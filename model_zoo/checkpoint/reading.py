@@ -367,6 +367,21 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     return None
 
 
+def read_parameter(parameter) -> np.ndarray:
+    """A MindSpore Parameter's values as an array, bfloat16 as MindSpore's NumPy type.
+
+    On the CPU that is the parameter's own memory. On a device it is read through a copy there: `asnumpy` leaves what
+    it brings to the host with the tensor that it is called on, so that a model that was once saved would have all its
+    weights on the host, in every process.
+    """
+    import mindspore as ms
+    from mindspore import ops
+
+    if ms.get_context("device_target") == "CPU":
+        return parameter.asnumpy()
+    return ops.deepcopy(parameter).asnumpy()
+
+
 def write_parameter(parameter, values: np.ndarray) -> None:
     """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
 

@@ -14,7 +14,7 @@ import numpy as np
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.reading import base_parameters
+from model_zoo.checkpoint.reading import base_parameters, read_parameter
 from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
 from model_zoo.errors import InputError
 from model_zoo.quantization import files
@@ -98,7 +98,7 @@ def save_pretrained(
     def data(name: str) -> np.ndarray:
         if name in arrays:
             return arrays[name]
-        return packed[name].published() if name in packed else parameters[name].asnumpy()
+        return packed[name].published() if name in packed else read_parameter(parameters[name])
 
     limit = parse_size(max_shard_size)
     with staged(directory, replaces=WEIGHTS) as stage:

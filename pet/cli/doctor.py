@@ -6,31 +6,24 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
-from pet.installation import foreign_adapters
+from pet.installation import foreign_adapters, installed
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
     ("pet doctor --quick", "without starting MindSpore"),
     ("pet doctor --report doctor.txt", "in a file, to attach to a question"),
+    ("pet doctor --full --processes 2", "measure everything in up to 15 minutes, and write doctor.json"),
 ]
 PACKAGES = ("mindspore", "numpy", "safetensors", "tokenizers", "sentencepiece", "pydantic", "pyyaml", "tqdm", "psutil")
 EXTRAS = ("matplotlib", "sacrebleu", "rouge-score")
 
 Finding = tuple[str, str, str]  # ok, note or bad; what; the detail
 GB = 1 << 30
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -40,15 +33,15 @@ def _numbers(text: str) -> tuple[int, ...]:
 def packages() -> Iterator[Finding]:
     """Versions, and the combinations that are known to go wrong."""
     for package in PACKAGES:
-        found = _installed(package)
+        found = installed(package)
         yield ("ok", package, found) if found else ("bad", package, f"is not installed: pip install {package}")
     wrong = foreign_adapters()
     if wrong:
         yield "bad", "adapters", wrong
-    missing = [package for package in EXTRAS if not _installed(package)]
+    missing = [package for package in EXTRAS if not installed(package)]
     if missing:
         yield "note", "report extra", f"{', '.join(missing)} not installed: pip install 'mindspore-pet[report]'"
-    numpy, safetensors, mindspore = map(_installed, ("numpy", "safetensors", "mindspore"))
+    numpy, safetensors, mindspore = map(installed, ("numpy", "safetensors", "mindspore"))
     if numpy and _numbers(numpy) >= (2, 0):
         yield "bad", "numpy", f"{numpy}: MindSpore's wheel is built for NumPy 1; its first operator fails. numpy<2"
     if safetensors and _numbers(safetensors) >= (0, 8):
@@ -196,12 +189,42 @@ def bundled() -> Iterator[Finding]:
     yield ("ok" if models else "bad"), "tiny bases", f"{', '.join(models) or 'none'} ({size / 1e6:.1f} MB)"
 
 
+def measure(options) -> int:
+    """The full diagnosis."""
+    from pet.diagnosis.full import run
+    from pet.installation import on_cpu
+
+    for name in ("quick", "report"):
+        if getattr(options, name):
+            raise InputError(f"--{name} does not go with --full")
+    here = "CPU" if on_cpu() else "Ascend"
+    device = options.device or here
+    if device not in ("CPU", here):
+        raise InputError(f"--device {device}: MindSpore's device here is {here}")
+    chosen = options.only.split(",") if options.only else []
+    return run(
+        device, 2 if options.processes is None else options.processes, chosen, Path(options.output or "doctor.json")
+    )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print every finding; 1 when something is known to be broken."""
     parser = Parser("pet doctor", "What this machine is, and what in it is known not to work together.", EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="do not start MindSpore")
     parser.add_argument("--report", metavar="FILE", help="write it to a file as well, to attach to a question")
+    parser.add_argument(
+        "--full", action="store_true", help="measure messages, cells, layouts, speed, faults; 15 minutes"
+    )
+    parser.add_argument("--device", help="of --full: Ascend or CPU (default: MindSpore's)")
+    parser.add_argument("--processes", type=int, metavar="N", help="of --full: workers of a job (default 2)")
+    parser.add_argument("--only", metavar="NAME,NAME", help="of --full: these sections alone")
+    parser.add_argument("--output", metavar="FILE", help="of --full (default doctor.json)")
     options = parser.read(arguments)
+    if options.full:
+        return measure(options)
+    for name in ("device", "processes", "only", "output"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name} belongs to --full")
     checks: list[Callable[[], Iterator[Finding]]] = [machine, packages, environment, bundled]
     if not options.quick:
         checks.append(device)

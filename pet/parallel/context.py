@@ -139,8 +139,10 @@ class ParallelContext(DistributedContext):
         for index, part in zip(which, ops.split(total, sizes), strict=True):
             vectors[index] = part
 
-    def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
-        """Divided parameters are summed over the shards, whole ones counted once, and all over the stages."""
+    def statistics(self, loss: float, squares: Sequence[float], segments: Sequence) -> tuple[float, float]:
+        """All in one message: a device waits for the host once. The members of a tensor-parallel group have the same
+        loss, and replicas the same gradients; divided parameters are summed over the members, whole ones counted once.
+        """
         own = whole = 0.0
         for square, segment in zip(squares, segments, strict=True):
             role = role_of_segment(segment)
@@ -148,8 +150,10 @@ class ParallelContext(DistributedContext):
                 own += square
             elif role != TIED or self.mesh.is_first:
                 whole += square
-        total = collectives.sum_numbers([own], self.tensor_group)[0] + whole
-        return collectives.sum_numbers([total], self.pipeline_group)[0]
+        counted = 1.0 if self.mesh.shard == 0 else 0.0
+        square = 0.0 if self.mesh.replica else own + (whole if counted else 0.0)
+        total, square = collectives.sum_numbers([loss if counted else 0.0, square], self.everybody)
+        return total, square
 
     def any(self, flag: bool) -> bool:
         return collectives.sum_numbers([float(flag)], self.everybody)[0] > 0
@@ -262,7 +266,7 @@ class ParallelContext(DistributedContext):
         if self.mesh.pipeline > 1:
             if isinstance(step.objective, CustomForward):
                 raise InputError("parallel.pipeline: a forward_step of your own cannot be cut into stages")
-            pipeline = Pipeline(step, model, self.mesh, self.pipeline_group, self.micro_batches, self.stages)
+            pipeline = Pipeline(step, model, self.mesh, self.micro_batches, self.stages)
             step.accumulate, step.gradient = pipeline.accumulate, pipeline
         if self.profile:
             self.meter = Meter(step, sums_in_graphs=self.mesh.tensor > 1)

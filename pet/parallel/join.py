@@ -28,6 +28,8 @@ WAIT_LIMITS = {"MS_CPU_COMM_OP_TIMEOUT": "86400", "HCCL_CONNECT_TIMEOUT": "7200"
 """Seconds that a collective may wait for its peers, on a CPU and on Ascend: the first between two processes, and any.
 The defaults (30, 120 and 1836) are less than one rank's compilation, evaluation or saving may take longer than
 another's; a worker that hangs or dies is the launcher's business. HCCL takes no more than these."""
+MINDSPORES_LIMITS = {"HCCL_CONNECT_TIMEOUT": "600"}
+"""What importing MindSpore puts there where nobody has set it."""
 LEAVE_LIMIT = 20.0
 RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 """One of them is set in every worker."""
@@ -52,7 +54,8 @@ def join() -> Job:
         )
     if job.distributed:
         for name, seconds in WAIT_LIMITS.items():
-            os.environ.setdefault(name, seconds)
+            if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
+                os.environ[name] = seconds
         with waiting():
             job = _connect(job)
         _print_failures()

@@ -55,7 +55,6 @@ class Pipeline:
         step: the training step that this serves; its `accumulate` is replaced.
         model: the stage's cells (`pet.parallel.stages.cut_stage`).
         mesh: the layout.
-        group: the stages.
         micro_batches: pieces that each batch is cut into.
         stages: the layers of each stage, for the report.
     """
@@ -65,11 +64,10 @@ class Pipeline:
         step: TrainStep,
         model,
         mesh: Mesh,
-        group: collectives.Group,
         micro_batches: int,
         stages: Sequence[range],
     ):
-        self.step, self.mesh, self.group, self.micro_batches = step, mesh, group, micro_batches
+        self.step, self.mesh, self.micro_batches = step, mesh, micro_batches
         self.stages, self.reported = stages, False
         self.before, self.behind = neighbours(mesh, model)
         spans, offset = [], 0
@@ -94,7 +92,7 @@ class Pipeline:
         return self.forward.seconds + self.backward.seconds
 
     def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
-        """As `TrainStep.accumulate`."""
+        """As `TrainStep.accumulate`. The loss is the last stage's; the others have 0."""
         pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches, self.arrays)]
         # of the whole batch, and the place of the piece's rows in it: what is drawn is what one process would draw
         first = self.step.distributed.data_rank * self.micro_batches
@@ -129,7 +127,7 @@ class Pipeline:
             return dx
 
         one_forward_one_backward(self.mesh, sizes, forward, backward, self.before, self.behind)
-        return collectives.sum_numbers([sum_of(losses)], self.group)[0], vectors
+        return sum_of(losses), vectors
 
     def _report(self, pieces: int) -> None:
         """Says once how the layers lie, and how long each stage waits."""
@@ -150,7 +148,8 @@ class PipelineMeasure:
     Args:
         measure: ``(input_ids or activations, …) → sums``, the last stage's part.
         objective: says how many sums there are.
-        model, mesh, group: as for `Pipeline`.
+        model, mesh: as for `Pipeline`.
+        group: the stages.
     """
 
     def __init__(self, measure: Compiled, objective: Objective, model, mesh: Mesh, group: collectives.Group):

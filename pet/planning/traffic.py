@@ -128,14 +128,11 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
         neighbours = (not first) + (not last)
         add("send", "pipeline", steps.pieces * neighbours, steps.pieces * neighbours * block)
         add("receive", "pipeline", steps.pieces * neighbours, steps.pieces * neighbours * block)
-    # counts, losses and norms: pairs of float32, gathered
+    # pairs of float32, gathered: what the loss is divided by; loss and norm; whether all go on
     if steps.data > 1:
-        add("all_gather", "data", 2, 32)
-    if steps.tensor > 1:
-        add("all_gather", "tensor", 1, 8)
-    if steps.pipeline > 1:
-        add("all_gather", "pipeline", 2, 16)
+        add("all_gather", "data", 1, 24)
     if steps.data * steps.tensor * steps.pipeline > 1:
+        add("all_gather", "world", 1, 16)
         add("all_gather", "world", 1, 8)
     return found
 

@@ -2,7 +2,7 @@
 
 ``pet.parallel`` gives an object with the same names whose sums go over all processes. These are the only places where
 the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (`all_reduce_sum`), their norm
-(`sum_of_squares`), what is written (`is_main`, `gather`, `scatter`), and that all stop together (`any`).
+(`statistics`), what is written (`is_main`, `gather`, `scatter`), and that all stop together (`any`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,15 @@ class DistributedContext:
         """The whole gradients from each process's terms: a vector per segment."""
         return list(vectors)
 
-    def sum_of_squares(self, squares: Sequence[float], segments: Sequence) -> float:
-        """The squared norm of all gradients, each parameter counted once, from those of this process's segments."""
-        return float(sum(squares))
+    def statistics(self, loss: float, squares: Sequence[float], segments: Sequence) -> tuple[float, float]:
+        """The summed loss of all replicas, and the squared norm of all gradients, each parameter counted once.
+
+        Args:
+            loss: of this process's rows; of a pipeline the last stage alone has one, the others give 0.
+            squares: of each of this process's segments.
+            segments: the same.
+        """
+        return loss, float(sum(squares))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""

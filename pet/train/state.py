@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.reading import read_parameter, write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer
@@ -60,7 +60,7 @@ def trained(trainer) -> dict[str, Any]:
 
 def gathered(trainer, parameters: dict[str, Any]) -> dict[str, np.ndarray]:
     """Parameters whole, in the main process; all must call it."""
-    return trainer.distributed.gather({name: value.asnumpy() for name, value in parameters.items()})
+    return trainer.distributed.gather({name: read_parameter(value) for name, value in parameters.items()})
 
 
 def whole_weights(trainer, weights: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:

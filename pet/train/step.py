@@ -203,8 +203,8 @@ class TrainStep:
         weight = scalar(scale / max(count, 1))
         total, vectors = self.accumulate(batches, step, weight)
         vectors = self.distributed.all_reduce_sum(vectors, self.optimizer.segments)
-        total = self.distributed.sum_numbers([total])[0]
-        norm = self.norm(vectors) / scale
+        total, square = self.distributed.statistics(total, self.squares_of(vectors), self.optimizer.segments)
+        norm = math.sqrt(square) / scale if math.isfinite(square) else math.nan
         loss = total / max(count, 1)
         finite = math.isfinite(norm) and math.isfinite(loss)
         applied = finite and loss <= limit
@@ -239,11 +239,9 @@ class TrainStep:
         """Time spent in first calls so far."""
         return self.gradient.seconds + self.add.seconds + self.squares.seconds + self.optimizer.compile_seconds
 
-    def norm(self, vectors: Sequence[Tensor]) -> float:
-        """The global norm of the summed gradients; infinite or NaN where one of them is."""
-        squares = self.squares(*vectors).asnumpy().astype(np.float64).tolist()
-        total = self.distributed.sum_of_squares(squares, self.optimizer.segments)
-        return math.sqrt(total) if math.isfinite(total) else math.nan
+    def squares_of(self, vectors: Sequence[Tensor]) -> list[float]:
+        """The sum of squares of each vector; infinite or NaN where one of its numbers is."""
+        return self.squares(*vectors).asnumpy().astype(np.float64).tolist()
 
 
 def sum_of(losses: Sequence[Tensor]) -> float:

@@ -190,3 +190,15 @@ def test_peak_memory_of_loading(kept, dtype, layers, fixtures, tmp_path):
     assert measured["size"] >= 500  # MB: so much that nothing else counts
     assert measured["peak"] <= 1.2 * measured["size"], measured
     assert measured["peak"] >= 0.9 * measured["size"], "the weights were not in memory: nothing was measured"
+
+
+@pytest.mark.parametrize("target", ["CPU", "Ascend"])
+def test_reading_a_parameter_leaves_nothing_on_the_host_of_a_device(target, monkeypatch):
+    """On a CPU the array is the parameter's memory; on a device it belongs to a copy, and goes away with it."""
+    from model_zoo.checkpoint.reading import read_parameter
+
+    parameter = ms.Parameter(ms.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3)), name="weight")
+    monkeypatch.setattr(ms, "get_context", lambda name: target)
+    found = read_parameter(parameter)
+    assert found.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert np.shares_memory(found, parameter.asnumpy()) == (target == "CPU")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, ParameterTuple, ops
 
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.reading import read_parameter, write_parameter
 from pet.train.optimizers.base import Optimizer, zeros
 from pet.train.segments import Segment, flatten, unflatten
 
@@ -88,9 +88,11 @@ class Adafactor(Optimizer):
         for segment, state in zip(self.segments, self.state, strict=True):
             for slot, vector in state.items():
                 if slot == "master":
-                    arrays.update({f"master.{name}": part for name, part in segment.split(vector.asnumpy()).items()})
+                    arrays.update(
+                        {f"master.{name}": part for name, part in segment.split(read_parameter(vector)).items()}
+                    )
                 else:
-                    arrays[vector.name] = vector.asnumpy()
+                    arrays[vector.name] = read_parameter(vector)
         return arrays
 
     def load_slot(self, segment, slot, vector, arrays):

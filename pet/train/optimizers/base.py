@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.reading import read_parameter, write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten
@@ -162,7 +162,7 @@ class Optimizer:
         arrays = {}
         for segment, state in zip(self.segments, self.state, strict=True):
             for slot, vector in state.items():
-                for name, part in segment.split(vector.asnumpy()).items():
+                for name, part in segment.split(read_parameter(vector)).items():
                     arrays[f"{slot}.{name}"] = part
         return arrays
 

@@ -21,6 +21,7 @@ SHORTER = {
     "evaluate": "eval.metrics=[loss] eval.shown_samples=0 data.eval=my_test.jsonl",
     "predict": "--max-new-tokens 4",
     "chat": "--max-new-tokens 4",
+    "doctor --full": "--only machine,products --output doctor_example.json",
 }
 # These need other machines, or a program of the user's.
 ELSEWHERE = ("--nnodes", "python train.py", "pet launch -n 2 -- pet")
@@ -55,7 +56,9 @@ def test_example(home, monkeypatch, capsys, name, line):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the processes that it starts
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/quit\n"))
     line, _, target = line.partition(" > ")
-    words = shlex.split(line) + shlex.split(SHORTER.get(name, ""))
+    words = shlex.split(line)
+    for beginning in (name, " ".join(words[1:3])):
+        words += shlex.split(SHORTER.get(beginning, ""))
     assert words[0] == "pet"
     code = main(words[1:])
     captured = capsys.readouterr()

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -83,13 +85,23 @@ def test_on_a_cpu_the_private_function_is_called(monkeypatch, calls, launcher):
     assert names(calls) == ["store", "private init", "create_group"]
 
 
-def test_limits_are_set_before_joining_and_a_users_own_stay(monkeypatch, calls):
+@pytest.mark.parametrize("connecting", [None, join.MINDSPORES_LIMITS["HCCL_CONNECT_TIMEOUT"]])
+def test_limits_are_set_before_joining_and_a_users_own_stay(monkeypatch, calls, connecting):
+    if connecting:
+        monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", connecting)
     monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "600")
     join_on(monkeypatch, "Ascend", "pet")
     limits = {name: value for name, value, _ in calls if name in join.WAIT_LIMITS}
     assert limits == {**join.WAIT_LIMITS, "HCCL_EXEC_TIMEOUT": "600"}
     assert 120 <= int(limits["HCCL_CONNECT_TIMEOUT"]) <= 7200  # what HCCL takes
     assert 68 <= int(join.WAIT_LIMITS["HCCL_EXEC_TIMEOUT"]) <= 17340
+
+
+def test_importing_mindspore_sets_a_limit_of_its_own():
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HCCL_")}
+    code = "import os, mindspore; print({k: v for k, v in os.environ.items() if k.startswith('HCCL_')})"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(join.MINDSPORES_LIMITS)
 
 
 def test_arguments_of_the_stand_ins_are_those_of_mindspore():

@@ -1,0 +1,172 @@
+"""The cells that all models are made of: forward and gradient against NumPy in double precision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn
+
+from model_zoo.activations import GeluTanh, QuickGelu, SwiGLU
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, LayerNorm, Linear, RMSNorm, name_parameters
+from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
+from pet.diagnosis.report import NOTE, Section
+
+LIMITS = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
+"""Largest differences by the largest value: a few units in the last place of each type."""
+BATCH, LENGTH, HEADS, KV_HEADS, HEAD_DIM, EPS = 2, 6, 2, 1, 16, 1e-6
+STEP = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A cell and what it must be.
+
+    Attributes:
+        cell: MindSpore's.
+        reference: ``(inputs …, weights …) → output`` in NumPy.
+        inputs: shapes of what it is given and differentiated by.
+        fixed: whole numbers that it is given besides, in front or behind.
+        call: ``(cell, inputs …) → output``.
+    """
+
+    cell: nn.Cell
+    reference: Callable
+    inputs: Sequence[tuple[int, ...]]
+    call: Callable = lambda cell, *inputs: cell(*inputs)
+
+
+def subjects(dtype) -> dict[str, Subject]:
+    """The cells by name, with parameters of a type."""
+    rows, width, out = BATCH * LENGTH, 32, 24
+    x, heads = (rows, width), (BATCH, HEADS, LENGTH, HEAD_DIM)
+    keys = (BATCH, KV_HEADS, LENGTH, HEAD_DIM)
+    ids = np.arange(rows) % 7
+    index = np.arange(LENGTH)
+    start, end = np.zeros((BATCH, LENGTH), np.int32), np.tile(index + 1, (BATCH, 1)).astype(np.int32)
+    start[1, 3:] = 3  # two documents in the second row
+    seen = (index >= start[..., None]) & (index < end[..., None])
+    angles = index[:, None] * rotary_frequencies(HEAD_DIM)[None].astype(np.float64)
+    found = {
+        "Linear": Subject(Linear(width, out, dtype=dtype), lambda x, w, b: x @ w.T + b, [x]),
+        "Conv1D": Subject(Conv1D(width, out, dtype=dtype), lambda x, w, b: x @ w + b, [x]),
+        "Embedding": Subject(
+            Embedding(7, width, dtype=dtype), lambda w: w[ids], [], lambda cell: cell(Tensor(ids.astype(np.int32)))
+        ),
+        "RMSNorm": Subject(
+            RMSNorm(width, EPS, dtype), lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w, [x]
+        ),
+        "LayerNorm": Subject(LayerNorm(width, EPS, dtype), _layer_norm, [x]),
+        "GeluTanh": Subject(GeluTanh(), lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))), [x]),
+        "QuickGelu": Subject(QuickGelu(), lambda x: x / (1 + np.exp(-1.702 * x)), [x]),
+        "SwiGLU": Subject(SwiGLU(), lambda gate, up: gate / (1 + np.exp(-gate)) * up, [x, x]),
+        "attention": Subject(
+            AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
+            lambda q, k, v: _attention(q, k, v, seen),
+            [heads, keys, keys],
+            lambda cell, q, k, v: cell(q, k, v, Tensor(start), Tensor(end), None),
+        ),
+    }
+    for form in ("half", "interleaved"):
+        table = RotaryTable(rotary_frequencies(HEAD_DIM), form)
+        found[f"rotary {form}"] = Subject(
+            Rotary(form, HEAD_DIM, HEAD_DIM),
+            lambda x, form=form: _rotate(x, angles, form),
+            [heads],
+            lambda cell, x, table=table: cell(x, *table(Tensor(np.tile(index, (BATCH, 1)).astype(np.int32)))),
+        )
+    return found
+
+
+def _layer_norm(x, w, b):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPS) * w + b
+
+
+def _attention(q, k, v, seen):
+    groups = HEADS // KV_HEADS
+    scores = q @ np.repeat(k, groups, 1).swapaxes(2, 3) * HEAD_DIM**-0.5
+    weights = np.exp(np.where(seen[:, None], scores - scores.max(-1, keepdims=True), -np.inf))
+    mixed = weights / weights.sum(-1, keepdims=True) @ np.repeat(v, groups, 1)
+    return mixed.transpose(0, 2, 1, 3).reshape(BATCH * LENGTH, HEADS * HEAD_DIM)
+
+
+def _rotate(x, angles, form):
+    a, b = (x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) if form == "half" else (x[..., ::2], x[..., 1::2])
+    turned = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
+    if form == "half":
+        return np.concatenate(turned, -1)
+    return np.stack(turned, -1).reshape(x.shape)
+
+
+def look(section: Section, small: bool) -> None:
+    """A row for each cell and type: of the forward, and of the gradients."""
+    for kind, limit in LIMITS.items():
+        dtype = getattr(ms, kind)
+        for name, subject in subjects(dtype).items():
+            # MindSpore has few kernels for bfloat16 on a CPU; there it is a precision of products alone
+            lacking = NOTE if kind == "bfloat16" and small else "bad"
+            with section.checking(f"{name} {kind}", lacking):
+                forward, gradient = differences(subject, dtype)
+                section.difference(f"{name} {kind} forward", forward, limit)
+                section.difference(f"{name} {kind} gradient", gradient, 4 * limit)
+
+
+def differences(subject: Subject, dtype) -> tuple[float, float]:
+    """Largest differences of a cell's output and gradients from NumPy's, by the largest value of each."""
+    random = np.random.default_rng(7)
+    name_parameters(subject.cell)
+    weights = list(subject.cell.get_parameters())
+    for weight in weights:
+        weight.set_data(_tensor(random.normal(size=weight.shape), dtype))
+    inputs = [_tensor(random.normal(size=shape), dtype) for shape in subject.inputs]
+    exact = [_array(each) for each in (*inputs, *weights)]
+    expected = subject.reference(*exact)
+    slope = _tensor(random.normal(size=expected.shape), dtype)
+
+    def loss(*inputs):
+        return (subject.call(subject.cell, *inputs).astype(ms.float32) * slope.astype(ms.float32)).sum()
+
+    output = _array(subject.call(subject.cell, *inputs))
+    positions = tuple(range(len(inputs))) if inputs else None
+    found = ms.grad(loss, positions, ParameterTuple(weights) if weights else None)(*inputs)
+    gradients = _flat(found)
+    largest = 0.0
+    for place, gradient in enumerate(gradients):
+        wanted = numeric_gradient(subject.reference, exact, place, _array(slope))
+        largest = max(largest, _apart(_array(gradient), wanted))
+    return _apart(output, expected), largest
+
+
+def numeric_gradient(function: Callable, arguments: list[np.ndarray], place: int, slope: np.ndarray) -> np.ndarray:
+    """The gradient of ``sum(function(…) · slope)`` by one argument, by central differences in double precision."""
+    point = arguments[place].copy()
+    result = np.empty_like(point)
+    changed = [*arguments[:place], point, *arguments[place + 1 :]]
+    for index in np.ndindex(point.shape):
+        value, ends = point[index], []
+        for sign in (1, -1):
+            point[index] = value + sign * STEP
+            ends.append(float((function(*changed) * slope).sum()))
+        point[index] = value
+        result[index] = (ends[0] - ends[1]) / (2 * STEP)
+    return result
+
+
+def _flat(found) -> list[Tensor]:
+    return [each for part in found for each in _flat(part)] if isinstance(found, (tuple, list)) else [found]
+
+
+def _tensor(values: np.ndarray, dtype) -> Tensor:
+    return Tensor(values.astype(np.float32)).astype(dtype)
+
+
+def _array(tensor) -> np.ndarray:
+    return tensor.astype(ms.float32).asnumpy().astype(np.float64)
+
+
+def _apart(found: np.ndarray, expected: np.ndarray) -> float:
+    """NaN where something is not finite."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -1,0 +1,117 @@
+"""A training job that is killed, that stops answering, and that goes on: the way it ends, and where it gets to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+import pet
+from pet.diagnosis.report import Section
+
+STEPS, FAULT_AT, SAVE_EVERY = 8, 3, 2
+RECIPE = ["gpt_lora", "train.epochs=null", f"train.steps={STEPS}", f"train.save_every={SAVE_EVERY}"]
+RECIPE += ["train.batch_size=8", "eval.every_epochs=null", "eval.metrics=[loss]", "eval.shown_samples=0"]
+LIMIT = 1e-5
+END_LIMIT, JOB_LIMIT = 20.0, 200.0
+"""Seconds from a fault to the end of the job, and of a whole job."""
+
+
+def look(section: Section, directory: Path, processes: int) -> None:
+    """Four jobs: one runs through, one is killed, in its continuation a worker is stopped, and the last one goes on."""
+    whole = Job(directory / "whole", processes)
+    code, text = whole.wait()
+    right = code == 0 and whole.steps() == STEPS
+    section.add("runs through", right, f"exit code {code}, {whole.steps()} steps", **log(right, text))
+    if code:
+        return
+    for name, number, at, expected in (("killed", signal.SIGKILL, FAULT_AT, 137), ("stopped", signal.SIGSTOP, 5, 124)):
+        job = Job(directory / "broken", processes, resume=name != "killed")
+        begin = job.fault(number, at)
+        code, text = job.wait()
+        seconds = time.monotonic() - begin
+        blamed = f"rank {processes - 1}" in text
+        right = code == expected and blamed and seconds <= END_LIMIT
+        told = f"exit code {code} after {seconds:.1f} s" + ("" if blamed else f"; rank {processes - 1} is not blamed")
+        section.add(f"a worker is {name}", right, told, seconds=seconds, code=code, **log(right, text))
+    job = Job(directory / "broken", processes, resume=True)
+    code, text = job.wait()
+    losses = whole.losses(), job.losses()
+    if code or losses[0].keys() != losses[1].keys():
+        section.add("resumed", False, f"exit code {code}, steps {sorted(losses[1])}", **log(False, text))
+        return
+    apart = max(abs(losses[0][step] - losses[1][step]) for step in losses[0])
+    section.difference("resumed", apart, LIMIT, " of losses from those of the job that ran through")
+
+
+def log(right: bool, text: str) -> dict[str, str]:
+    """What a job printed last, for a row that is bad."""
+    return {} if right else {"log": text[-4000:]}
+
+
+class Job:
+    """``pet finetune`` over several processes.
+
+    Args:
+        output: its run directory.
+        processes: replicas.
+        resume: go on from its last checkpoint.
+    """
+
+    def __init__(self, output: Path, processes: int, resume: bool = False):
+        self.output, self.processes = output, processes
+        program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py")), "finetune", *RECIPE]
+        options = [f"output.dir={output}", f"parallel.data={processes}", *(["--resume"] if resume else [])]
+        self.log = output.with_name(f"{output.name}_{time.monotonic_ns()}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([*program, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def fault(self, number: int, step: int) -> float:
+        """Sends a signal to the last worker when a step is done. Returns the time of it."""
+        limit = time.monotonic() + JOB_LIMIT
+        while self.steps() < step and self.process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        for child in psutil.Process(self.process.pid).children():
+            if _rank(child) == self.processes - 1:
+                os.kill(child.pid, number)
+        return time.monotonic()
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code, and what was printed."""
+        try:
+            code = self.process.wait(JOB_LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            code = self.process.wait()
+        return code, self.log.read_text(errors="replace")
+
+    def steps(self) -> int:
+        """Steps done, of this job and those that it goes on from."""
+        return max(self.losses(), default=0)
+
+    def losses(self) -> dict[int, float]:
+        """{step: loss}"""
+        path = self.output / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        found = {}
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # the last one may be half written
+                continue
+            if "loss" in record:
+                found[record["step"]] = record["loss"]
+        return found
+
+
+def _rank(process: psutil.Process) -> int | None:
+    try:
+        return int(process.environ().get("RANK_ID", -1))
+    except psutil.Error:
+        return None

@@ -1,0 +1,166 @@
+"""``pet doctor --full``: it runs whole on a CPU, finds what is wrong, and a failing section costs its own rows only."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from pet.cli.main import main
+from pet.diagnosis import cells, full
+from pet.diagnosis.full import ALL, SECTIONS, Part, run
+from pet.diagnosis.report import BAD, NOTE, OK, Section, read_rows, table
+from pet.diagnosis.training import possible
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return tmp_path
+
+
+def rows_of(path: Path) -> dict[str, list[dict]]:
+    found: dict[str, list[dict]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        found.setdefault(row["section"], []).append(row)
+    return found
+
+
+@pytest.mark.slow
+def test_it_runs_whole_on_a_cpu(here, all_cores, capsys):
+    assert main(["doctor", "--full", "--device", "CPU", "--processes", "2"]) == 0, capsys.readouterr().out
+    out, found = capsys.readouterr().out, rows_of(here / "doctor.json")
+    assert list(found) == list(ALL)
+    verdicts = {row["verdict"] for rows in found.values() for row in rows}
+    assert verdicts == {OK, NOTE}
+    assert all(row["check"].replace("|", "\\|") in out for rows in found.values() for row in rows)
+    layouts = {row["check"] for row in found["layouts"]}
+    assert len(layouts) == len(list(possible(2))) == 4
+    assert {row["check"] for row in found["endings"]} == {
+        "runs through",
+        "a worker is killed",
+        "a worker is stopped",
+        "resumed",
+    }
+    # what is printed can be pasted: a table, each row of as many cells
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in lines} == {5}
+
+
+def test_chosen_sections_and_their_file(here, capsys):
+    assert main(["doctor", "--full", "--only", "machine,products", "--output", "some.json"]) == 0
+    found = rows_of(here / "some.json")
+    assert list(found) == ["machine", "products"]
+    assert {row["check"] for row in found["products"]} == {
+        f"{kind} {what}" for kind in ("int8", "nf4", "fp4", "int4") for what in ("product", "gradient")
+    }
+    assert all(row["numbers"]["difference"] < 1e-6 for row in found["products"])
+    assert "0 bad" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--full", "--only", "cell"], "no section 'cell'.*cells"),
+        (["--full", "--processes", "1"], "at least 2"),
+        (["--full", "--device", "Ascend"], "MindSpore's device here is CPU"),
+        (["--full", "--quick"], "--quick does not go with --full"),
+        (["--processes", "2"], "--processes belongs to --full"),
+    ],
+)
+def test_wrong_options(here, arguments, message, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (here / "doctor.json").exists()
+
+
+def crash(section, small):
+    section.add("before", True)
+    os._exit(3)
+
+
+def hang(section, small):
+    section.add("before", True)
+    while True:
+        sys.stdin.read()
+
+
+def fail(section, small):
+    section.add("before", True)
+    raise ValueError("\n\nsome reason\nand more")
+
+
+@pytest.mark.parametrize(
+    ("function", "told"), [(crash, "exit code 3"), (hang, "not done after"), (fail, "ValueError: some reason")]
+)
+def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, function, told, capsys):
+    """Each in a process of its own, which imports this file by its path."""
+    worker = (
+        "import importlib.util, sys; from pathlib import Path\n"
+        f"spec = importlib.util.spec_from_file_location('failing', {__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        "from pet.diagnosis.report import Section\n"
+        "section = Section(sys.argv[3], Path(sys.argv[1], f'{sys.argv[3]}.json'))\n"
+        f"with section.checking(sys.argv[3]): module.{function.__name__}(section, True)\n"
+    )
+    monkeypatch.setitem(
+        full.COMMANDS, "none", lambda old, *rest: [([sys.executable, "-c", worker, *old[3:]], {"X": "1"})]
+    )
+    monkeypatch.setitem(SECTIONS, "cells", Part("cells:look", limit=15.0 if function is hang else 60.0))
+    assert run("CPU", 2, ["machine", "cells"], here / "doctor.json") == 1
+    found = rows_of(here / "doctor.json")
+    assert [row["verdict"] for row in found["cells"]] == [OK, BAD]
+    assert told in found["cells"][1]["measured"] and told in capsys.readouterr().out
+    assert found["machine"]
+
+
+def test_a_wrong_cell_is_found():
+    subject = cells.subjects(ms.float32)["RMSNorm"]
+    right = cells.differences(subject, ms.float32)
+    assert max(right) < 1e-6
+    subject.cell.eps = 0.1
+    wrong = cells.differences(subject, ms.float32)
+    assert min(wrong) > 1e-3
+
+
+def test_a_gradient_that_is_not_the_forwards_is_found():
+    class Halved(ms.nn.Cell):
+        def construct(self, x):
+            return x * x
+
+        def bprop(self, x, out, dout):
+            return (x * dout,)
+
+    found = cells.differences(cells.Subject(Halved(), lambda x: x * x, [(3, 4)]), ms.float32)
+    assert found[0] < 1e-6 and 0.4 < found[1] < 0.6
+
+
+def test_differences_that_are_no_numbers_are_bad(tmp_path):
+    section = Section("some", tmp_path / "some.json")
+    section.difference("a", float("nan"), 1.0)
+    section.difference("b", 0.5, 1.0)
+    section.difference("c", np.inf, 1.0)
+    assert [row.verdict for row in read_rows(tmp_path / "some.json")] == [BAD, OK, BAD]
+    assert table(section.rows).count("\n") == 4
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_every_layout_is_tried(size):
+    found = [
+        tuple(layout.get(key, False) for key in ("data", "tensor", "pipeline", "shard_optimizer"))
+        for layout in possible(size)
+    ]
+    assert len(found) == len(set(found))
+    assert all(data * tensor * pipeline == size for data, tensor, pipeline, _ in found)
+    assert {layout["pipeline"] for layout in possible(4)} == {1, 2, 4}
+
+
+def test_sections_share_processes_on_a_cpu_and_not_on_an_accelerator():
+    assert full.together(ALL, "Ascend") == [[name] for name in ALL]
+    together = full.together(ALL, "CPU")
+    assert [name for names in together for name in names] == list(ALL) and len(together) < len(ALL)
