@@ -19,6 +19,7 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
+from model_zoo.ascend_attention import fused_attention, has_fused_attention
 from model_zoo.engine import precision_suffix, uses_kernel
 from model_zoo.rotary import Rotary
 
@@ -222,6 +223,7 @@ class AttentionCore(nn.Cell):
         self.cache = None
         self.drop = None  # of the weights, while training
         self.causal = causal
+        self.fused = has_fused_attention(head_dim)
         uses_kernel(self, "attention", causal=causal)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
@@ -266,9 +268,6 @@ class AttentionCore(nn.Cell):
         if self.fast and whole and query.dtype == ms.float32 and not dropped:
             columns = self.columns(start, keep, extra, extra_visible)
             return self.kernel(query, keys, values, start, end, columns)
-        groups = self.heads // self.kv_heads
-        if groups > 1:
-            keys, values = self.spread(keys, groups), self.spread(values, groups)
         allowed = visible(start, end, keep, total - extra)  # (B, S, K)
         if extra > 0:
             if extra_visible is None:
@@ -276,6 +275,12 @@ class AttentionCore(nn.Cell):
             else:
                 before = ops.broadcast_to((extra_visible != 0).expand_dims(1), (batch, length, extra))
             allowed = ops.concat((before, allowed), -1)
+        if self.fused and whole and not dropped and query.dtype in (ms.float16, ms.bfloat16):
+            mixed = fused_attention(query, keys, values, allowed, self.heads, self.scale)
+            return mixed.transpose(0, 2, 1, 3).reshape(batch * length, self.heads * self.head_dim)
+        groups = self.heads // self.kv_heads
+        if groups > 1:
+            keys, values = self.spread(keys, groups), self.spread(values, groups)
         scores = self.scores(query, keys).astype(ms.float32) * self.scale  # (B, heads, S, K)
         scores = ops.where(allowed.expand_dims(1), scores, MASKED)
         weights = self.softmax(scores)
