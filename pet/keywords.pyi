@@ -26,7 +26,7 @@ class TrainSettings(TypedDict, total=False):
     clip_norm: float | None
     precision: Literal["fp32", "fp16", "bf16", "auto"]
     loss_scale: Any
-    recompute: bool
+    recompute: Any
     objective: str
     beta: float | None
     sft_weight: float

@@ -29,16 +29,17 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
         stage: the pipeline stage.
     """
     sizes = Sizes(work, divided, steps, stage)
-    layers = len(divided.layers[stage])
-    fused = work.width == 4 and steps.tensor == 1
-    found = layer_memory(work.meta_model, work.adapter, work.recompute) if fused else None
-    if found is not None:
-        return sizes.whole(found, layers)
+    layers, again = divided.layers[stage], steps.again(divided.layers[stage])
+    if work.width == 4 and steps.tensor == 1:
+        kinds = [twice for twice, count in ((False, len(layers) - len(again)), (True, len(again))) if count]
+        profiles = {twice: layer_memory(work.meta_model, work.adapter, twice) for twice in kinds}
+        if None not in profiles.values():
+            return sizes.whole(profiles, layers, again)
     kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
     once = sizes.once() if work.width == 4 else 0
-    held = layers * kept + once
-    if work.recompute:  # every layer keeps its input; one at a time is there in full
-        held = layers * sizes.hidden * work.width + kept
+    held = len(layers) * kept + once
+    if again:  # these keep their input; one at a time is there in full
+        held = len(again) * sizes.hidden * work.width + (len(layers) - len(again) + 1) * kept
     found = steps.tokens * (held + besides)
     if stage == steps.pipeline - 1:
         found = max(found, steps.tokens * held + sizes.head_bytes())
@@ -116,15 +117,23 @@ class Sizes:
             besides -= self.hidden
         return 4 * kept, 4 * besides
 
-    def whole(self, found: MemoryProfile, layers: int) -> int:
-        """Bytes at the peak where layers are one operator each way: what they keep, or their inputs where they are
-        computed again, what goes into the first and the tables; besides, in the backward pass, what is forgotten, the
-        gradient that came in, and the one that goes out."""
-        held = layers * found.saved + self.hidden + 2 * self.rotated
-        if self.work.recompute:
-            held += (layers - 1) * self.hidden
+    def whole(self, profiles: dict[bool, MemoryProfile], layers: range, again: range) -> int:
+        """Bytes at the peak where layers are one operator each way: what they keep, what goes into each operator and
+        the tables; besides, in the backward pass, what is forgotten, the gradient that came in, and the one that goes
+        out.
+
+        Args:
+            profiles: of layers that are computed again (True) and of others, as far as there are any.
+            layers: of the stage.
+            again: those that are computed again, each an operator of its own; the others between them are one.
+        """
+        operators = len(again) + sum(
+            layer not in again and (layer - 1 in again or layer == layers.start) for layer in layers
+        )
+        held = sum(profiles[layer in again].saved for layer in layers) + operators * self.hidden + 2 * self.rotated
         out = 0 if self.stage == 0 and self.work.adapter is not None and not self.trained_at("first") else self.hidden
-        besides = max(found.backward + self.hidden + out, found.forward + self.hidden)
+        backward, forward = (max(getattr(one, way) for one in profiles.values()) for way in ("backward", "forward"))
+        besides = max(backward + self.hidden + out, forward + self.hidden)
         peak = 4 * self.steps.tokens * (held + besides)
         if self.stage == self.steps.pipeline - 1:
             peak = max(peak, 4 * self.steps.tokens * held + self.head_bytes())

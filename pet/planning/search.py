@@ -38,7 +38,7 @@ class Work:
         length: tokens of a row.
         dtype: of activations, and of the base's weights where `stored` says nothing else.
         optimizer: its name.
-        recompute: whether every layer keeps its input only.
+        recompute: of so many layers the first keeps its input only; 0 for none.
         micro_batch: rows of one forward pass on one replica; None tries all.
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
@@ -50,7 +50,7 @@ class Work:
     length: int
     dtype: str
     optimizer: str = "adamw"
-    recompute: bool = False
+    recompute: int = 0
     micro_batch: int | None = None
     stored: str | None = None
     quantization: Quantization | None = None
@@ -363,7 +363,8 @@ def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> 
     trained = sum(share.size for share in matrices if share.trained)
     attention = 4 * steps.tokens * work.length * dims.heads * dims.head_dim // steps.tensor * len(divided.layers[stage])
     forward = 2 * steps.tokens * products + attention
-    again = work.recompute or stage < steps.pipeline - 1
+    layers = divided.layers[stage]
+    again = 1.0 if stage < steps.pipeline - 1 else len(steps.again(layers)) / max(len(layers), 1)
     return forward * (2 + again) + attention + 2 * steps.tokens * trained
 
 

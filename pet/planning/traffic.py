@@ -23,7 +23,7 @@ class Steps:
         tokens: of one of them.
         width: bytes of a number in an activation.
         zero: whether the optimizer's state is divided over the replicas.
-        recompute: whether layers are computed again in the backward pass.
+        recompute: of so many layers the first is computed again in the backward pass; 0 for none.
     """
 
     data: int
@@ -33,14 +33,20 @@ class Steps:
     tokens: int
     width: int
     zero: bool = False
-    recompute: bool = False
+    recompute: int = 0
+
+    def again(self, layers: range) -> range:
+        """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
+        if not self.recompute:
+            return range(0)
+        return range(-(-layers.start // self.recompute) * self.recompute, layers.stop, self.recompute)
 
 
-def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, recompute: bool = False) -> int:
+def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, again: range = range(0)) -> int:
     """Sublayers of a stage whose input needs a gradient: each has one sum over the tensor-parallel group backward.
 
     On the first stage those up to the first trained parameter need none; later stages always owe the stage before one.
-    A layer that is computed again is differentiated as a whole, its input included.
+    A layer that is computed again (one of `again`) is differentiated as a whole, its input included.
     """
     layers = layout.layers[stage]
     if stage > 0:
@@ -62,7 +68,7 @@ def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, recompute: 
                 number = 2 * place + 1
             else:
                 number = 2 * place - 1  # a norm: what it feeds needs a gradient
-            first = min(first, 2 * place - 1 if recompute else number)
+            first = min(first, 2 * place - 1 if place in again else number)
     return 2 * layers.stop - 1 - first if first < 2 * layers.stop else 0
 
 
@@ -72,24 +78,28 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
         return 0, 0
     block = steps.tokens * meta_model.config.dims.hidden * steps.width
     forward = 2 * len(layout.layers[stage])
+    twice = steps.again(layout.layers[stage])
     small_calls, small_bytes = dora_sums(meta_model, layout, stage, adapter)
+    small_again, bytes_again = dora_sums(meta_model, layout, stage, adapter, twice)
     runs = 1  # of the forward, beside the backward
     if steps.pipeline > 1 and stage < steps.pipeline - 1:
         runs += 1  # once to send on, once more with the backward
-    again = forward if steps.recompute else 0
-    calls = runs * forward + again + gradient_sums(meta_model, layout, stage, steps.recompute)
-    small = runs + (1 if steps.recompute else 0)
-    return steps.pieces * (calls + small * small_calls), steps.pieces * (calls * block + small * small_bytes)
+    calls = runs * forward + 2 * len(twice) + gradient_sums(meta_model, layout, stage, twice)
+    small_calls, small_bytes = runs * small_calls + small_again, runs * small_bytes + bytes_again
+    return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes)
 
 
-def dora_sums(meta_model: MetaModel, layout: Layout, stage: int, adapter) -> tuple[int, int]:
-    """DoRA's two small sums at every row-parallel cell: W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``."""
+def dora_sums(
+    meta_model: MetaModel, layout: Layout, stage: int, adapter, layers: range | None = None
+) -> tuple[int, int]:
+    """DoRA's two small sums at every row-parallel cell of these layers (all): W·Aᵀ ``(out, r)`` and A·Aᵀ ``(r, r)``."""
     if not getattr(adapter, "use_dora", False):
         return 0, 0
     calls = nbytes = 0
     for share in layout.of_stage(stage):
         path, found, _ = share.name.partition(".lora_magnitude_vector")
-        if found and side_of(meta_model, path) == "row":
+        here = layers is None or place_of(meta_model, share.name) in layers
+        if found and here and side_of(meta_model, path) == "row":
             rank = adapter.rank_at(path)
             calls, nbytes = calls + 2, nbytes + 4 * rank * (share.shape[0] + rank)
     return calls, nbytes

@@ -93,9 +93,9 @@ class Train(Section):
         "auto: bf16 where its products are fast, else fp32.",
     )
     loss_scale: LossScale = Field(default_factory=LossScale, description="Dynamic loss scaling, for fp16.")
-    recompute: bool = Field(
+    recompute: bool | Annotated[int, Field(strict=True, ge=2)] = Field(
         False,
-        description="Activation (gradient) checkpointing: less memory, more time.",
+        description="Activation (gradient) checkpointing: less memory, more time. N: only every Nth layer.",
     )
     objective: str = Field(
         "causal",

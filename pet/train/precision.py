@@ -99,7 +99,7 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
     precision = choose_precision(settings.precision)
     set_precision(model, precision.name)
     if settings.recompute:
-        set_recompute(model)
+        set_recompute(model, int(settings.recompute))
     attach_dropout(model, settings.base_dropout, distributed.tensor_rank)
     return precision
 
@@ -152,8 +152,12 @@ def bare(product):
     return product
 
 
-def set_recompute(model: nn.Cell) -> None:
-    """Turns on activation checkpointing of every decoder layer.
+def set_recompute(model: nn.Cell, every: int = 1) -> None:
+    """Turns on activation checkpointing of decoder layers.
+
+    Args:
+        model: whole, or one stage of it.
+        every: of so many layers the first.
 
     Raises:
         InputError: the model does not say which cells are its layers.
@@ -161,6 +165,6 @@ def set_recompute(model: nn.Cell) -> None:
     family = getattr(model, "family", None)
     if family is None:
         raise InputError(f"train.recompute: {type(model).__name__} does not say which cells are its layers")
-    for layer in model.layer_list:
+    for layer in model.layer_list[::every]:
         layer.recompute()
         layer.recomputes = True  # for `model_zoo.engine`

@@ -69,6 +69,13 @@ CASES = {
         "length": 256,
         "recompute": True,
     },
+    "every third layer computed again": {
+        "config": {**LLAMA, "vocab_size": 2000, "num_hidden_layers": 8},
+        "lora": {"rank": 8},
+        "rows": 16,
+        "length": 256,
+        "recompute": 3,
+    },
 }
 
 
@@ -94,6 +101,14 @@ def test_activations_are_within_a_tenth_of_the_measured_peak(name, tmp_path, mon
     planned = activation_bytes(work, shares(meta_model, adapter), steps, 0) / 2**20
     assert planned > 80  # MB, of which the pool counts whole ones
     assert planned == pytest.approx(int(found[-1]), rel=0.1)
+
+
+def test_stages_compute_the_same_layers_again_as_the_whole_model():
+    """Counted from the model's first layer, whatever stage a layer is on."""
+    again = Steps(1, 1, 3, 4, 8, 4, recompute=3).again
+    assert [list(again(range(*ends))) for ends in ((0, 4), (4, 6), (6, 8), (1, 3))] == [[0, 3], [], [6], []]
+    assert list(Steps(1, 1, 1, 1, 8, 4, recompute=True).again(range(2, 5))) == [2, 3, 4]
+    assert list(Steps(1, 1, 1, 1, 8, 4).again(range(5))) == []
 
 
 def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):

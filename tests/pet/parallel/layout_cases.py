@@ -94,6 +94,7 @@ TWO = (
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1),
+    Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", 2),), full=True),
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),

@@ -167,7 +167,7 @@ def test_plans_are_what_is_measured(jobs, case):
     )
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
-    recompute = ("recompute", True) in case.settings
+    recompute = int(dict(case.settings).get("recompute", 0))
     saved = []
     steps = Steps(case.data, case.tensor, case.pipeline, pieces, tokens, 4, case.shard_optimizer, recompute)
     for rank in range(case.data * case.tensor * case.pipeline):

@@ -46,9 +46,12 @@ def test_half_precision_trains_like_single(fixtures):
 
 
 @pytest.mark.slow
-def test_recomputed_layers_give_the_same_losses(fixtures):
-    found, expected, _ = losses(fixtures, recompute=True)
+@pytest.mark.parametrize("every", [True, 2])
+def test_recomputed_layers_give_the_same_losses(fixtures, every):
+    found, expected, trainer = losses(fixtures, recompute=every)
     assert np.abs(found - expected).max() < 1e-4
+    chosen = [getattr(layer, "recomputes", False) for layer in trainer.model.layer_list]
+    assert chosen == [index % int(every) == 0 for index in range(len(chosen))] and len(chosen) > 1
 
 
 needs_bf16 = pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
