@@ -25,6 +25,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group
 from mindspore.mint import distributed
 
+from model_zoo.errors import InputError
 from pet.launching.heartbeat import waiting
 from pet.parallel.join import barrier as barrier, join, world_group
 
@@ -38,12 +39,14 @@ class Group:
         name: MindSpore's name of the group.
         ranks: its members, by their rank in the job.
         place: of this process among them.
+        sums: type in which tensors are sent to be added up.
     """
 
     label: str
     name: str
     ranks: tuple[int, ...]
     place: int
+    sums: str = "float32"
 
     @property
     def size(self) -> int:
@@ -53,7 +56,15 @@ class Group:
 _groups: dict[tuple[int, ...], str] = {}
 
 
-def make_group(label: str, ranks: Sequence[int]) -> Group:
+def check_sums(dtype: str) -> None:
+    """Raises InputError for a type that the device's library cannot add up."""
+    if dtype == "bfloat16" and ms.get_context("device_target") == "CPU":
+        raise InputError(
+            "parallel.reduce_dtype: bfloat16 cannot be added up on a CPU, whose library sums float32 and float16"
+        )
+
+
+def make_group(label: str, ranks: Sequence[int], sums: str = "float32") -> Group:
     """The group of these ranks, of which this process is one. All members must call this, and in the same order."""
     job, ranks = join(), tuple(ranks)
     if len(ranks) > 1 and ranks not in _groups:
@@ -62,7 +73,7 @@ def make_group(label: str, ranks: Sequence[int]) -> Group:
         else:
             _groups[ranks] = "pet_" + "_".join(map(str, ranks))
             create_group(_groups[ranks], list(ranks))
-    return Group(label, _groups.get(ranks, ""), ranks, ranks.index(job.rank))
+    return Group(label, _groups.get(ranks, ""), ranks, ranks.index(job.rank), sums)
 
 
 def world() -> Group:
@@ -75,7 +86,7 @@ def world() -> Group:
 
 @dataclasses.dataclass
 class Traffic:
-    """Traffic of one kind of collective: calls, and bytes of the input tensors."""
+    """Traffic of one kind of collective: calls, and bytes of the tensors as they are handed in."""
 
     calls: int = 0
     bytes: int = 0
@@ -141,15 +152,16 @@ class GroupSum(nn.Cell):
         self.label = group.label
         self.alone = group.size == 1
         self.reduce = None if self.alone else ops.AllReduce(group=group.name)
+        # float32 by default: MCCL cannot add bfloat16, and adding halves loses bits on any backend
+        self.sums, self.itemsize = getattr(ms, group.sums), 4 if group.sums == "float32" else 2
 
     def construct(self, x):
         if self.alone:
             return x
-        _count_in_graph(self.label, x.shape, x.itemsize)
-        if x.dtype == ms.float32:
+        _count_in_graph(self.label, x.shape, self.itemsize)
+        if x.dtype == self.sums:
             return self.reduce(x)
-        # float32 on the way: MCCL cannot add bfloat16, and adding halves loses bits on any backend
-        return self.reduce(x.astype(ms.float32)).astype(x.dtype)
+        return self.reduce(x.astype(self.sums)).astype(x.dtype)
 
 
 class CopyToGroup(nn.Cell):
@@ -184,13 +196,14 @@ class ReduceFromGroup(nn.Cell):
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """The sum of a tensor over a group; float32 or float16, others go through float32."""
+    """The sum of a tensor over a group, sent and added in the group's type of sums."""
     if group.size == 1:
         return x
-    _count("all_reduce", group.label, x.size * x.itemsize)
-    wide = x if x.dtype in (ms.float32, ms.float16) else x.astype(ms.float32)
-    total = ops.AllReduce(group=group.name)(wide)
-    return total if wide is x else total.astype(x.dtype)
+    sums = getattr(ms, group.sums)
+    sent = x if x.dtype == sums else x.astype(sums)
+    _count("all_reduce", group.label, sent.size * sent.itemsize)
+    total = ops.AllReduce(group=group.name)(sent)
+    return total if sent is x else total.astype(x.dtype)
 
 
 def sum_numbers(numbers: Sequence[float], group: Group) -> list[float]:

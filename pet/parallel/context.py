@@ -39,6 +39,7 @@ class ParallelContext(DistributedContext):
         data, tensor, pipeline: the layout; their product must be the number of workers.
         micro_batches: pieces that a pipeline cuts each batch into.
         shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
+        reduce_dtype: type in which gradients and activations are sent to be added up.
         profile: count what a step sends (`traffic_report`).
 
     Raises:
@@ -52,6 +53,7 @@ class ParallelContext(DistributedContext):
         pipeline: int = 1,
         micro_batches: int = 1,
         shard_optimizer: bool = False,
+        reduce_dtype: str = "float32",
         profile: bool = False,
     ):
         if pipeline > 1 and micro_batches < pipeline:
@@ -60,19 +62,20 @@ class ParallelContext(DistributedContext):
             )
         job = join()
         Mesh(data, tensor, pipeline).check_size(job.size)
+        collectives.check_sums(reduce_dtype)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
         self.rank, self.size, self.is_main = job.rank, job.size, job.rank == 0
         self.data_rank, self.data_size, self.tensor_rank = mesh.replica, data, mesh.shard
         self.shard_optimizer, self.micro_batches = shard_optimizer and data > 1, micro_batches
         self.everybody = collectives.world()
         self.data_group, self.tensor_group, self.pipeline_group = (
-            collectives.make_group(axis, mesh.ranks(axis)) for axis in ("data", "tensor", "pipeline")
+            collectives.make_group(axis, mesh.ranks(axis), reduce_dtype) for axis in ("data", "tensor", "pipeline")
         )
         # the first and the last stage share a tied embedding
         self.ends_group = None
         if pipeline > 1 and (mesh.is_first or mesh.is_last):
             ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
-            self.ends_group = collectives.make_group("tied", ends)
+            self.ends_group = collectives.make_group("tied", ends, reduce_dtype)
         self.profile, self.meter = profile, None
         self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
         self.stages: list[range] = []

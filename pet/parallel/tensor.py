@@ -19,6 +19,8 @@ no communication, and generation sees the same logits everywhere.
 
 from __future__ import annotations
 
+import dataclasses
+
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
@@ -162,7 +164,7 @@ def make_row_parallel(cell: nn.Cell, group: Group) -> None:
             if isinstance(part, Dropout):
                 split_dropout(part, group)
             if isinstance(part, Magnitude):
-                part.sum = GroupSum(group)
+                part.sum = GroupSum(dataclasses.replace(group, sums="float32"))  # norms of weights
                 part.__class__ = _SplitMagnitude
     if "active" not in cell.__dict__:
         object.__setattr__(cell, "active", ())

@@ -285,8 +285,7 @@ class Stage:
             if operation == "all_gather":  # a few bytes, several times a step
                 self.end_seconds += calls * cluster.latency
             elif group == "tensor" and operation == "all_reduce":
-                wide = nbytes * 4 / work.width  # narrow activations travel as float32
-                self.talk += cluster.reduce_seconds(wide, calls, steps.tensor, span["tensor"]) / steps.pieces
+                self.talk += cluster.reduce_seconds(nbytes, calls, steps.tensor, span["tensor"]) / steps.pieces
             elif operation == "send":
                 self.talk += cluster.send_seconds(nbytes, calls, span["pipeline"]) / steps.pieces
             elif operation == "all_reduce":

@@ -23,6 +23,7 @@ class Steps:
         tokens: of one of them.
         width: bytes of a number in an activation.
         zero: whether the optimizer's state is divided over the replicas.
+        sums: bytes of a number that is sent to be added up.
         recompute: of so many layers the first is computed again in the backward pass; 0 for none.
     """
 
@@ -34,6 +35,7 @@ class Steps:
     width: int
     zero: bool = False
     recompute: int = 0
+    sums: int = 4
 
     def again(self, layers: range) -> range:
         """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
@@ -76,7 +78,7 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     """(calls, bytes) of the sums within the graphs of one step."""
     if steps.tensor == 1:
         return 0, 0
-    block = steps.tokens * meta_model.config.dims.hidden * steps.width
+    block = steps.tokens * meta_model.config.dims.hidden * steps.sums
     forward = 2 * len(layout.layers[stage])
     twice = steps.again(layout.layers[stage])
     small_calls, small_bytes = dora_sums(meta_model, layout, stage, adapter)
@@ -123,12 +125,12 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
     add("all_reduce", "tensor", *graph_sums(meta_model, layout, steps, stage, adapter))
     partial = trained_size(held, PARTIAL)
     if steps.tensor > 1 and partial:
-        add("all_reduce", "tensor", 1, 4 * partial)
+        add("all_reduce", "tensor", 1, steps.sums * partial)
     tied = trained_size(held, TIED)
     if steps.pipeline > 1 and tied:
-        add("all_reduce", "tied", 1, 4 * tied)
+        add("all_reduce", "tied", 1, steps.sums * tied)
     if steps.data > 1:
-        add("all_reduce", "data", 1, 4 * trained_size(held))
+        add("all_reduce", "data", 1, steps.sums * trained_size(held))
         if steps.zero:
             loads = [load for load in owner_loads(held, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))

@@ -98,6 +98,8 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
             f"{parallel.micro_batches} micro-batches leave stages idle; expected at least {parallel.pipeline}, "
             "one per stage",
         )
+    if parallel.reduce_dtype != "float32" and parallel.processes == 1:
+        yield _find("parallel.reduce_dtype", "parallel.data parallel.tensor", "one process adds nothing up over others")
     if parallel.pipeline == 1 and parallel.micro_batches > 1:
         yield _find(
             "parallel.micro_batches",

@@ -252,6 +252,11 @@ class Parallel(Section):
         1, ge=1, description="Micro-batches per batch in a pipeline; at least the number of stages."
     )
     shard_optimizer: bool = Field(False, description="Shard the optimizer state over the replicas (ZeRO stage 1).")
+    reduce_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="Type in which sums of gradients and activations are sent and added; 16 bits halve the messages "
+        "and round. bfloat16 needs Ascend.",
+    )
 
     @property
     def processes(self) -> int:

@@ -56,6 +56,7 @@ def make_distributed_context(recipe):
         layout.pipeline,
         layout.micro_batches,
         shard_optimizer=layout.shard_optimizer,
+        reduce_dtype=layout.reduce_dtype,
         profile=recipe.train.profile,
     )
 

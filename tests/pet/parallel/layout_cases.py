@@ -39,6 +39,7 @@ class Case:
     pipeline: int = 1
     micro_batches: int = 1
     shard_optimizer: bool = False
+    reduce_dtype: str = "float32"
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
     layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
@@ -46,14 +47,20 @@ class Case:
 
     @property
     def layout(self) -> dict:
-        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer")
+        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer", "reduce_dtype")
         return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
         parts = [f"{key[0]}{value}" for key, value in self.layout.items() if key in ("data", "tensor", "pipeline")]
         marks = ["zero"] if self.shard_optimizer else []
+        marks += [self.reduce_dtype] if self.rounds else []
         return "-".join([*self.alone, *parts, *marks])
+
+    @property
+    def rounds(self) -> bool:
+        """Whether sums over processes are rounded to 16 bits."""
+        return self.reduce_dtype != "float32"
 
     @property
     def alone(self) -> tuple:
@@ -98,6 +105,7 @@ TWO = (
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
+    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), reduce_dtype="float16", layers=1),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, layers=1),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
