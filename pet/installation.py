@@ -15,6 +15,11 @@ from model_zoo.errors import InputError
 OURS = "part of mindspore-pet"
 
 
+TESTED = ("2.7", "2.8", "2.9", "2.10")
+"""Versions of MindSpore that tests passed with: with the newest all of them, with the others the quick ones and the
+full diagnosis."""
+
+
 def foreign_adapters() -> str | None:
     """What is wrong where ``import adapters`` finds another library, in one line; None where it is this one's.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
-from pet.installation import foreign_adapters, installed
+from pet.installation import TESTED, foreign_adapters, installed
 
 EXAMPLES = [
     ("pet doctor", "device, versions, threads, memory, and a verdict on each"),
@@ -46,8 +46,10 @@ def packages() -> Iterator[Finding]:
         yield "bad", "numpy", f"{numpy}: MindSpore's wheel is built for NumPy 1; its first operator fails. numpy<2"
     if safetensors and _numbers(safetensors) >= (0, 8):
         yield "bad", "safetensors", f"{safetensors} writes wrong bytes for non-contiguous arrays. safetensors<0.8"
-    if mindspore and _numbers(mindspore) != (2, 10):
-        yield "note", "mindspore", f"{mindspore}: everything here was tested with 2.10"
+    if mindspore and _numbers(mindspore) != _numbers(TESTED[-1]):
+        known = mindspore.startswith(tuple(f"{one}." for one in TESTED))
+        told = "passed the quick tests and the full diagnosis on a CPU" if known else "was not tested"
+        yield "note", "mindspore", f"{mindspore} {told}; all tests passed with {TESTED[-1]}, those with {TESTED[:-1]}"
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
         yield "bad", "python", f"{platform.python_version()}: MindSpore has wheels for 3.10, 3.11 and 3.12"
 

@@ -8,6 +8,7 @@ A worker writes one line to a file of its own whenever a piece of work begins, w
 * `WAITING`: it waits for a peer, and may sleep.
 * `PAUSING`: nobody knows when, and it may sleep: code of the user's own runs, such as a callback, or it waits for
   something outside of the job.
+* `LEAVING`: it is through, waits for the others, and ends by itself if they do not come.
 * `SILENT`: nothing is promised, as before the first line.
 
 The library's own loops write these lines (`tick`, through `model_zoo.progress`) while a run or a command is `watched`.
@@ -26,7 +27,7 @@ from model_zoo import progress
 from pet.launching.stacks import answering
 
 BEAT_FILE = "PET_BEAT_FILE"
-SILENT, WORKING, CALLING, WAITING, PAUSING = range(5)
+SILENT, WORKING, CALLING, WAITING, PAUSING, LEAVING = range(6)
 FACTOR = 5.0
 """How many times as long as lately a graph may run. Batches of one shape take the same time but for other work."""
 OFTEN = 0.5
@@ -90,6 +91,11 @@ def tick(place: Hashable | None = None) -> None:
 def waiting() -> contextlib.AbstractContextManager:
     """Within, this process may sleep: it waits for a peer, and if that one hangs, that one is the culprit."""
     return _asleep(WAITING)
+
+
+def leaving() -> contextlib.AbstractContextManager:
+    """Within, this process is through and waits for its peers, for a time that it sees to itself."""
+    return _asleep(LEAVING)
 
 
 def pausing() -> contextlib.AbstractContextManager:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pet.launching.heartbeat import CALLING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.stacks import QUESTION, Stack, file_of
 
 IDLE_SHARE = 0.002
@@ -38,6 +38,10 @@ LONGEST_TICK = 1.0
 """Seconds between two looks at the clock at most: where it was longer, the launcher itself was held up."""
 SMALLEST_SHARE = 0.05
 """However busy the machine is, a second counts as so much of one: in the end a hang is a hang."""
+
+
+WAITS = (WAITING, LEAVING)
+"""States of a worker that waits for its peers."""
 
 
 class Clock:
@@ -149,7 +153,7 @@ class Watch:
             if self.stack.compiling or moved:
                 self.due = max(self.due, self.clock.fair + self.limit)
                 return True
-        return self.state in (CALLING, WAITING) and (self.stack is None or self.stack.in_library)
+        return self.state in (CALLING, *WAITS) and (self.stack is None or self.stack.in_library)
 
     def _listen(self) -> None:
         """A new line runs from here on, by the worker's clock."""
@@ -203,7 +207,7 @@ class Watch:
     def looping(self) -> bool:
         """Whether its main thread has run for longer than the limit without a reason."""
         runs = self.clock.busy > BUSY_SHARE and self.clock.fair - self.calm > self.limit
-        return runs and (self.overdue or self.state in (CALLING, WAITING))
+        return runs and (self.overdue or self.state in (CALLING, *WAITS))
 
     @property
     def stopped(self) -> bool:
@@ -258,11 +262,11 @@ def find_awaited(views: Sequence[View]) -> int | None:
     """
     if all(view.state == SILENT for view in views):
         return next((index for index, view in enumerate(views) if view.idle), None)
-    if not all(view.overdue or view.idle or view.state == WAITING for view in views):
+    if not all(view.overdue or view.idle or view.state in WAITS for view in views):
         return None
-    suspects = [index for index, view in enumerate(views) if view.state != WAITING]
-    if not suspects and all(view.idle for view in views):  # all wait for one another
-        suspects = list(range(len(views)))
+    suspects = [index for index, view in enumerate(views) if view.state not in WAITS]
+    if not suspects and all(view.idle for view in views):  # all wait for one another, or for one that has left
+        suspects = [index for index, view in enumerate(views) if view.state != LEAVING]
     # what still uses the processor hangs in a loop, the others may wait for it
     return min(suspects, key=lambda index: (views[index].inside, views[index].idle, -views[index].age), default=None)
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from model_zoo.errors import InputError
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import waiting
+from pet.launching.heartbeat import leaving, waiting
 
 JOIN_LIMIT = 120
 """Seconds that all workers have to start Python, import MindSpore and join."""
@@ -31,6 +31,8 @@ another's; a worker that hangs or dies is the launcher's business. HCCL takes no
 MINDSPORES_LIMITS = {"HCCL_CONNECT_TIMEOUT": "600"}
 """What importing MindSpore puts there where nobody has set it."""
 LEAVE_LIMIT = 20.0
+"""Seconds that a worker which is through waits for the others. One that ends while its last message is under way may
+leave the others without it."""
 RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 """One of them is set in every worker."""
 
@@ -73,14 +75,17 @@ def world_group() -> str:
 
 def barrier() -> None:
     """Returns when every process has called it."""
-    if not join().distributed:
-        return
+    if join().distributed:
+        with waiting():
+            _meet_all()
+
+
+def _meet_all() -> None:
     import numpy as np
     from mindspore import Tensor, ops
 
     # MCCL's own barrier returns without waiting
-    with waiting():
-        ops.AllReduce(group=world_group())(Tensor(np.zeros(1, np.float32))).asnumpy()
+    ops.AllReduce(group=world_group())(Tensor(np.zeros(1, np.float32))).asnumpy()
 
 
 def _connect(job: Job) -> Job:
@@ -166,6 +171,7 @@ def leave(code: int = 0) -> bool:
 
 def _goodbye() -> None:
     try:
-        barrier()
+        with leaving():
+            _meet_all()
     except Exception:
         traceback.print_exc()

@@ -38,7 +38,8 @@ class Work:
         length: tokens of a row.
         dtype: of activations, and of the base's weights where `stored` says nothing else.
         optimizer: its name.
-        recompute: of so many layers the first keeps its input only; 0 for none.
+        recompute: of so many layers the first keeps its input only; 0 for none, where a plan proposes all of them for
+            layouts that are too large otherwise.
         micro_batch: rows of one forward pass on one replica; None tries all.
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
@@ -90,6 +91,7 @@ class Candidate:
     Attributes:
         data, tensor, pipeline: replicas, shards, stages.
         zero: whether the optimizer's state is divided over the replicas.
+        recompute: as in `Work`.
         micro_batch: rows of one forward pass on one replica.
         pieces: forward passes of one replica in a step.
         memory: bytes per device, by `PARTS`.
@@ -104,6 +106,7 @@ class Candidate:
     tensor: int
     pipeline: int
     zero: bool
+    recompute: int
     micro_batch: int
     pieces: int
     memory: dict[str, float]
@@ -134,6 +137,7 @@ class Candidate:
             "parallel.pipeline": self.pipeline,
             "parallel.micro_batches": self.pieces if piped else 1,
             "parallel.shard_optimizer": self.zero,
+            **({"train.recompute": self.recompute if self.recompute > 1 else True} if self.recompute else {}),
             "train.batch_size": rows * self.pieces if piped else rows,
             "train.accumulation": 1 if piped else self.pieces,
         }
@@ -141,7 +145,8 @@ class Candidate:
     def to_dict(self) -> dict[str, Any]:
         """The same for a program to read."""
         return {
-            **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "micro_batch", "pieces")},
+            **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "recompute")},
+            **{name: getattr(self, name) for name in ("micro_batch", "pieces")},
             "memory_bytes": {**{key: round(value) for key, value in self.memory.items()}, "total": round(self.total)},
             "saving_bytes": self.saving,
             "traffic": [
@@ -176,25 +181,32 @@ def plan(work: Work, cluster: Cluster) -> Plan:
     if work.batch < 1 or work.length < 1:
         raise InputError("--batch and --length: at least 1 was expected")
     feasible, refused, least = [], Counter(), None
+
+    def found(work: Work, zero: bool) -> list[Candidate]:
+        return [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
+
+    def fits(candidates: list[Candidate]) -> list[Candidate]:
+        return [one for one in candidates if one.total + cluster.reserve <= cluster.memory]
+
     for tensor, pipeline in products(cluster.devices):
         data = cluster.devices // (tensor * pipeline)
         choices = (False, True) if data > 1 and OPTIMIZER_STATES[work.optimizer] else (False,)
         try:
             divided = shares(work.meta_model, work.adapter, tensor, pipeline)
             rows = micro_batches(work, data, pipeline)
-            all_found = [
-                [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
-                for zero in choices
-            ]
+            plain = [found(work, zero) for zero in choices]
         except InputError as error:
             refused[reason(str(error))] += len(choices)
             continue
-        for found in all_found:
-            fitting = [one for one in found if one.total + cluster.reserve <= cluster.memory]
+        for zero, all_found in zip(choices, plain, strict=True):
+            fitting = fits(all_found)
+            if not fitting and not work.recompute:
+                all_found = found(dataclasses.replace(work, recompute=1), zero)
+                fitting = fits(all_found)
             if fitting:
                 feasible.append(min(fitting, key=lambda one: (one.seconds, one.total)))
             else:
-                smallest = min(one.total for one in found) + cluster.reserve
+                smallest = min(one.total for one in all_found) + cluster.reserve
                 least = smallest if least is None else min(least, smallest)
                 refused["too large for the memory"] += 1
     feasible.sort(key=lambda one: (one.seconds, one.total, one.pipeline, one.tensor))
@@ -257,6 +269,7 @@ def candidate(
         tensor,
         pipeline,
         zero,
+        work.recompute,
         micro,
         pieces,
         fullest.memory,

@@ -9,9 +9,10 @@ from typing import Any
 from pet.planning.search import PARTS, Candidate, Plan
 
 SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
-TITLES = ["data", "tensor", "pipe", "ZeRO", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
+TITLES = ["data", "tensor", "pipe", "ZeRO", "again", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
 TITLES += ["total", "sent", "bubble", "step"]
 MEANING = """\
+again: layers are computed again in the backward pass (train.recompute)
 rows: of one forward pass on a replica; pieces: forward passes of a replica in a step
 weights to total: GB per device, of the fullest stage
 sent: GB that a device of the busiest stage hands to collectives in a step"""
@@ -69,6 +70,7 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
 def row(one: Candidate) -> list[str]:
     """A layout's line."""
     shape = [str(one.data), str(one.tensor), str(one.pipeline), "yes" if one.zero else "no"]
+    shape.append("yes" if one.recompute else "no")
     memory = [f"{one.memory[part] / 1e9:.2f}" for part in PARTS]
     end = [f"{one.total / 1e9:.2f}", f"{one.sent / 1e9:.2f}", f"{100 * one.bubble:.0f} %", seconds(one.seconds)]
     return [*shape, str(one.micro_batch), str(one.pieces), *memory, *end]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -109,6 +110,20 @@ def test_stages_compute_the_same_layers_again_as_the_whole_model():
     assert [list(again(range(*ends))) for ends in ((0, 4), (4, 6), (6, 8), (1, 3))] == [[0, 3], [], [6], []]
     assert list(Steps(1, 1, 1, 1, 8, 4, recompute=True).again(range(2, 5))) == [2, 3, 4]
     assert list(Steps(1, 1, 1, 1, 8, 4).again(range(5))) == []
+
+
+def test_recomputation_is_proposed_where_a_layout_is_too_large_without():
+    work = work_for("llama_7b", 64, micro_batch=8)
+    tight = plan(work, Cluster(8, 40e9))
+    forced = plan(dataclasses.replace(work, recompute=1), Cluster(8, 40e9))
+    layouts = {one.recompute: set() for one in tight.feasible}
+    for one in tight.feasible:
+        layouts[one.recompute].add((one.data, one.tensor, one.pipeline, one.zero))
+        assert one.settings().get("train.recompute", False) is bool(one.recompute)
+        assert one.total + 2e9 <= 40e9
+    assert layouts[0] and layouts[1] and not layouts[0] & layouts[1]
+    assert layouts[0] | layouts[1] == {(one.data, one.tensor, one.pipeline, one.zero) for one in forced.feasible}
+    assert all(one.recompute == 0 for one in plan(work, Cluster(8, 400e9)).feasible)
 
 
 def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):

@@ -20,7 +20,7 @@ from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
 from pet.launching.control import Alone
 from pet.launching.environment import Job, read_job, split_address
-from pet.launching.heartbeat import CALLING, PAUSING, SILENT, WAITING, WORKING
+from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
 from pet.launching.relaunch import relaunch
 from pet.launching.stacks import Stack
@@ -344,6 +344,12 @@ IDLE = {"active": 1.0}
         ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        # what is through waits for the others, and ends by itself where they have ended already
+        ([seen(LEAVING, heard=0.5, **IDLE), seen(WAITING, **IDLE)], 1),
+        ([seen(LEAVING, **IDLE), seen(WORKING, **NAP)], 1),
+        ([seen(LEAVING, **IDLE), seen(LEAVING, heard=0.5, **IDLE)], None),
+        ([seen(LEAVING, **IDLE)], None),
+        ([seen(LEAVING, **IDLE), seen(CALLING, busy=0.9)], None),
         # and not one that sleeps within MindSpore, where it waits for the others
         ([seen(CALLING, **IDLE, stack=IN_LIBRARY), seen(CALLING, heard=2.0, **IDLE, stack=IN_OURS)], 1),
         ([seen(CALLING, due=5.0), seen(WORKING, heard=2.0, **IDLE, stack=IN_OURS)], 1),
