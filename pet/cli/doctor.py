@@ -49,7 +49,9 @@ def packages() -> Iterator[Finding]:
     if mindspore and _numbers(mindspore) != _numbers(TESTED[-1]):
         known = mindspore.startswith(tuple(f"{one}." for one in TESTED))
         told = "passed the quick tests and the full diagnosis on a CPU" if known else "was not tested"
-        yield "note", "mindspore", f"{mindspore} {told}; all tests passed with {TESTED[-1]}, those with {TESTED[:-1]}"
+        *older, last = TESTED[:-1]
+        others = f"the quick ones with {', '.join(older)} and {last}"
+        yield "note", "mindspore", f"{mindspore} {told}; all tests passed with {TESTED[-1]}, {others}"
     if not (3, 10) <= sys.version_info[:2] <= (3, 12):
         yield "bad", "python", f"{platform.python_version()}: MindSpore has wheels for 3.10, 3.11 and 3.12"
 

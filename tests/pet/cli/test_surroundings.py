@@ -10,8 +10,11 @@ import pytest
 
 import adapters
 from model_zoo.generation.streamers import TextStreamer
+from pet.cli import doctor
 from pet.cli.main import main
-from pet.installation import foreign_adapters
+from pet.installation import TESTED, foreign_adapters
+
+ROOT = Path(__file__).resolve().parents[3]
 
 QUESTION = "类型#裤\U0001f600"
 ENCODINGS = [
@@ -111,3 +114,28 @@ def test_a_program_that_imports_pet_hears_of_it(another_library):
     pet.__dict__.pop("apply_lora", None)
     with pytest.raises(ImportError, match="an environment of its own"):
         pet.apply_lora  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("2.10.0", None),
+        ("2.7.2", "2.7.2 passed the quick tests and the full diagnosis"),
+        ("2.8.0", "2.8.0 passed"),
+        ("2.1.0", "2.1.0 was not tested"),
+        ("2.11.0", "2.11.0 was not tested; all tests passed with 2.10, the quick ones with 2.7, 2.8 and 2.9"),
+    ],
+)
+def test_doctor_says_which_versions_were_tested(monkeypatch, version, words):
+    found = {"mindspore": version, "numpy": "1.26.4", "safetensors": "0.7.0"}
+    monkeypatch.setattr(doctor, "installed", lambda package: found.get(package, "1.0"))
+    told = [text for kind, what, text in doctor.packages() if what == "mindspore" and kind == "note"]
+    assert len(told) == (words is not None)
+    assert words is None or told[0].startswith(words)
+
+
+def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with():
+    project, checks = ((ROOT / name).read_text() for name in ("pyproject.toml", ".ci/run"))
+    after = ".".join([TESTED[-1].split(".")[0], str(int(TESTED[-1].split(".")[1]) + 1)])
+    assert f'"mindspore>={TESTED[0]},<{after}"' in project
+    assert f"mindspore=={TESTED[0]}.*" in checks
