@@ -2,6 +2,10 @@
 
 import os
 
+from model_zoo.cores import accelerators_present
+
 # Without it MindSpore's main thread waits for a compiled graph in a busy loop, and takes a core away from the graph's
-# kernels. It is read when MindSpore is imported, which nothing here does before this line.
-os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
+# kernels. An accelerator needs no core, and should not wait for the host. It is read when MindSpore is imported, which
+# nothing here does before this line.
+if not accelerators_present():
+    os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")

@@ -13,7 +13,7 @@ from model_zoo.layers import Linear, name_parameters
 from model_zoo.quantization import KINDS, Storage, codec
 from model_zoo.quantization.cells import quantize_cell
 from pet.diagnosis.report import NOTE, Section
-from pet.diagnosis.training import SPEED
+from pet.diagnosis.training import SPEED, narrow_type
 
 OUT, IN, ROWS, LIMIT = 64, 128, 6, 1e-5
 PROMPT, NEW = 16, {True: 16, False: 64}
@@ -46,7 +46,7 @@ def products(section: Section, small: bool) -> None:
 
 def decode(section: Section, small: bool) -> None:
     """Greedy tokens with the cache and without it must be the same ones."""
-    model = AutoModel.from_config(SPEED[small], "float32" if small else "bfloat16", seed=1)
+    model = AutoModel.from_config(SPEED[small], "float32" if small else narrow_type(), seed=1)
     model.set_train(False)
     prompt = np.random.default_rng(1).integers(5, SPEED[small]["vocab_size"] - 5, (2, PROMPT)).astype(np.int32)
     found = {}

@@ -17,7 +17,7 @@ from pet.diagnosis.report import Section
 
 STEPS, FAULT_AT, SAVE_EVERY = 8, 3, 2
 RECIPE = ["gpt_lora", "train.epochs=null", f"train.steps={STEPS}", f"train.save_every={SAVE_EVERY}"]
-RECIPE += ["train.batch_size=8", "eval.every_epochs=null", "eval.metrics=[loss]", "eval.shown_samples=0"]
+RECIPE += ["eval.every_epochs=null", "eval.metrics=[loss]", "eval.shown_samples=0"]
 LIMIT = 1e-5
 END_LIMIT, JOB_LIMIT = 20.0, 200.0
 """Seconds from a fault to the end of the job, and of a whole job."""
@@ -67,7 +67,8 @@ class Job:
     def __init__(self, output: Path, processes: int, resume: bool = False):
         self.output, self.processes = output, processes
         program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py")), "finetune", *RECIPE]
-        options = [f"output.dir={output}", f"parallel.data={processes}", *(["--resume"] if resume else [])]
+        options = [f"output.dir={output}", f"parallel.data={processes}", f"train.batch_size={4 * processes}"]
+        options += ["--resume"] if resume else []
         self.log = output.with_name(f"{output.name}_{time.monotonic_ns()}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*program, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)

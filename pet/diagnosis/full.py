@@ -20,8 +20,8 @@ from model_zoo.errors import InputError, nearest
 from pet.diagnosis import endings, machine
 from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
 
-TOTAL_LIMIT = 14 * 60.0
-"""Seconds after which no further section begins."""
+LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
+"""Seconds after which no further section begins, and after which the present one is ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ SECTIONS = {
     "collectives": Part("messages:measure", "pet"),
     "crossing": Part("messages:cross", "pet", 60),
     "crossing at once": Part("messages:cross_at_once", "pet", 60, NOTE),
-    "layouts": Part("training:layouts", "pet", 240),
+    "layouts": Part("training:layouts", "pet", 300),
 }
 ALL = ("machine", *SECTIONS, "endings")
 
@@ -87,11 +87,11 @@ def run(device: str, processes: int, chosen: Sequence[str], output: Path) -> int
     begin, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="pet_doctor_") as directory:
         for names in together(chosen or ALL, device):
-            if time.monotonic() - begin > TOTAL_LIMIT:
-                found = [Row(name, name, NOTE, f"left out: {TOTAL_LIMIT / 60:.0f} minutes are over") for name in names]
+            if time.monotonic() - begin > LAST_BEGIN:
+                found = [Row(name, name, NOTE, f"left out: {LAST_BEGIN / 60:.0f} minutes are over") for name in names]
             else:
                 print(f"{time.monotonic() - begin:4.0f} s  {', '.join(names)}", flush=True)
-                found = list(look(names, device, processes, Path(directory)))
+                found = list(look(names, device, processes, Path(directory), begin + TOTAL_LIMIT))
             rows += found
             for row in found:
                 if row.verdict == BAD:
@@ -116,8 +116,8 @@ def together(names: Sequence[str], device: str) -> list[list[str]]:
     return found
 
 
-def look(names: Sequence[str], device: str, processes: int, directory: Path) -> Iterator[Row]:
-    """The rows of sections that share their processes."""
+def look(names: Sequence[str], device: str, processes: int, directory: Path, until: float) -> Iterator[Row]:
+    """The rows of sections that share their processes, which are ended at the time `until`."""
     if names[0] not in SECTIONS:
         section = Section(names[0])
         with section.checking(names[0]):
@@ -127,7 +127,7 @@ def look(names: Sequence[str], device: str, processes: int, directory: Path) -> 
                 endings.look(section, directory, processes)
         yield from section.rows
         return
-    limit = sum(SECTIONS[name].limit for name in names)
+    limit = min(sum(SECTIONS[name].limit for name in names), until - time.monotonic())
     code, seconds, text = start(SECTIONS[names[0]].launcher, limit, [device, *names], processes, directory)
     for name in names:
         found = read_rows(directory / f"{name}.json")

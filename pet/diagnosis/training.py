@@ -5,19 +5,21 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import time
 from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
 from adapters.apply import apply
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoModel
 from pet.diagnosis.report import NOTE, Section
 from pet.meta_model import MetaModel
+from pet.parallel import collectives
 from pet.parallel.context import ParallelContext
-from pet.parallel.join import barrier, join
+from pet.parallel.join import join
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.planning.search import PARTS, Work, memory
@@ -43,7 +45,8 @@ SPEED = {
     },
 }
 ROWS, LENGTH = 8, {True: 64, False: 1024}
-LIMIT = 1e-5
+LIMIT, LAYOUT_LIMIT = 1e-5, 200.0
+"""Largest difference from one device, and seconds after which no further layout begins."""
 
 
 def layouts(section: Section, small: bool) -> None:
@@ -51,9 +54,13 @@ def layouts(section: Section, small: bool) -> None:
     job = join()
     config = LAYOUT | {"num_hidden_layers": max(2, job.size)}
     alone, _ = train(config, DistributedContext(), LENGTH[True])
+    begin = time.monotonic()
     for layout in possible(job.size):
         name = ", ".join(f"{key} {value}" for key, value in layout.items() if key != "micro_batches")
-        barrier()
+        seconds = max(collectives.all_gather_object(time.monotonic() - begin, collectives.world()))
+        if seconds > LAYOUT_LIMIT:
+            section.add(name, NOTE, f"left out: {LAYOUT_LIMIT:.0f} s are over")
+            continue
         with section.checking(name):
             found, seconds = train(config, ParallelContext(**layout), LENGTH[True])
             apart = max(float(np.abs(np.subtract(found[key], alone[key])).max()) for key in ("loss", "gradient_norm"))
@@ -62,18 +69,21 @@ def layouts(section: Section, small: bool) -> None:
 
 
 def possible(size: int) -> Iterator[dict]:
-    """Every data × tensor × pipeline of that many workers, with and without a divided optimizer."""
-    for tensor in (one for one in range(1, size + 1) if size % one == 0 and 8 % one == 0):
-        for pipeline in (one for one in range(1, size // tensor + 1) if (size // tensor) % one == 0):
-            data = size // tensor // pipeline
-            layout = {"data": data, "tensor": tensor, "pipeline": pipeline}
-            rows = ROWS // data
-            if ROWS % data or rows < pipeline:
-                continue
-            layout["micro_batches"] = pipeline if rows % pipeline == 0 else rows
-            yield layout
-            if data > 1:
-                yield {**layout, "shard_optimizer": True}
+    """Every data × tensor × pipeline of that many workers, with and without a divided optimizer; those that divide one
+    way alone come first."""
+    divisors = [one for one in range(1, size + 1) if size % one == 0]
+    layouts = [(size // tensor // pipeline, tensor, pipeline) for tensor in divisors for pipeline in divisors]
+    for data, tensor, pipeline in sorted(layouts, key=lambda layout: sum(one > 1 for one in layout)):
+        if data * tensor * pipeline != size or LAYOUT["num_attention_heads"] % tensor or ROWS % data:
+            continue
+        rows = ROWS // data
+        if rows < pipeline:
+            continue
+        layout = {"data": data, "tensor": tensor, "pipeline": pipeline}
+        layout["micro_batches"] = pipeline if rows % pipeline == 0 else rows
+        yield layout
+        if data > 1:
+            yield {**layout, "shard_optimizer": True}
 
 
 def train(config: dict, distributed: DistributedContext, length: int, dtype: str = "float32", **settings):
@@ -101,7 +111,8 @@ def make(config: dict, distributed: DistributedContext, length: int, dtype: str 
 
 def speed(section: Section, small: bool) -> None:
     """Time and memory of a step on one device against the plan, without and with recomputation."""
-    config, length, dtype = SPEED[small], LENGTH[small], "float32" if small else "bfloat16"
+    config, length = SPEED[small], LENGTH[small]
+    dtype = "float32" if small else narrow_type()
     peaks = []
     for name, recompute in (("one device", False), ("with recomputation", True)):
         before = begin_memory(small)
@@ -132,6 +143,15 @@ def speed(section: Section, small: bool) -> None:
     if not small:
         saved = 100 * (1 - peaks[1] / peaks[0])
         section.add("recomputation", peaks[1] < peaks[0], f"saves {saved:.0f} % of the peak", peaks=peaks)
+
+
+def narrow_type() -> str:
+    """bfloat16 where the device multiplies in it, else float16."""
+    try:
+        ops.matmul(Tensor(np.ones((16, 16)), ms.bfloat16), Tensor(np.ones((16, 16)), ms.bfloat16)).asnumpy()
+    except Exception:
+        return "float16"
+    return "bfloat16"
 
 
 def begin_memory(small: bool) -> float:

@@ -23,14 +23,14 @@ import threading
 import time
 from pathlib import Path
 
-from model_zoo.cores import available_cores
+from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from pet import interrupts
 from pet.launching.control import SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE
 from pet.launching.stacks import file_of
-from pet.launching.watch import Watch, accelerators_present, find_hanging
+from pet.launching.watch import Watch, find_hanging
 
 LOG_DIRECTORY = "output/log"
 LOG_NAME = "worker.log"

@@ -269,8 +269,3 @@ def find_awaited(views: Sequence[View]) -> int | None:
         suspects = [index for index, view in enumerate(views) if view.state != LEAVING]
     # what still uses the processor hangs in a loop, the others may wait for it
     return min(suspects, key=lambda index: (views[index].inside, views[index].idle, -views[index].age), default=None)
-
-
-def accelerators_present() -> bool:
-    """Whether this machine has Ascend devices."""
-    return any(Path("/dev").glob("davinci[0-9]*"))
