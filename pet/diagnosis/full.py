@@ -18,7 +18,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError, nearest
 from pet.diagnosis import endings, machine
-from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
+from pet.diagnosis.report import BAD, NOTE, Row, Section, explain, read_rows, table, write_rows
 
 LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
 """Seconds after which no further section begins, and after which the present one is ended."""
@@ -128,7 +128,11 @@ def look(names: Sequence[str], device: str, processes: int, directory: Path, unt
         yield from section.rows
         return
     limit = min(sum(SECTIONS[name].limit for name in names), until - time.monotonic())
-    code, seconds, text = start(SECTIONS[names[0]].launcher, limit, [device, *names], processes, directory)
+    try:
+        code, seconds, text = start(SECTIONS[names[0]].launcher, limit, [device, *names], processes, directory)
+    except OSError as error:  # there is no msrun
+        yield from (Row(name, "section", SECTIONS[name].verdict, explain(error)) for name in names)
+        return
     for name in names:
         found = read_rows(directory / f"{name}.json")
         yield from found

@@ -119,6 +119,13 @@ def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, function, t
     assert found["machine"]
 
 
+def test_a_launcher_that_is_not_there_costs_its_own_row(here, monkeypatch, capsys):
+    monkeypatch.setitem(full.COMMANDS, "msrun", lambda *_: [(["no_such_program"], {})])
+    assert run("CPU", 2, ["machine", "joining by msrun"], here / "doctor.json") == 1
+    (row,) = rows_of(here / "doctor.json")["joining by msrun"]
+    assert row["verdict"] == BAD and "no_such_program" in row["measured"]
+
+
 def test_a_wrong_cell_is_found():
     subject = cells.subjects(ms.float32)["RMSNorm"]
     right = cells.differences(subject, ms.float32)
