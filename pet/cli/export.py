@@ -17,6 +17,7 @@ from pet.cli.chat_session import base_of
 from pet.cli.parser import Parser
 from pet.files import atomic_directory
 from pet.names import find_model
+from pet.serving import ENGINES, check_served
 from pet.train.checkpoint import checkpoints, path_of
 
 EXAMPLES = [
@@ -46,7 +47,8 @@ def find_result(run: Path, best: bool, step: int | None) -> Path:
 
 def check_whole(result: Path) -> None:
     """Raises InputError where files of a result are missing or cut off: nobody should be given such."""
-    needed = ("adapter_config.json", "adapter_model.safetensors") if result.name == "adapter" else ("config.json",)
+    adapter = result.name == "adapter" or (result / "adapter_config.json").is_file()
+    needed = ("adapter_config.json", "adapter_model.safetensors") if adapter else ("config.json",)
     for name in needed:
         if not (result / name).is_file():
             raise InputError(f"{result}: holds no {name}")
@@ -63,13 +65,20 @@ class Source(NamedTuple):
         result: an adapter or a model directory.
         base: the base that an adapter belongs on, as it is called.
         name: for messages and inside files.
-        run: the run directory that it comes from, and None for another directory.
+        run, recipe: the run directory that it comes from with its recipe; None for another directory.
     """
 
     result: Path
     base: str | None
     name: str
     run: Path | None = None
+    recipe: Any = None
+
+    def accompany(self, stage: Path) -> None:
+        """Tokenizer, template, generation settings and README.md for what lies in `stage`."""
+        from pet.model_card import accompany
+
+        accompany(stage, self.result, find_model(self.base), self.name, self.base, self.recipe, self.run)
 
     @property
     def adapter(self) -> bool:
@@ -93,7 +102,7 @@ def find_source(options: argparse.Namespace) -> Source:
 
         recipe = load(given / "recipe.yaml", check_files=False)
         result = find_result(given, options.best, options.step)
-        return Source(result, options.base or recipe.model.path, recipe.name, given)
+        return Source(result, options.base or recipe.model.path, recipe.name, given, recipe)
     if options.best or options.step is not None:
         raise InputError(f"{given}: holds no recipe.yaml, so it is no run directory, and has no steps to choose from")
     if (given / "adapter_config.json").is_file():
@@ -104,8 +113,12 @@ def find_source(options: argparse.Namespace) -> Source:
 
 
 def export_adapter(source: Source, options: argparse.Namespace, output: Path) -> str:
-    """The directory as it is, with the base's name in it."""
+    """The directory as it is, with the base's name in it, and what goes with it."""
+    if engine := ENGINES.get(options.format):
+        source.needs_adapter(f"serve by {engine.name}; leave out --format")
     check_whole(source.result)
+    if engine:
+        check_served(source.result, find_model(source.base), engine)
     with atomic_directory(output) as stage:
         shutil.copytree(source.result, stage, dirs_exist_ok=True)
         config = stage / "adapter_config.json"
@@ -114,6 +127,7 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
             # so that whoever gets the adapter knows what it belongs on
             values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
             config.write_text(json.dumps(values, indent=2))
+        source.accompany(stage)
     return f"{output}: {source.result.name} of {source.name}, from {source.result}"
 
 
@@ -122,7 +136,11 @@ def export_merged(source: Source, options: argparse.Namespace, output: Path) -> 
     from pet.export import merge_checkpoint
 
     source.needs_adapter("merge; leave out --merged")
-    return str(merge_checkpoint(find_model(source.base), source.result, output, dtype=options.dtype))
+    with atomic_directory(output) as stage:
+        report = merge_checkpoint(find_model(source.base), source.result, stage, dtype=options.dtype)
+        source.accompany(stage)
+    report.directory = output
+    return str(report)
 
 
 def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> str:
@@ -136,6 +154,7 @@ def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> st
 
     with tempfile.TemporaryDirectory(prefix=f".{output.name}", dir=output.parent) as merged:
         merge_checkpoint(find_model(source.base), source.result, merged)
+        source.accompany(Path(merged))
         return write_model(merged, output, dtype, source.name)
 
 
@@ -150,10 +169,11 @@ def export_gguf_lora(source: Source, options: argparse.Namespace, output: Path) 
 FORMATS: dict[str, Callable[[Source, argparse.Namespace, Path], Any]] = {
     "adapter": export_adapter,
     "merged": export_merged,
+    **dict.fromkeys(ENGINES, export_adapter),
     "gguf": export_gguf,
     "gguf-lora": export_gguf_lora,
 }
-PLAIN = ("adapter", "merged")
+PLAIN = ("adapter", "merged", *ENGINES)
 """Formats that need a run or an adapter; the others take a model as well."""
 WITH_TYPE = ("merged", "gguf")
 
@@ -170,8 +190,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--format",
         metavar="NAME",
-        help="adapter (default): the result as it is; merged: the base with the adapter merged in; gguf: that as one "
-        "file for llama.cpp; gguf-lora: the adapter for llama.cpp",
+        help="adapter (default): the result as it is; vllm, mindie: the same, if these can serve it; merged: the base "
+        "with the adapter merged in; gguf: that as one file for llama.cpp; gguf-lora: the adapter for llama.cpp",
     )
     parser.add_argument("--best", action="store_true", help="export the best evaluation's step instead of the last")
     parser.add_argument("--step", type=int, metavar="N", help="export the checkpoint of this step")

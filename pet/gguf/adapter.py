@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,7 @@ from model_zoo.errors import InputError
 from pet.files import atomic_file
 from pet.gguf.architectures import Names, architecture_of
 from pet.installation import needed
-
-# why llama.cpp's adapter file has no place for a change
-REFUSED = {
-    "ia3": "IA3's factors are no product of two matrices",
-    "whole": "a weight of its own (modules_to_save, a trained bias) has no place in it",
-    "rows": "new rows of an embedding have no place in it",
-}
-MERGE = "merge it: pet export --format gguf"
-
-
-def refusal(change: Change, tied: bool) -> str | None:
-    """Why llama.cpp cannot take a change as an adapter; None where it can."""
-    if change.kind in REFUSED:
-        return REFUSED[change.kind]
-    if "lora_magnitude_vector" in change.tensors:
-        return "DoRA's magnitudes have no place in it"
-    if change.kind == "embedding" and tied:
-        return "llama.cpp has one tensor for a tied embedding and head, and would change both"
-    return None
+from pet.serving import MERGE, lora_of
 
 
 def write_adapter(adapter: str | Path, base: str | Path, output: str | Path) -> str:
@@ -53,25 +34,15 @@ def write_adapter(adapter: str | Path, base: str | Path, output: str | Path) -> 
     gguf = needed("gguf", "gguf", "a GGUF file")
     config = config_of(read_config(base))
     architecture, names = architecture_of(config), Names(config)
-    shapes, tied = config.shapes(), config.tied_head()
-    with closing(StoredAdapter(adapter)) as stored:
-        if stored.needs_packed:
-            raise InputError(
-                f"{adapter}: was started by LoftQ from what packing left out; it fits the packed base alone"
-            )
-        changes = stored.changes(shapes, lambda name: False, tied)
-        problems = {
-            f"{adapter}: {change.name}: llama.cpp cannot take it as an adapter: {why}; {MERGE}"
+    with lora_of(adapter, config, "llama.cpp") as (stored, changes):
+        head, embedding = config.tied_head() or (None, None)
+        problems = [
+            f"{adapter}: {change.name}: llama.cpp has one tensor for a tied embedding and head; {MERGE}"
             for change in changes
-            if (why := refusal(change, tied is not None))
-        }
-        problems |= {
-            f"{adapter}: {change.name} is tied to the embedding, and llama.cpp has no tensor for it; {MERGE}"
-            for change in changes
-            if change.name not in shapes
-        }
+            if change.name in (head, embedding)
+        ]
         if problems:
-            raise InputError.collect(sorted(problems))
+            raise InputError.collect(problems)
         alpha = float(stored.settings["alpha"])
 
         def write(path: str) -> None:

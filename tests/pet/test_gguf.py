@@ -231,6 +231,7 @@ def adapter_of(kind, base, directory):
         "embedding": pet.LoRAConfig(rank=2, targets=["embed_tokens"]),
         "head": pet.LoRAConfig(rank=2, targets=["lm_head"]),
         "ia3": pet.IA3Config(),
+        "prefix": pet.PrefixConfig(length=2),
     }
     return saved(pet.AutoModel.from_pretrained(base), directory, settings[kind])
 
@@ -238,12 +239,13 @@ def adapter_of(kind, base, directory):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("dora", "DoRA's magnitudes have no place"),
-        ("whole", "a weight of its own"),
-        ("rows", "new rows of an embedding"),
+        ("dora", "it has DoRA's magnitudes"),
+        ("whole", "it is a weight of its own"),
+        ("rows", "it is new rows of an embedding"),
         ("embedding", "one tensor for a tied embedding and head"),
-        ("head", "lm_head.weight is tied to the embedding"),
-        ("ia3", "no product of two matrices"),
+        ("head", "lm_head.weight: llama.cpp has one tensor for a tied"),
+        ("ia3", "takes LoRA, this is an adapter of type IA3; merge it"),
+        ("prefix", "type PREFIX_TUNING; it cannot be merged either: it"),
     ],
 )
 def test_what_llama_cpp_cannot_take_is_refused_with_the_reason(bases, tmp_path, kind, words):

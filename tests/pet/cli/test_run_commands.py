@@ -322,6 +322,9 @@ def test_an_adapter_whose_base_is_gone_or_another(here, capsys):
 
 
 def test_export(here, capsys):
+    from model_zoo.tokenizers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(here / "base")
     for name in ("given", "best", "plain", "merged"):
         shutil.rmtree(here / name, ignore_errors=True)
     assert main(["export", "output/job", "--output", "given"]) == 0
@@ -335,6 +338,14 @@ def test_export(here, capsys):
     assert main(["merge", "output/job/adapter", "--base", "base", "--output", "merged"]) == 0
     assert (here / "plain" / "model.safetensors").read_bytes() == (here / "merged" / "model.safetensors").read_bytes()
     assert main(["predict", "--adapter", "given", "--input", "What is 3?", "--max-new-tokens", "2"]) == 0
+    for name, kind in (("given", "peft"), ("plain", "transformers")):
+        card = (here / name / "README.md").read_text()
+        assert f"library_name: {kind}" in card and "| trained on | data.jsonl |" in card and "| rank | 8 |" in card
+        assert "| held-out loss | " in card and "![loss of the run](loss.png)" in card
+        assert (here / name / "loss.png").read_bytes() == (here / "output" / "job" / "loss.png").read_bytes()
+        assert AutoTokenizer.from_pretrained(here / name).encode("What is 3?") == tokenizer.encode("What is 3?")
+        settings = json.loads((here / name / "generation_config.json").read_text())
+        assert settings["do_sample"] is False and settings["eos_token_id"] == tokenizer.eos_token_ids
     capsys.readouterr()
     assert main(["export", "output/job", "--output", "given"]) == 2
     assert main(["export", "output/job", "--output", "other", "--step", "2"]) == 2

@@ -1,0 +1,183 @@
+"""What goes with an exported adapter or model: tokenizer, chat template, generation settings, and a README.md."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from adapters.peft_config import CONFIG
+from model_zoo.atomic import read_json, write_json, write_text
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from model_zoo.tokenizers.base import Tokenizer
+from pet.names import bundled_models
+from pet.recipe.fields import is_template_file
+from pet.recipe.schema import Recipe
+from pet.serving import ENGINES, RANKS, check_served
+
+
+def accompany(
+    stage: Path, result: Path, base: Path, name: str, called: str, recipe: Recipe | None, run: Path | None
+) -> None:
+    """Puts what an adapter or a merged model needs beside its weights.
+
+    Args:
+        stage: the directory of the weights.
+        result: the adapter or model that they come from.
+        base: the base's directory.
+        name: of what is exported.
+        called: the base's name or path, as the recipe or the adapter has it.
+        recipe, run: that it was made by; None where only the adapter is known.
+    """
+    tokenizer = tokenizer_of(base, recipe)
+    tokenizer.save_pretrained(stage)
+    write_json(stage / "generation_config.json", generation_settings(base, tokenizer, recipe))
+    picture = run is not None and (run / "loss.png").is_file()
+    if picture:
+        shutil.copyfile(run / "loss.png", stage / "loss.png")
+    write_text(stage / "README.md", "\n".join(card(stage, result, base, name, called, recipe, run, picture)) + "\n")
+
+
+def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
+    """The tokenizer of a run, with the run's own chat template where it has one."""
+    given = recipe.model.tokenizer if recipe is not None else None
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models().get(given, given) if given else base)
+    template = recipe.data.template if recipe is not None else None
+    if is_template_file(template):
+        if not Path(template).is_file():
+            raise InputError(f"data.template: {template}: no such file; the exported tokenizer is to carry it")
+        tokenizer = tokenizer.with_chat_template(Path(template).read_text("utf-8"), template)
+    return tokenizer
+
+
+def generation_settings(base: Path, tokenizer: Tokenizer, recipe: Recipe | None) -> dict[str, Any]:
+    """The base's generation_config.json with the run's settings and every id that ends an answer."""
+    file = base / "generation_config.json"
+    values = read_json(file) if file.is_file() else {}
+    values["eos_token_id"] = list(tokenizer.eos_token_ids)
+    for key, number in (("bos_token_id", tokenizer.bos_token_id), ("pad_token_id", tokenizer.pad_token_id)):
+        if number is not None:
+            values.setdefault(key, number)
+    if recipe is not None:
+        chosen = recipe.generation
+        drawn = ("temperature", "top_k", "top_p")
+        names = ("max_new_tokens", "repetition_penalty", "num_beams", *(drawn if chosen.do_sample else ()))
+        values = {key: value for key, value in values.items() if key not in drawn} | {"do_sample": chosen.do_sample}
+        values |= {key: value for key in names if (value := getattr(chosen, key)) is not None}
+    return values
+
+
+def card(
+    stage: Path,
+    result: Path,
+    base: Path,
+    name: str,
+    called: str,
+    recipe: Recipe | None,
+    run: Path | None,
+    picture: bool,
+) -> list[str]:
+    """The lines of README.md."""
+    adapter = (stage / CONFIG).is_file()
+    known = Path(called).name
+    kind = "adapter for" if adapter else "model tuned from"
+    method = recipe.adapter.method if recipe is not None else read_json(result / CONFIG)["peft_type"].lower()
+    lines = [
+        "---",
+        f"base_model: {known}",
+        f"library_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+        f"tags: [{method}, mindspore]",
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"A `{method}` {kind} {known}, trained by mindspore-pet.",
+    ]
+    if recipe is not None:
+        lines += ["", "## Data and method", "", *_facts(recipe, run)]
+    if run is not None:
+        lines += _numbers(run, picture)
+    return [*lines, "", "## How to load it", "", *_loading(stage, base, known, adapter)]
+
+
+def _facts(recipe: Recipe, run: Path | None) -> list[str]:
+    summary = read_json(run / "summary.json") if run is not None and (run / "summary.json").is_file() else {}
+    files = ", ".join(Path(path).name for path in recipe.data.train or []) or "objects of a program"
+    held_out = ", ".join(Path(path).name for path in recipe.data.eval or [])
+    adapter, train = recipe.adapter, recipe.train
+    shown = {
+        "trained on": files,
+        "evaluated on": held_out or (f"{recipe.data.eval_fraction:.0%} of it" if recipe.data.eval_fraction else None),
+        "labels": recipe.data.train_on,
+        "longest row": f"{recipe.data.max_length} tokens",
+        "method": adapter.method,
+        "rank": getattr(adapter, "rank", None),
+        "alpha": getattr(adapter, "alpha", None),
+        "targets": ", ".join(targets) if isinstance(targets := getattr(adapter, "targets", None), list) else targets,
+        "base in": recipe.model.quantization and recipe.model.quantization.type,
+        "trained weights": f"{summary['trainable']:,} of {summary['total']:,}" if "trainable" in summary else None,
+        "objective": train.objective,
+        "steps": summary.get("steps"),
+        "batch size": train.batch_size,
+        "learning rate": train.learning_rate,
+        "optimizer": train.optimizer,
+        "precision": summary.get("precision"),
+        "seed": train.seed,
+    }
+    rows = [f"| {key} | {value} |" for key, value in shown.items() if value not in (None, "")]
+    return ["| | |", "|---|---|", *rows]
+
+
+def _numbers(run: Path, picture: bool) -> list[str]:
+    summary = read_json(run / "summary.json") if (run / "summary.json").is_file() else {}
+    before, after = summary.get("before") or {}, summary.get("after") or {}
+    lines = ["", "## Numbers"] if after or picture else []
+    if after:
+        from pet.train.report import titles_of
+
+        lines += ["", "| | base | tuned |", "|---|---|---|"]
+        for key, title in titles_of(after).items():
+            first, last = (f"{one[key]:.4f}" if isinstance(one.get(key), float) else "" for one in (before, after))
+            lines.append(f"| {title} | {first} | {last} |")
+    return [*lines, *(["", "![loss of the run](loss.png)"] if picture else [])]
+
+
+def _loading(stage: Path, base: Path, known: str, adapter: bool) -> list[str]:
+    remote = ", trust_remote_code=True" if read_json(base / "config.json").get("auto_map") else ""
+    if not adapter:
+        return [
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'model = AutoModelForCausalLM.from_pretrained("."{remote})',
+            f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
+            "```",
+            "",
+            "```sh",
+            "vllm serve .",
+            "pet chat --model .",
+            "```",
+        ]
+    lines = [
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{known}"{remote})',
+        'model = PeftModel.from_pretrained(base, ".")',
+        f'tokenizer = AutoTokenizer.from_pretrained("."{remote})',
+        "```",
+        "",
+        "```sh",
+    ]
+    try:
+        rank = check_served(stage, base, ENGINES["vllm"])
+        limit = next(allowed for allowed in RANKS if allowed >= rank)
+        lines.append(f"vllm serve {known} --enable-lora --max-lora-rank {limit} --lora-modules tuned=.")
+        after = []
+    except InputError as error:
+        reason = str(error).splitlines()[0].removeprefix(f"{stage}: ")
+        after = ["", f"vLLM cannot serve it beside its base: {reason}"]
+    return [*lines, f"pet chat --model {known} --adapter .", "```", *after]
