@@ -7,6 +7,8 @@ whose first line says so.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
 import re
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pet.cli.commands import COMMANDS
 from pet.cli.main import main
 from pet.recipe.loading import from_dict
 
@@ -92,6 +95,24 @@ def test_chinese_pages_have_the_commands_of_the_english_ones(chinese):
 
     theirs, ours = commands(chinese), commands(chinese.replace(".zh-CN", ""))
     assert theirs == ours[: len(theirs)]  # a last section may be in English alone
+
+
+def test_commands_within_sentences_exist(capsys):
+    """With the options that they are given, in pages and in recipes' comments."""
+
+    @functools.cache
+    def options(command: str) -> set[str]:
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+
+    for path in [*DOCUMENTS, *(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*.md")]:
+        text = re.sub(r"\n#? ?", " ", path.read_text("utf-8"))
+        for words in re.findall(r"`pet ([a-z][^`]*)`", text):
+            command, *rest = words.partition(" -- ")[0].split()
+            assert command in COMMANDS, f"{path.name}: pet {words}"
+            unknown = {word for word in rest if word.startswith("--")} - options(command)
+            assert not unknown, f"{path.name}: pet {words}"
 
 
 def test_the_memory_that_a_page_states_is_what_the_command_prints(capsys):
