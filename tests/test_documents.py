@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -44,6 +46,12 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
 
 
+def installed(program: str) -> bool:
+    """Whether the packages that a program imports are here: the other library of a comparison may not be."""
+    names = re.findall(r"^(?:from|import) (\w+)", program, flags=re.M)
+    return all(importlib.util.find_spec(name) for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page, tmp_path, monkeypatch, capsys):
@@ -55,7 +63,7 @@ def test_page(page, tmp_path, monkeypatch, capsys):
     ]
     (tmp_path / "answers.jsonl").write_text("".join(rows) * 12, "utf-8")
     for language, text in blocks(page):
-        if language == "python":
+        if language == "python" and installed(text):
             done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             if "Who made this lamp?" in text and page.startswith("README"):
@@ -122,6 +130,14 @@ def test_the_memory_that_a_page_states_is_what_the_command_prints(capsys):
             assert main([*shlex.split(line)[1:], "--json"]) == 0
             found.append(f"{json.loads(capsys.readouterr().out)['memory_bytes']['total'] / 1e9:.1f}")
         assert re.findall(r"([\d.]+)(?: GB|\.\s)", (ROOT / page).read_text("utf-8"))[:2] == found, page
+
+
+def test_pictures_of_terminals_are_those_of_the_script():
+    """Each is on a page."""
+    made = runpy.run_path(str(ROOT / "docs" / "screens.py"))["SCREENS"]
+    assert {path.stem for path in (ROOT / "docs" / "screens").iterdir()} == made.keys()
+    shown = {name for path in DOCUMENTS for name in re.findall(r"\(screens/(\w+)\.svg\)", path.read_text("utf-8"))}
+    assert shown == made.keys()
 
 
 def test_links_lead_somewhere():
