@@ -71,7 +71,9 @@ def version_of(clone: Path) -> str:
 def section(system: str, version: str, cases: list[Case], what: str = "") -> str:
     """A system's section: how many run, and each reason with the cases that it keeps out."""
     runs = sum(case.outcome == "runs" for case in cases)
-    lines = [f"## {TITLES[system]}", "", f"{runs} of {len(cases)} run ({version}).", ""]
+    newest = [case.outcome == "runs" for case in cases if case.name.endswith(" @ HEAD")]
+    apart = f"; {sum(newest)} of {len(newest)} of the files in the newest state" if newest else ""
+    lines = [f"## {TITLES[system]}", "", f"{runs} of {len(cases)} run ({version}){apart}.", ""]
     lines += [f"Counted: {what}.", ""] if what else []
     for outcome, title in OUTCOMES.items():
         by_reason: dict[str, list[str]] = defaultdict(list)

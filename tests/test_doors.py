@@ -22,7 +22,10 @@ def test_a_section_counts_each_reason():
 
 def test_releases_of_one_file_are_counted():
     cases = [Case(f"qlora/{name}", "refused", "no GPTQ") for name in ("a.yaml @ v2", "a.yaml @ v1", "b.yaml @ v1")]
-    assert "- 3 × no GPTQ: qlora/a.yaml (2 releases), qlora/b.yaml" in doors.section("axolotl", "v1", cases)
+    cases += [Case("c.yaml @ HEAD", "runs"), Case("d.yaml @ HEAD", "fails", "TypeError")]
+    text = doors.section("axolotl", "v1", cases)
+    assert "- 3 × no GPTQ: qlora/a.yaml (2 releases), qlora/b.yaml" in text
+    assert "1 of 5 run (v1); 1 of 2 of the files in the newest state." in text
 
 
 def test_a_count_leaves_the_other_sections():
