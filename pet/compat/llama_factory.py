@@ -96,7 +96,8 @@ TABLE = {
     "dataset_dir": elsewhere,
     "template": template,
     "default_system": "data.system",
-    "tool_format": Refused("conversations here have no tools", harmless=("default",)),
+    "enable_thinking": lambda t, n, v: t.put("data.enable_thinking", None if v else v),
+    "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
     "max_samples": "data.max_samples",
     "val_size": share("data.eval_fraction"),
@@ -155,7 +156,7 @@ TABLE = {
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "early_stopping_steps": "eval.patience",
     **dict.fromkeys(("do_sample", "temperature", "top_p", "top_k", "num_beams", "max_new_tokens"), GENERATION),
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "enable_thinking", "eval_num_beams"), GENERATION),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "eval_num_beams"), GENERATION),
     "deepspeed": LAYOUT,
     "fsdp": LAYOUT,
     "fsdp_*": LAYOUT,
@@ -210,7 +211,7 @@ PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
 RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
-    "sharegpt": {"messages": "messages", "system": "system"},
+    "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
 }
 """Roles of a data set's columns by LLaMA-Factory's names, for each formatting."""
 

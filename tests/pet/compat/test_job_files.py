@@ -243,15 +243,19 @@ def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
 
 def test_llama_factorys_list_of_data_sets(tmp_path):
     index = {
-        "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns"}},
+        "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns", "tools": "t"}},
         "seen": {"file_name": "seen.json", "formatting": "sharegpt", "columns": {"messages": "m", "images": "i"}},
     }
     (tmp_path / "dataset_info.json").write_text(json.dumps(index))
     (tmp_path / "talk.json").write_text("[]")
-    file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "talk"}
+    file = {**JOBS["llama_factory"], "dataset_dir": str(tmp_path), "dataset": "talk", "enable_thinking": False}
     translation = llama_factory.translate(file, tmp_path / "job.yaml")
     assert translation.get("data.train") == [str(tmp_path / "talk.json")]
-    assert (translation.get("data.format"), translation.get("data.columns")) == ("sharegpt", {"messages": "turns"})
+    assert (translation.get("data.format"), translation.get("data.columns")) == (
+        "sharegpt",
+        {"messages": "turns", "tools": "t"},
+    )
+    assert translation.get("data.enable_thinking") is False
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
     with pytest.raises(InputError, match="seen: images: such data cannot be read"):
         load_any(path, ["model.path=llama_tiny"])
