@@ -9,13 +9,13 @@ from typing import Any
 from pet.planning.search import PARTS, Candidate, Plan
 
 SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
-TITLES = ["data", "tensor", "pipe", "ZeRO", "again", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
+TITLES = ["data", "tensor", "pipe", "ZeRO", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
 TITLES += ["total", "sent", "bubble", "step"]
 MEANING = """\
-again: layers are computed again in the backward pass (train.recompute)
 rows: of one forward pass on a replica; pieces: forward passes of a replica in a step
 weights to total: GB per device, of the fullest stage
 sent: GB that a device of the busiest stage hands to collectives in a step"""
+AGAIN = "recompute: layers are computed again in the backward pass (train.recompute), without which it is too large"
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -50,12 +50,14 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     ]
     shown = plan.feasible[:top]
     if shown:
+        again = [one.recompute and not work.recompute for one in shown]
         rows = [TITLES, *(row(one) for one in shown)]
         widths = [max(len(line[column]) for line in rows) for column in range(len(TITLES))]
         lines.append("")
-        for line in rows:
-            lines.append("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
-        lines += ["", MEANING]
+        for line, marked in zip(rows, [False, *again], strict=True):
+            text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+            lines.append(text + ("  recompute" if marked else ""))
+        lines += ["", MEANING, *([AGAIN] if any(again) else [])]
     if len(shown) < len(plan.feasible):
         lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit; --all lists them")
     lines.append("")
@@ -70,7 +72,6 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
 def row(one: Candidate) -> list[str]:
     """A layout's line."""
     shape = [str(one.data), str(one.tensor), str(one.pipeline), "yes" if one.zero else "no"]
-    shape.append("yes" if one.recompute else "no")
     memory = [f"{one.memory[part] / 1e9:.2f}" for part in PARTS]
     end = [f"{one.total / 1e9:.2f}", f"{one.sent / 1e9:.2f}", f"{100 * one.bubble:.0f} %", seconds(one.seconds)]
     return [*shape, str(one.micro_batch), str(one.pieces), *memory, *end]

@@ -24,6 +24,7 @@ from pet.parallel.shares import shares
 from pet.planning import Cluster, Work, parse_bytes, plan
 from pet.planning.activations import activation_bytes
 from pet.planning.search import flops
+from pet.planning.table import as_text
 from pet.planning.traffic import Steps, step_traffic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,9 @@ def test_recomputation_is_proposed_where_a_layout_is_too_large_without():
     assert layouts[0] and layouts[1] and not layouts[0] & layouts[1]
     assert layouts[0] | layouts[1] == {(one.data, one.tensor, one.pipeline, one.zero) for one in forced.feasible}
     assert all(one.recompute == 0 for one in plan(work, Cluster(8, 400e9)).feasible)
+    text = as_text(tight, "llama_7b")
+    assert text.count("  recompute\n") == len(layouts[1]) and "recompute: layers are computed again" in text
+    assert "recompute" not in as_text(plan(work, Cluster(8, 400e9)), "llama_7b")
 
 
 def work_for(name="llama_65b", batch=256, length=512, dtype="float16", adapter=None, **settings):
