@@ -18,7 +18,7 @@ from model_zoo.errors import InputError
 
 from .dataset import IGNORED, Counts, TokenDataset
 from .formats import Row, read_rows
-from .load import Question, load_dataset, load_questions, split_dataset
+from .load import Question, load_dataset, load_questions, mix_dataset, split_dataset
 from .loader import Batch, Loader
 from .packing import LayoutFunction, bucket_edges, causal_layout, collate, first_fit_decreasing
 from .settings import DataSettings
@@ -49,6 +49,7 @@ __all__ = [
     "load_dataset",
     "load_questions",
     "make_loader",
+    "mix_dataset",
     "read_rows",
     "show",
     "split_dataset",

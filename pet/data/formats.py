@@ -32,7 +32,8 @@ from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
 from .messages import Wrong, check_turns, checked_text, listed, messages_of, tools_of
-from .readers import Problems, Record, find_files, read_records, type_name
+from .readers import find_files, read_records
+from .records import Problems, Record, type_name
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {

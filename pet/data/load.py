@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,40 @@ def load_dataset(
 
 def _rows(files: Iterable[Path], settings: DataSettings, answers: bool = True) -> Iterator[Row]:
     return read_rows(files, limit=settings.max_samples, answers=answers, **settings.reading)
+
+
+def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], seed: int = 0) -> TokenDataset:
+    """The samples of several sets in the proportions of their weights.
+
+    A set of weight 2 is there twice in an epoch; of one of weight 0.25 a quarter of the samples is, chosen by the seed.
+
+    Args:
+        dataset: of all the paths.
+        paths: those that it was loaded from; each is one set, a directory with all its files.
+        weights: one for each path.
+
+    Raises:
+        InputError: the data streams, or there are more or fewer weights than paths.
+    """
+    if isinstance(dataset, StreamDataset):
+        raise InputError("data.mix: streaming data cannot be mixed; leave out data.streaming")
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if len(weights) != len(paths):
+        raise InputError(f"data.mix: {len(weights)} weights for {len(paths)} paths; one each was expected")
+    files = np.asarray(dataset.origin)[:, 0]
+    chosen = []
+    for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
+        inside = {str(file) for file in find_files(path)}
+        those = [index for index, name in enumerate(dataset.files) if name in inside]
+        # the documents of a comparison stand together
+        own = np.flatnonzero(np.isin(files, those)).reshape(-1, dataset.documents)
+        whole, part = divmod(weight, 1)
+        drawn = np.random.default_rng([seed, 0x313, number]).permutation(len(own))[: round(len(own) * part)]
+        chosen += [own] * int(whole) + [own[np.sort(drawn)]]
+    mixed = np.concatenate(chosen).reshape(-1)
+    if not len(mixed):
+        raise InputError("data.mix: no sample is left; the weights are too small for so few rows")
+    return dataset.select(mixed)
 
 
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:

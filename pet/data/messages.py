@@ -13,7 +13,7 @@ from typing import Any
 
 from model_zoo.errors import nearest
 
-from .readers import type_name
+from .records import type_name
 
 ROLE_NAMES = {
     "system": "system",

@@ -1,4 +1,4 @@
-"""Files to records: JSON, JSONL, CSV, plain text and MindRecord, one record at a time.
+"""Files to records: JSON, JSONL, CSV, plain text, MindRecord, Parquet and Arrow, one record at a time.
 
 Nothing here holds a whole file in memory. A record is a dict of columns with the line it stands on. What cannot be read
 is noted with file and line, and reading goes on where that is possible, so that one run tells all that is wrong.
@@ -11,75 +11,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from model_zoo.atomic import files_below, special_kind
 from model_zoo.errors import InputError, nearest
 
-SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord")
+from .binary import read_arrow, read_mindrecord
+from .records import Problems, Record, type_name
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
 READ_AT_ONCE = 1 << 20
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
-
-
-class Problems:
-    """What was wrong with the files: of each the first messages, with the lines that they are true of."""
-
-    SHOWN = 12
-
-    def __init__(self) -> None:
-        self._lines: dict[str, dict[str, list[int | None]]] = {}
-        self._total: dict[str, int] = {}
-
-    def add(self, path: Path | str, line: int | None, message: str) -> None:
-        """Note a problem of ``path``, at ``line`` (None: of the file as a whole)."""
-        name = str(path)
-        self._total[name] = self._total.get(name, 0) + 1
-        messages = self._lines.setdefault(name, {})
-        if message in messages or len(messages) < self.SHOWN:
-            messages.setdefault(message, []).append(line)
-
-    def __len__(self) -> int:
-        return sum(self._total.values())
-
-    def raise_if_any(self) -> None:
-        """Raise one InputError with what was noted so far."""
-        if not self._total:
-            return
-        found = []
-        for name, messages in self._lines.items():
-            for message, lines in messages.items():
-                place = name if lines[0] is None else f"{name}:{lines[0]}"
-                found.append(f"{place}: {message}" + (f" (so are {_some(lines[1:])})" if lines[1:] else ""))
-            told = sum(map(len, messages.values()))
-            if self._total[name] > told:
-                found.append(f"{name}: … and {self._total[name] - told} more ({self._total[name]} in all)")
-        raise InputError.collect(found)
-
-
-def _some(lines: list[int]) -> str:
-    """``lines 2, 3, 4 and 46 more``."""
-    rest = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
-    return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:3]))}{rest}"
-
-
-@dataclass(slots=True)
-class Record:
-    """One row of a file.
-
-    Attributes:
-        line: where it begins: a line from 1 on; in a MindRecord file the number of the record.
-        columns: its values by name.
-        place: where reading can go on *after* this record, to be given to :func:`read_records`.
-        row: its number in the file where another one begins on the same line (a JSON list), otherwise 0.
-    """
-
-    line: int
-    columns: dict[str, Any]
-    place: tuple[int, int]
-    row: int = 0
 
 
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -143,12 +86,13 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"`` or ``"mindrecord"`` by the file's name; None for other files."""
+    """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"``, ``"mindrecord"`` or ``"arrow"`` by the file's name, or None."""
     suffix = path.suffix.lower()
     # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
     if suffix.rstrip("0123456789") == ".mindrecord":
         return "mindrecord"
     kinds = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
+    kinds |= {".parquet": "arrow", ".arrow": "arrow"}
     return kinds.get(suffix)
 
 
@@ -173,7 +117,8 @@ def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)
         "jsonl": _read_jsonl,
         "csv": _read_csv,
         "text": _read_text,
-        "mindrecord": _read_mindrecord,
+        "mindrecord": read_mindrecord,
+        "arrow": read_arrow,
     }
     found, before = place != (0, 0), len(problems)
     for record in readers[kind](path, problems, place):
@@ -226,16 +171,6 @@ def _json_error(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def type_name(value: Any) -> str:
-    """What a value is called in an error message, in JSON's words."""
-    names = {bool: "true or false", dict: "an object", list: "a list", str: "a string", int: "a number"}
-    return (
-        "null"
-        if value is None
-        else names.get(type(value), "a number" if isinstance(value, float) else type(value).__name__)
-    )
 
 
 def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
@@ -369,21 +304,3 @@ def _has_blank_line(path: Path) -> bool:
     """Whether a blank line stands between lines of text at the beginning of a file."""
     with open(path, "rb") as stream:
         return re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is not None
-
-
-def _read_mindrecord(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
-    """MindSpore's own format; needs the ``.db`` index that was written beside the file."""
-    from mindspore.mindrecord import FileReader
-
-    try:
-        reader = FileReader(str(path))
-    except Exception as error:  # its errors are of many classes, one for each way a file can be broken
-        reason = str(error).strip().splitlines()
-        problems.add(path, None, f"not a readable MindRecord file: {reason[-1] if reason else type(error).__name__}")
-        return
-    try:
-        for number, columns in enumerate(reader.get_next(), start=1):
-            if number > place[0]:
-                yield Record(number, columns, (number, 0))
-    finally:
-        reader.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,15 @@ class Data(Section):
     """Files, their format, and the way to batches."""
 
     train: RecipePaths | None = Field(
-        None, description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text or MindRecord."
+        None,
+        description="Files, or directories of files, to train on: JSON, JSONL, CSV, plain text, MindRecord, Parquet "
+        "or Arrow.",
+    )
+    mix: list[Annotated[float, Field(gt=0, le=1000)]] | None = Field(
+        None,
+        min_length=1,
+        description="A weight for each path of train: how often its samples occur in an epoch. 2: twice; 0.25: a "
+        "quarter of them, chosen by the seed.",
     )
     eval: RecipePaths | None = Field(None, description="Files to evaluate on during and after training.")
     test: RecipePaths | None = Field(

@@ -243,6 +243,10 @@ def data(recipe: Recipe) -> Iterator[Finding]:
             yield _find(
                 "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
             )
+    if settings.mix is not None and len(settings.mix) != len(settings.train or []):
+        yield _find(
+            "data.mix", "data.train", f"{len(settings.mix)} weights for {len(settings.train or [])} paths in data.train"
+        )
     written = settings.template is not None and not is_template_file(settings.template)
     if written and "{prompt}" not in settings.template:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
@@ -282,6 +286,8 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
             "data.streaming",
             "rows that stream cannot be divided; give data.eval a file of its own",
         )
+    if settings.mix:
+        yield _find("data.mix", "data.streaming", "streaming data cannot be mixed")
     if settings.packing == "buckets" and settings.buckets is None:
         yield _find(
             "data.buckets",

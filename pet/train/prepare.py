@@ -174,10 +174,12 @@ def data_settings(recipe, **changes):
 
 def load_data(recipe, tokenizer) -> tuple[Any, Any]:
     """The training and the evaluation samples; each None where the recipe has none."""
-    from pet.data.load import load_dataset, split_dataset
+    from pet.data.load import load_dataset, mix_dataset, split_dataset
 
     settings = data_settings(recipe)
     train = load_dataset(recipe.data.train, tokenizer, settings=settings) if recipe.data.train else None
+    if train is not None and recipe.data.mix:
+        train = mix_dataset(train, recipe.data.train, recipe.data.mix, settings.seed)
     evaluation = None
     if recipe.data.eval:
         evaluation = load_dataset(recipe.data.eval, tokenizer, settings=held_out_settings(recipe))

@@ -3,6 +3,7 @@
 import json
 import random
 import string
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from model_zoo.errors import InputError
 from pet.data import read_rows, readers as readers_module
-from pet.data.readers import Problems, read_records
+from pet.data.readers import read_records
+from pet.data.records import Problems
 
 
 def user(content):
@@ -430,3 +432,33 @@ def test_tools_are_a_list_or_the_json_of_one(write, tools):
 def test_what_is_wrong_with_tools(write, row, words):
     with pytest.raises(InputError, match=words):
         list(read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], **row}])))
+
+
+def arrow_file(path, table):
+    pyarrow = pytest.importorskip("pyarrow")
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        parquet.write_table(table, path, row_group_size=5)
+        return
+    new = pyarrow.ipc.new_stream if "stream" in path.name else pyarrow.ipc.new_file
+    with new(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=5)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "stream.arrow"])
+def test_parquet_and_arrow(tmp_path, monkeypatch, name):
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [{"messages": [user(f"a{i}"), assistant("b")], "tools": None} for i in range(12)]
+    arrow_file(tmp_path / name, pyarrow.Table.from_pylist(rows))
+    assert [row.messages for row in read_rows(tmp_path)] == [row["messages"] for row in rows]
+    records = list(read_records(tmp_path / name, Problems()))
+    for place in (0, 3, 4, 7, 12):
+        rest = list(read_records(tmp_path / name, Problems(), (place, 0)))
+        assert [record.line for record in rest] == [record.line for record in records[place:]]
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    with pytest.raises(InputError, match=f"{name}: not a readable {name.split('.')[1]} file"):
+        list(read_rows(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"needs the package pyarrow: pip install 'mindspore-pet\[arrow\]'"):
+        list(read_rows(tmp_path))

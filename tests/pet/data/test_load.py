@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -448,3 +449,20 @@ def test_a_jinja_file_makes_prompts_and_samples(write, tmp_path, settings, think
     (tmp_path / "own.jinja").write_text(TEMPLATE.replace("find", "").replace("{{ tool.name }}", "{{ tool.name * 2 }}"))
     again, _ = load_dataset(path, tokenizer, settings=chosen)[0]
     assert text(again).startswith("findfind <|user|>"), "the file's text decides, not its name"
+
+
+def test_sets_are_mixed_by_their_weights(write, letters, settings):
+    from pet.data import mix_dataset
+
+    paths = [write(f"{name}.jsonl", [{"text": f"{name}{i}"} for i in range(8)]) for name in "abc"]
+    dataset = load_dataset(paths, letters, settings=settings())
+    mixed = mix_dataset(dataset, paths, [2, 0.25, 1.5], seed=3)
+    found = Counter(mixed.where(index).split("/")[-1] for index in range(len(mixed)))
+    assert [sum(n for name, n in found.items() if name[0] == one) for one in "abc"] == [16, 2, 12]
+    assert {n for name, n in found.items() if name[0] == "a"} == {2}, "all of it, twice"
+    assert {n for name, n in found.items() if name[0] == "c"} == {1, 2}
+    again = mix_dataset(dataset, paths, [2, 0.25, 1.5], seed=3)
+    assert (again.starts == mixed.starts).all()
+    assert (mix_dataset(dataset, paths, [2, 0.25, 1.5], seed=4).starts != mixed.starts).any()
+    with pytest.raises(InputError, match="2 weights for 3 paths"):
+        mix_dataset(dataset, paths, [1, 1])

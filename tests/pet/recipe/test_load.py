@@ -255,6 +255,7 @@ def test_all_problems_in_one_report(write):
         (["data.buckets=[128, 64]", "data.packing=buckets"], "data.buckets", "rising lengths"),
         (["data.buckets=[64, 100]", "data.packing=buckets"], "data.buckets", "must be data.max_length (128)"),
         (["data.template=hello"], "data.template", "{prompt}"),
+        (["data.mix=[1, 2]"], "data.mix", "2 weights for 1 paths"),
         (["data.template=no.jinja"], "data.template", "no.jinja: no such file"),
         (["data.template={prompt}", "data.enable_thinking=false"], "data.enable_thinking", "has no such switch"),
         (["data.template=Ask {prompt}", "data.format=text"], "data.template", "text rows have no question"),

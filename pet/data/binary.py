@@ -1,0 +1,72 @@
+"""Readers of files that are no text: MindRecord, Parquet and Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pet.installation import needed
+
+from .records import Problems, Record
+
+ROWS_AT_ONCE = 1024
+
+
+def read_arrow(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """Parquet, and Arrow's own files and streams (as Hugging Face's datasets keep them); by the package pyarrow.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    pyarrow = needed("pyarrow", "arrow", f"{path}: reading {path.suffix.lower()}")
+    number = 0
+    try:
+        for batch in _batches(path):
+            number += batch.num_rows
+            if number <= place[0]:
+                continue
+            for row, columns in enumerate(batch.to_pylist(), start=number - batch.num_rows + 1):
+                if row > place[0]:
+                    yield Record(row, columns, (row, 0))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {reason}")
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=ROWS_AT_ONCE)
+        return
+    from pyarrow import ipc, memory_map
+
+    with memory_map(str(path)) as source:
+        with open(path, "rb") as stream:
+            is_file = stream.read(6) == b"ARROW1"
+        if is_file:
+            with ipc.open_file(source) as reader:
+                yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+        else:
+            with ipc.open_stream(source) as reader:
+                yield from reader
+
+
+def read_mindrecord(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+    """MindSpore's own format; needs the ``.db`` index that was written beside the file."""
+    from mindspore.mindrecord import FileReader
+
+    try:
+        reader = FileReader(str(path))
+    except Exception as error:  # its errors are of many classes, one for each way a file can be broken
+        reason = str(error).strip().splitlines()
+        problems.add(path, None, f"not a readable MindRecord file: {reason[-1] if reason else type(error).__name__}")
+        return
+    try:
+        for number, columns in enumerate(reader.get_next(), start=1):
+            if number > place[0]:
+                yield Record(number, columns, (number, 0))
+    finally:
+        reader.close()
