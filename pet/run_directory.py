@@ -28,7 +28,7 @@ log = logging.getLogger("pet")
 RECIPE = "recipe.yaml"
 # What a run writes. --force deletes these and nothing else: a directory may hold a user's own files beside them.
 ENTRIES = ("recipe.yaml", "adapter", "model", "merged", "checkpoints", "metrics.jsonl", "metrics.csv", "loss.png")
-ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile")
+ENTRIES += ("summary.json", "samples.jsonl", "tensorboard", "profile", "wandb", "swanlog", "mlruns")
 # Sections and keys that a resumed run may change without becoming another run.
 _FREE = {"name", "description", "output", "callbacks", "generation", "parallel"}
 _FREE_KEYS = {

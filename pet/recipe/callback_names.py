@@ -37,7 +37,10 @@ NAMES = {
     "MFLossMonitor": (_loss, "the progress line and metrics.jsonl"),
     "LossMonitor": (_loss, "the progress line and metrics.jsonl"),
     "TimeMonitor": (_nothing, "metrics.jsonl has each step's seconds"),
-    "SummaryMonitor": (_nothing, "metrics.jsonl has the same numbers; callbacks: [tensorboard] draws them"),
+    "SummaryMonitor": (
+        _nothing,
+        "metrics.jsonl has the same numbers; callbacks: [tensorboard] draws them",
+    ),
     "CheckpointMonitor": (_checkpoint, "checkpoints are whole, and written at once"),
     "CheckpointMointor": (_checkpoint, "checkpoints are whole, and written at once"),  # as MindFormers spells it
     "ProfileMonitor": (_profile, "the profiler callback has steps of its own"),

@@ -17,6 +17,9 @@ CALLBACKS = {
     "samples": "pet.train.callbacks.records:SamplesFile",
     "csv": "pet.train.callbacks.records:CsvFile",
     "tensorboard": "pet.train.callbacks.tensorboard:TensorBoard",
+    "wandb": "pet.train.callbacks.trackers:WandB",
+    "swanlab": "pet.train.callbacks.trackers:SwanLab",
+    "mlflow": "pet.train.callbacks.trackers:MLflow",
     "plot": "pet.train.callbacks.plot:LossPlot",
     "profiler": "pet.train.callbacks.profiler:Profiler",
 }

@@ -143,7 +143,7 @@ TABLE = {
     "logging_dir": Ignored("callbacks: [tensorboard] writes below the run directory"),
     "logging_strategy": Ignored("metrics.jsonl has a line per step"),
     "disable_tqdm": Ignored("there is one line without a terminal"),
-    "report_to": Ignored("name a callback instead: tensorboard, csv"),
+    "report_to": Ignored("name a callback instead: tensorboard, wandb, swanlab, mlflow, csv"),
     "run_name": "name",
     "ddp_timeout": Ignored("pet launch watches the workers"),
     "load_best_model_at_end": flag("eval.load_best_model_at_end"),

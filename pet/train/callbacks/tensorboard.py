@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from model_zoo.errors import InputError
-from pet.train.callbacks.base import Callback
+from pet.train.callbacks.trackers import Tracker
 
 
-class TensorBoard(Callback):
+class TensorBoard(Tracker):
     """Writes every number of every step to ``<run>/tensorboard``.
 
     Uses ``tensorboardX``, or torch's writer where that is what is installed.
@@ -26,19 +24,13 @@ class TensorBoard(Callback):
             except ImportError as error:
                 raise InputError("callbacks: tensorboard needs a writer: pip install tensorboardX") from error
         self.writer_class = SummaryWriter
-        self.writer = None
 
-    def start(self, trainer) -> None:
-        self.writer = self.writer_class(
-            str(Path(trainer.directory) / "tensorboard"), purge_step=trainer.position.step + 1
-        )
+    def open(self, directory, title, config, step) -> None:
+        self.writer = self.writer_class(str(directory / "tensorboard"), purge_step=step)
 
-    def step(self, trainer, record) -> None:
-        for name, value in record.items():
-            if name != "step" and isinstance(value, (int, float)):
-                group = "eval" if name.startswith("eval_") else "train"
-                self.writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, record["step"])
+    def write(self, numbers, step) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
 
-    def end(self, trainer, summary) -> None:
-        if self.writer is not None:
-            self.writer.close()
+    def close(self) -> None:
+        self.writer.close()

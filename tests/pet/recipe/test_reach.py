@@ -122,7 +122,7 @@ def test_every_key_reaches_the_configuration_with_the_same_default(cls, name):
 def test_data_settings():
     fields = {field.name: field.default for field in dataclasses.fields(DataSettings)}
     assert Data.model_fields.keys() - fields.keys() == {
-        *("train", "eval", "test", "eval_fraction"),
+        *("train", "mix", "eval", "test", "eval_fraction"),
         *("eval_format", "eval_columns"),  # the others' `format` and `columns`, see `held_out_settings`
     }
     for name in ("conversations", "documents"):  # an objective's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 
@@ -20,7 +21,9 @@ from pet.train.trainer import Trainer
 
 def run(model, batch, directory, callback):
     settings = {"learning_rate": 0.01, "steps": 4, "batch_size": 4, "warmup": 0}
-    Trainer(model, [batch], directory=directory, callbacks=[callback], **settings).train()
+    trainer = Trainer(model, [batch], directory=directory, callbacks=[callback], **settings)
+    trainer.train()
+    return trainer
 
 
 def test_code_of_the_users_own_may_take_any_time(toy, batch, tmp_path, monkeypatch):
@@ -89,6 +92,60 @@ def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
     assert [written["train/loss", step] for step in (1, 2, 3, 4)] == sorted(
         (written["train/loss", step] for step in (1, 2, 3, 4)), reverse=True
     )
+
+
+@pytest.fixture
+def recorded(toy, batch, tmp_path):
+    """Runs four steps with a tracker, in a run directory with a recipe; gives the losses."""
+
+    def train(tracker):
+        (tmp_path / "recipe.yaml").write_text("train: {steps: 4}\n")
+        trainer = run(toy(), batch(4), tmp_path, tracker)
+        return [line["loss"] for line in trainer.history]
+
+    return train
+
+
+def test_wandb_offline(recorded, tmp_path):
+    wandb = pytest.importorskip("wandb")
+    losses = recorded(make_callback("wandb", {"mode": "offline", "project": "tests"}))
+    wandb.teardown()  # its own process writes the file, and has done so when it has ended
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    blocks = range(0, file.stat().st_size, 1 << 15)  # each but the first begins with 7 bytes of its own
+    data = b"".join(file.read_bytes()[start + 7 * bool(start) : start + (1 << 15)] for start in blocks)
+    texts = (b"train/loss", b"steps", *(json.dumps(loss).encode() for loss in losses))
+    assert [text for text in texts if text not in data] == []
+
+
+def test_swanlab_offline(recorded, tmp_path, capfd):
+    pytest.importorskip("swanlab")
+    recorded(make_callback("swanlab", {"mode": "offline", "project": "tests"}))
+    files = [path for path in (tmp_path / "swanlog").rglob("*") if path.is_file()]
+    assert any("steps" in path.read_text() for path in files if path.name == "config.yaml")
+    assert any(b"train/loss" in path.read_bytes() for path in files if path.suffix in (".swanlab", ".log"))
+
+
+def test_mlflow_in_files(recorded, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    losses = recorded(make_callback("mlflow", {"project": "tests"}))
+    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert (found.info.run_name, found.info.status, found.data.params) == (
+        tmp_path.name,
+        "FINISHED",
+        {"train.steps": "4"},
+    )
+    history = client.get_metric_history(found.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in history] == list(enumerate(losses, start=1))
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_a_tracker_without_its_package_says_what_to_install(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"callbacks: {name} needs the package {name}: pip install '.*\[{name}\]'"):
+        make_callback(name)
 
 
 def test_without_a_writer_it_says_what_to_install(monkeypatch):

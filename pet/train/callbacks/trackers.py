@@ -1,0 +1,158 @@
+"""Experiment trackers, each by its own package: every number of every step, and the recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pet.installation import needed
+from pet.train.callbacks.base import Callback
+
+
+class Tracker(Callback):
+    """What all trackers do; a sub-class says where numbers go.
+
+    Numbers are called ``train/loss``, ``eval/loss`` and so on. Without a run directory nothing is written below it, and
+    there is no recipe to record. A resumed run is a new run of the tracker, with the steps that follow.
+    """
+
+    def open(self, directory: Path, title: str, config: dict[str, Any], step: int) -> None:
+        """Begin.
+
+        Args:
+            directory: of the run.
+            title: of the run.
+            config: its recipe; empty where there is none.
+            step: the first one that is written.
+        """
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
+        """Numbers of a step."""
+
+    def close(self) -> None:
+        """End."""
+
+    def start(self, trainer) -> None:
+        directory = Path(trainer.directory or ".")
+        recipe = directory / "recipe.yaml"
+        config = yaml.safe_load(recipe.read_text("utf-8")) if trainer.directory and recipe.is_file() else {}
+        self.open(directory, directory.resolve().name, config, trainer.position.step + 1)
+        self.is_open = True
+
+    def step(self, trainer, record) -> None:
+        found = {}
+        for name, value in record.items():
+            if name != "step" and isinstance(value, (int, float)):
+                group = "eval" if name.startswith("eval_") else "train"
+                found[f"{group}/{name.removeprefix('eval_')}"] = value
+        self.write(found, record["step"])
+
+    def end(self, trainer, summary) -> None:
+        if getattr(self, "is_open", False):
+            self.close()
+
+
+class WandB(Tracker):
+    """Weights & Biases.
+
+    Args:
+        project: to which the run belongs.
+        name: of the run; default: the run directory's.
+        mode: ``online``, ``offline`` (files below the run directory, for ``wandb sync``) or ``disabled``; default: the
+            package's own, by ``WANDB_MODE``.
+        settings: further arguments of ``wandb.init``.
+
+    Raises:
+        InputError: wandb is not installed.
+    """
+
+    def __init__(self, project: str = "mindspore-pet", name: str | None = None, mode: str | None = None, **settings):
+        self.package = needed("wandb", "wandb", "callbacks: wandb")
+        self.settings = {"project": project, "mode": mode, **settings}
+        self.name = name
+
+    def open(self, directory, title, config, step) -> None:
+        where = {"name": self.name or title, "dir": str(directory), "config": config}
+        self.run = self.package.init(**{**where, **self.settings})
+
+    def write(self, numbers, step) -> None:
+        self.run.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class SwanLab(Tracker):
+    """SwanLab.
+
+    Args:
+        project, name: as for `WandB`.
+        mode: ``cloud``, ``offline`` (files below the run directory, for ``swanlab sync``), ``local`` or ``disabled``;
+            default: the package's own, by ``SWANLAB_MODE``.
+        settings: further arguments of ``swanlab.init``.
+
+    Raises:
+        InputError: swanlab is not installed.
+    """
+
+    def __init__(self, project: str = "mindspore-pet", name: str | None = None, mode: str | None = None, **settings):
+        self.package = needed("swanlab", "swanlab", "callbacks: swanlab")
+        self.settings = {"project": project, **({"mode": mode} if mode else {}), **settings}
+        self.name = name
+
+    def open(self, directory, title, config, step) -> None:
+        where = {"experiment_name": self.name or title, "logdir": str(directory / "swanlog"), "config": config}
+        (directory / "swanlog").mkdir(parents=True, exist_ok=True)
+        self.package.init(**{**where, **self.settings})
+
+    def write(self, numbers, step) -> None:
+        self.package.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.package.finish()
+
+
+class MLflow(Tracker):
+    """MLflow.
+
+    Args:
+        project: the experiment to which the run belongs.
+        name: of the run; default: the run directory's.
+        uri: where to; default: ``MLFLOW_TRACKING_URI``, or else ``mlruns`` below the run directory.
+
+    Raises:
+        InputError: mlflow is not installed.
+    """
+
+    def __init__(self, project: str = "mindspore-pet", name: str | None = None, uri: str | None = None):
+        self.package = needed("mlflow", "mlflow", "callbacks: mlflow")
+        self.project, self.name, self.uri = project, name, uri
+
+    def open(self, directory, title, config, step) -> None:
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").resolve().as_uri()
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without a server files are all there is
+        self.client = self.package.MlflowClient(uri)
+        known = self.client.get_experiment_by_name(self.project)
+        experiment = known.experiment_id if known else self.client.create_experiment(self.project)
+        self.run = self.client.create_run(experiment, run_name=self.name or title).info.run_id
+        for key, value in flat(config).items():
+            self.client.log_param(self.run, key, str(value)[:500])
+
+    def write(self, numbers, step) -> None:
+        for name, value in numbers.items():
+            self.client.log_metric(self.run, name, value, step=step)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+
+
+def flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """``{"train": {"steps": 5}}`` as ``{"train.steps": 5}``."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
