@@ -11,6 +11,7 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from model_zoo.checkpoint.saving import (
     plan_shards,
     write_weights as write_shards,
 )
+from model_zoo.cores import available_cores
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
@@ -283,8 +285,9 @@ class _Merge:
         transposed = normed or self.transposed(name)
         deltas = [Delta(adapter, change, transposed, factor) for adapter, change, factor in self.changes[name]]
         base, merged = (array.T, result.T) if transposed else (array, result)
-        finite = True
-        for rows in blocks(len(base)):
+
+        def merge(rows: slice) -> tuple[float, bool]:
+            """Fills these rows; their largest finite error, and whether all are finite."""
             weight = wide(convert(np.ascontiguousarray(base[rows]), held, "float64"))
             exact = weight
             for delta in deltas:
@@ -293,8 +296,13 @@ class _Merge:
             merged[rows] = rounded
             with np.errstate(invalid="ignore"):
                 error = np.abs(convert(rounded, dtype, "float64") - exact)
-            finite = finite and bool(np.isfinite(error).all())
-            report.error = max(report.error, float(np.max(error, initial=0.0, where=np.isfinite(error))))
+            known = np.isfinite(error)
+            return float(np.max(error, initial=0.0, where=known)), bool(known.all())
+
+        with ThreadPoolExecutor(available_cores()) as pool:  # NumPy computes outside of Python's lock
+            errors, all_finite = zip(*pool.map(merge, blocks(len(base))), strict=True)
+        report.error = max(report.error, *errors)
+        finite = all(all_finite)
         report.changed += 1
         if not finite:
             if self.safe:

@@ -42,11 +42,8 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
         single = np.ascontiguousarray(values, dtype=np.float32).reshape(values.shape)
     bits = single.view(np.uint32)
     if values.dtype == np.float64:
-        # Round to odd: a float32 that is cut off towards zero and has its last bit set when anything was cut off
-        # rounds to the same bfloat16 as the float64 did.
-        inexact = np.isfinite(single) & (single.astype(np.float64) != values)
-        away = inexact & (np.abs(single.astype(np.float64)) > np.abs(values))
-        bits = np.where(inexact, (bits - away.astype(np.uint32)) | 1, bits)
+        # Only a float32 in the middle of two bfloat16 may have hidden on which side of it the float64 lies.
+        bits = _beside_ties(bits, single, values)
     rounded = np.atleast_1d(bits >> 16)  # in place from here on: this is most of the time of a fingerprint
     rounded &= 1
     rounded += 0x7FFF
@@ -56,6 +53,16 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
         rounded[np.atleast_1d(nan)] = bits[nan] | 0x00400000
     rounded >>= 16
     return rounded.astype(np.uint16).reshape(values.shape)
+
+
+def _beside_ties(bits: np.ndarray, single: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The bits of float32 numbers, moved off the middle of two bfloat16 where float64 values were rounded onto it."""
+    ties = np.flatnonzero((bits & 0xFFFF) == 0x8000)
+    if len(ties):
+        there, exact = np.abs(single.reshape(-1)[ties].astype(np.float64)), np.abs(values.reshape(-1)[ties])
+        bits = bits.copy()
+        bits.reshape(-1)[ties] += (exact > there).astype(np.uint32) - (exact < there).astype(np.uint32)
+    return bits
 
 
 def convert(values: np.ndarray, source: str, target: str) -> np.ndarray:
