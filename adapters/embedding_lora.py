@@ -23,7 +23,7 @@ class LoRAEmbedding(AdapterModule):
     def __init__(self, config, site):
         super().__init__()
         rank = config.rank_at(site.path)
-        self.scale = config.scale_at(site.path)
+        self.scale, self.output_scale = config.scale_at(site.path), site.output_scale
         b = generator_for(config.seed, site.path).standard_normal((site.out_features, rank)).astype(np.float32)
         self.lora_embedding_A = Parameter(Tensor(np.zeros((rank, site.in_features), np.float32)), name="A")
         self.lora_embedding_B = Parameter(Tensor(b), name="B")
@@ -35,8 +35,8 @@ class LoRAEmbedding(AdapterModule):
         return {"lora_embedding_A": self.lora_embedding_A, "lora_embedding_B": self.lora_embedding_B}
 
     def change(self, ids):
-        """s·B·A's row of every id: ``(N, width)`` in float32."""
-        rows = self.gather(self.lora_embedding_A, ids.reshape(-1), 1) * self.scale  # (r, N)
+        """s·B·A's row of every id, as the cell scales rows: ``(N, width)`` in float32."""
+        rows = self.gather(self.lora_embedding_A, ids.reshape(-1), 1) * (self.scale * self.output_scale)  # (r, N)
         return self.product(rows, self.lora_embedding_B)
 
     def construct(self, ids, y):

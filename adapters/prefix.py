@@ -179,8 +179,8 @@ class PrefixShare(AttentionPrefix):
     def share(self):
         return self.prompt
 
-    def trace(self, tracer, query, keys, values):
-        return tracer.prefixed_attention(query, keys, values, self.prompt)
+    def trace(self, tracer, query, keys, values, numbers):
+        return tracer.prefixed_attention(query, keys, values, numbers, self.prompt)
 
 
 class PrefixTrunk(nn.Cell):

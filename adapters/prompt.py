@@ -63,18 +63,19 @@ class PromptConfig(Prompt, MethodConfig):
 
     def build_all(self, model, chosen) -> dict[str, AdapterModule]:
         embedding, whole = sorted(chosen, key=lambda site: site.kind)
-        weight = weight_of(embedding.cell)
-        columns = PromptColumns(self.source(model, weight), self.length)
+        columns = PromptColumns(self.source(model, embedding), self.length)
         return {whole.path: columns, embedding.path: PromptEmbedding(columns.source, self.length)}
 
-    def source(self, model, weight) -> nn.Cell:
+    def source(self, model, embedding) -> nn.Cell:
         """The cell that the embeddings ``(T, hidden)`` come from."""
+        weight = weight_of(embedding.cell)
         vocabulary = weight.shape[0]
         ids = self.init_ids
         if ids is None:
             ids = generator_for(self.seed, self.method).integers(vocabulary, size=self.length).tolist()
         ids = fitted(ids, self.length, model, self.method)
-        return PromptTable(stored_rows()(weight, Tensor(np.array(ids, np.int32))).asnumpy())
+        rows = stored_rows()(weight, Tensor(np.array(ids, np.int32))).asnumpy()
+        return PromptTable(rows * np.float32(embedding.output_scale))
 
     def parameters_at(self, site) -> int:
         return self.length * site.out_features if site.kind == "embedding" else 0
@@ -114,10 +115,10 @@ class PTuningConfig(PTuning, PromptConfig):
             return self
         return dataclasses.replace(self, projection_hidden=model_dims(model, self.method).hidden)
 
-    def source(self, model, weight) -> nn.Cell:
+    def source(self, model, embedding) -> nn.Cell:
         if self.folded:
-            return super().source(model, weight)
-        return PromptEncoder(self.length, weight.shape[1], self.projection_hidden, self.seed)
+            return super().source(model, embedding)
+        return PromptEncoder(self.length, embedding.out_features, self.projection_hidden, self.seed)
 
     def parameters_at(self, site) -> int:
         if self.folded or site.kind != "embedding":

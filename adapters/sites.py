@@ -58,6 +58,11 @@ class Site:
     layer: int | None = None
 
     @property
+    def output_scale(self) -> float:
+        """What an embedding's rows are multiplied by behind the weight."""
+        return getattr(self.cell, "output_scale", 1.0)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The weight's shape as it is stored, of a packed one ``(out, in)``; for an attention core (key heads, head
         width)."""
@@ -241,7 +246,7 @@ def _adapted_core(cls: type) -> type:
             (first, *others) = self.active
             if others or first.rows is not None or cls.trace is not AttentionCore.trace:
                 tracer.refuse(type(self))
-            return first(query, keys, values)
+            return first(query, keys, values, self.numbers)
 
     return Adapted
 

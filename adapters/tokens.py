@@ -96,7 +96,7 @@ class TokenRows(AdapterModule):
 
     def __init__(self, site, ids: list[int]):
         super().__init__()
-        self.ids = np.array(ids, np.int64)
+        self.ids, self.output_scale = np.array(ids, np.int64), site.output_scale
         place = np.full(site.shape[0], -1, np.int32)
         place[self.ids] = np.arange(len(ids))
         self.place = Tensor(place)
@@ -108,7 +108,7 @@ class TokenRows(AdapterModule):
 
     def on_base(self, ids, y, base, weight, bias):
         place = self.gather(self.place, ids.reshape(-1), 0)  # (N,)
-        rows = self.gather(self.trained, ops.maximum(place, 0), 0)  # (N, width)
+        rows = self.gather(self.trained, ops.maximum(place, 0), 0) * self.output_scale  # (N, width)
         change = rows - base.astype(ms.float32).reshape(rows.shape)
         hit = ops.broadcast_to((place >= 0).expand_dims(1), rows.shape)
         change = ops.select(hit, change, ops.zeros_like(change))

@@ -64,12 +64,33 @@ class SwiGLU(nn.Cell):
         return tracer.emit("swiglu", gate, up)
 
 
-class JoinedSwiGLU(nn.Cell):
-    """`SwiGLU` of one tensor that holds gate | up: ``(N, 2·ffn)`` → ``(N, ffn)``."""
+class GeGLU(nn.Cell):
+    """``gelu(gate)·up`` with GELU by tanh (Shazeer 2020)."""
 
     def __init__(self):
         super().__init__()
-        self.act = SwiGLU()
+        self.gelu = GeluTanh()
+        uses_kernel(self, "geglu")
+
+    def construct(self, gate, up):
+        if self.fast and gate.dtype == ms.float32:
+            return self.kernel(gate, up)
+        return self.gelu(gate) * up
+
+    def trace(self, tracer, gate, up):
+        return tracer.emit("geglu", gate, up)
+
+
+GATED = {"silu": SwiGLU, "gelu_pytorch_tanh": GeGLU}
+"""Of two inputs, by the activation's name in a config.json."""
+
+
+class Joined(nn.Cell):
+    """An activation of one tensor that holds gate | up: ``(N, 2·ffn)`` → ``(N, ffn)``."""
+
+    def __init__(self, act: nn.Cell):
+        super().__init__()
+        self.act = act
         self.parts = Parts(2)
 
     def construct(self, both):

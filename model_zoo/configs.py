@@ -25,7 +25,12 @@ OTHER_FIELDS = {
     "eos_token_id": TokenId | list[TokenId],
     "pad_token_id": TokenId,
     "sliding_window": int,
+    "sliding_window_pattern": int,
     "use_sliding_window": bool,
+    "max_window_layers": TokenId,
+    "layer_types": list,
+    "attn_logit_softcapping": float,
+    "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
 }
 """Fields that are read out of `Config.extra`."""
@@ -56,12 +61,16 @@ class CellSpec(NamedTuple):
         weight: shape of its weight as it is stored.
         bias: whether there is one.
         eps: of a norm.
+        offset: of an RMS norm: what is added to its weight.
+        scale: of an embedding: what its rows are multiplied by.
     """
 
     kind: str
     weight: tuple[int, ...]
     bias: bool = False
     eps: float = 0.0
+    offset: float = 0.0
+    scale: float = 1.0
 
     @property
     def transposed(self) -> bool:
@@ -75,9 +84,9 @@ class CellSpec(NamedTuple):
         return {"weight": self.weight, "bias": (out,)} if self.bias else {"weight": self.weight}
 
 
-def embedding(rows: int, width: int) -> CellSpec:
+def embedding(rows: int, width: int, scale: float = 1.0) -> CellSpec:
     """A table with a row per id."""
-    return CellSpec("embedding", (rows, width))
+    return CellSpec("embedding", (rows, width), scale=scale)
 
 
 def linear(out: int, width: int, bias: bool = False) -> CellSpec:
@@ -90,8 +99,8 @@ def conv1d(width: int, out: int) -> CellSpec:
     return CellSpec("conv1d", (width, out), True)
 
 
-def rms_norm(width: int, eps: float) -> CellSpec:
-    return CellSpec("rms_norm", (width,), False, eps)
+def rms_norm(width: int, eps: float, offset: float = 0.0) -> CellSpec:
+    return CellSpec("rms_norm", (width,), False, eps, offset)
 
 
 def layer_norm(width: int, eps: float) -> CellSpec:
@@ -184,6 +193,7 @@ class Config:
         architectures: {model_type: the class that transformers has for it}.
         marks: where several families have one model_type, the keys of which one must be set.
         sized_by: the keys that a config.json must have for a model to be counted by it.
+        logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
     """
 
     family: ClassVar[Family]
@@ -191,11 +201,17 @@ class Config:
     architectures: ClassVar[dict[str, str]]
     marks: ClassVar[tuple[str, ...]] = ()
     sized_by: ClassVar[tuple[str, ...]] = ()
+    logit_cap: ClassVar[float] = 0.0
 
     @property
     def dims(self) -> Dims:
         """The model's sizes."""
         raise NotImplementedError
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer: how many keys a query sees, itself among them; 0 for all."""
+        return (0,) * self.dims.layers
 
     def tensors(self) -> dict[str, CellSpec]:
         """{path: cell} of all cells with weights, ``*`` for a layer's number; a tied head is not among them."""
@@ -257,8 +273,9 @@ class Config:
     @classmethod
     def for_file(cls, values: Mapping[str, Any], dtype: str | None = None) -> dict[str, Any]:
         """A dictionary with what transformers looks for: the architecture's name, and the type of the weights."""
-        # A null token id is kept: without it transformers would put in that of the published model.
-        values = {key: value for key, value in values.items() if value is not None or key.endswith("_token_id")}
+        # A null that means none is kept: without it transformers would put in what the published model has.
+        said = ("_token_id", "sliding_window", "_softcapping")
+        values = {key: value for key, value in values.items() if value is not None or key.endswith(said)}
         values.setdefault("architectures", [cls.architectures[values["model_type"]]])
         if dtype is not None:
             # `dtype` is read by new versions only, `torch_dtype` by all

@@ -11,10 +11,10 @@ from model_zoo.configs import CellSpec, Config
 from model_zoo.layers import Conv1D, Embedding, LayerNorm, Linear, RMSNorm
 
 KINDS: dict[str, Callable[[CellSpec, ms.Type], nn.Cell]] = {
-    "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype),
+    "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype, spec.scale),
     "linear": lambda spec, dtype: Linear(spec.weight[1], spec.weight[0], spec.bias, dtype),
     "conv1d": lambda spec, dtype: Conv1D(*spec.weight, dtype),
-    "rms_norm": lambda spec, dtype: RMSNorm(*spec.weight, spec.eps, dtype),
+    "rms_norm": lambda spec, dtype: RMSNorm(*spec.weight, spec.eps, dtype, spec.offset),
     "layer_norm": lambda spec, dtype: LayerNorm(*spec.weight, spec.eps, dtype),
 }
 """The cell of each kind of `CellSpec`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
-from model_zoo.activations import JoinedSwiGLU
+from model_zoo.activations import Joined, SwiGLU
 from model_zoo.causal_lm import CausalLM, count_ones
 from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
@@ -45,7 +45,7 @@ class ChatGLM2MLP(nn.Cell):
     def __init__(self, make: CellFactory):
         super().__init__()
         self.dense_h_to_4h = make.layer("mlp.dense_h_to_4h")
-        self.act = JoinedSwiGLU()
+        self.act = Joined(SwiGLU())
         self.dense_4h_to_h = make.layer("mlp.dense_4h_to_h")
 
     def construct(self, x):

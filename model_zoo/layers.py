@@ -110,40 +110,48 @@ class Conv1D(nn.Cell):
 class Embedding(nn.Cell):
     """A row of ``weight`` ``(vocabulary, width)`` per id.
 
+    Args:
+        vocabulary, width, dtype: of the weight.
+        output_scale: what rows are multiplied by, rounded to their type. A tied head is not.
+
     Attributes:
         rows: what gives float32 rows of a weight that is stored in fewer bits (`model_zoo.storage`); None for others.
     """
 
-    def __init__(self, vocabulary: int, width: int, dtype=ms.float32):
+    def __init__(self, vocabulary: int, width: int, dtype=ms.float32, output_scale: float = 1.0):
         super().__init__()
-        self.weight = parameter((vocabulary, width), dtype)
+        self.weight, self.output_scale = parameter((vocabulary, width), dtype), output_scale
         self.gather = ops.Gather()
         self.rows = None
 
     def construct(self, ids):
         if self.rows is not None and self.weight.dtype != ms.float32:  # a copy that is trained is float32
-            return self.rows(self.weight, ids)
-        return self.gather(self.weight, ids, 0)  # ids.shape + (width,)
+            found = self.rows(self.weight, ids)
+        else:
+            found = self.gather(self.weight, ids, 0)
+        return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)
 
 
 class RMSNorm(nn.Cell):
-    """``x / sqrt(mean(x²) + eps) · weight``, in float32 whatever the weights are (Zhang & Sennrich 2019)."""
+    """``x / sqrt(mean(x²) + eps) · (weight + offset)``, in float32 whatever the weights are (Zhang & Sennrich 2019)."""
 
-    def __init__(self, width: int, eps: float, dtype=ms.float32):
+    def __init__(self, width: int, eps: float, dtype=ms.float32, offset: float = 0.0):
         super().__init__()
-        self.weight = parameter((width,), dtype, 1.0)
-        self.eps = eps
-        uses_kernel(self, "rms_norm", eps=eps)
+        self.weight = parameter((width,), dtype, 1.0 - offset)
+        self.eps, self.offset = eps, offset
+        uses_kernel(self, "rms_norm", eps=eps, offset=offset)
 
     def construct(self, x):
         if self.fast and x.dtype == ms.float32:
             return self.kernel(x, self.weight)
         wide = x.astype(ms.float32)
         scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
+        if self.offset != 0:  # which a narrow type would round
+            return (wide * scale * (self.weight.astype(ms.float32) + self.offset)).astype(x.dtype)
         return (wide * scale).astype(x.dtype) * self.weight
 
     def trace(self, tracer, x):
-        return tracer.emit("rms_norm", x, self.weight, eps=self.eps)
+        return tracer.emit("rms_norm", x, self.weight, eps=self.eps, offset=self.offset)
 
 
 class LayerNorm(nn.Cell):
@@ -202,6 +210,11 @@ def visible(start, end, keep, keys: int):
     return ops.logical_and(begun, allowed)
 
 
+def soft_cap(x, cap: float):
+    """``cap·tanh(x/cap)``, by the sigmoid: MindSpore's own tanh is off by up to 1e-4 on a CPU."""
+    return cap * (2.0 * ops.sigmoid(x * (2.0 / cap)) - 1.0)
+
+
 class AttentionCore(nn.Cell):
     """Scaled dot-product attention over intervals: the one place where queries meet keys.
 
@@ -214,17 +227,31 @@ class AttentionCore(nn.Cell):
         kv_heads: key and value heads; divides ``heads``.
         head_dim: width of a head.
         causal: whether no token ever sees one behind it, so that the fast path need not look there.
+        scale: of the scores; 1/√head_dim where it is None.
+        window: a query sees the last so many keys of its own interval, itself among them; 0 for all. What stands in
+            front of the tokens (a prefix, a trained prompt) is seen from beyond the window, too.
+        cap: scores become ``cap·tanh(score/cap)``; 0 for as they are.
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, causal: bool = True):
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        causal: bool = True,
+        scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
+    ):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.scale = head_dim**-0.5
+        self.scale, self.window, self.cap = head_dim**-0.5 if scale is None else scale, window, cap
+        self.numbers = {"scale": self.scale, "window": window, "cap": cap}
         self.cache = None
         self.drop = None  # of the weights, while training
         self.causal = causal
-        self.fused = has_fused_attention(head_dim)
-        uses_kernel(self, "attention", causal=causal)
+        self.fused = has_fused_attention(head_dim) and not cap
+        uses_kernel(self, "attention", causal=causal, **self.numbers)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
@@ -251,7 +278,7 @@ class AttentionCore(nn.Cell):
     def trace(self, tracer, query, keys, values, start, end, keep):
         if self.drop is not None and self.training:
             tracer.refuse(type(self))
-        return tracer.attention(query, keys, values, precision_suffix(self.scores))
+        return tracer.attention(query, keys, values, self.numbers, precision_suffix(self.scores))
 
     def attend_token(self, query, keys, values, end, keep):
         """One token per row, over the cache: what stands in front of its key stands in front of all."""
@@ -268,6 +295,8 @@ class AttentionCore(nn.Cell):
         if self.fast and whole and query.dtype == ms.float32 and not dropped:
             columns = self.columns(start, keep, extra, extra_visible)
             return self.kernel(query, keys, values, start, end, columns)
+        if self.window > 0:
+            start = ops.maximum(start, end - self.window)
         allowed = visible(start, end, keep, total - extra)  # (B, S, K)
         if extra > 0:
             if extra_visible is None:
@@ -282,6 +311,8 @@ class AttentionCore(nn.Cell):
         if groups > 1:
             keys, values = self.spread(keys, groups), self.spread(values, groups)
         scores = self.scores(query, keys).astype(ms.float32) * self.scale  # (B, heads, S, K)
+        if self.cap > 0:
+            scores = soft_cap(scores, self.cap)
         scores = ops.where(allowed.expand_dims(1), scores, MASKED)
         weights = self.softmax(scores)
         if dropped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from model_zoo.errors import InputError, shown, similar
 from model_zoo.field_types import check_types
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
 SUPPORTED = ("default", "linear", "llama3")
 FIELDS = {
     "rope_type": str,
@@ -22,16 +23,26 @@ NEEDED = {
 }
 
 
-def rope_settings(config) -> dict:
+def rope_settings(config, local: bool = False) -> dict:
     """``{"rope_type", "rope_theta", "partial_rotary_factor", …}`` from ``rope_parameters`` (the current form) or from
     ``rope_theta`` + ``rope_scaling`` (that of most published checkpoints, where the type may be called ``type``).
+
+    Args:
+        local: those of layers with a window. Where these have their own, ``rope_parameters`` holds both by the layers'
+            types, and in the older form ``rope_local_base_freq`` is the base, which nothing scales.
 
     Raises:
         InputError: a type that is not computed here, or one whose numbers are missing or wrong.
     """
     merged = {"rope_theta": config.rope_theta, "partial_rotary_factor": getattr(config, "partial_rotary_factor", 1.0)}
     merged.update(config.rope_scaling or {})
-    merged.update(config.rope_parameters or {})
+    if local and hasattr(config, "rope_local_base_freq"):
+        merged = {"rope_theta": config.rope_local_base_freq, "partial_rotary_factor": 1.0}
+    given = config.rope_parameters or {}
+    if any(kind in given for kind in LAYER_TYPES):
+        given = given.get(LAYER_TYPES[local]) or {}
+        check_types("config.json", {"rope_parameters": given}, {"rope_parameters": dict})
+    merged.update(given)
     kind = merged.setdefault("rope_type", merged.pop("type", "default"))
     check_types("config.json: rotary settings", merged, FIELDS)
     if kind not in SUPPORTED:

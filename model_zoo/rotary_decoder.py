@@ -1,4 +1,4 @@
-"""Models in LLaMA's layout (`model_zoo.families.rotary`): LLaMA, Qwen2, Qwen3, Mistral, GLM-4.
+"""Models in LLaMA's layout (`model_zoo.families.rotary`): LLaMA, Qwen2, Qwen3, Mistral, GLM-4, Gemma.
 
 Their configuration says everything: which cells a layer has, how wide they are, how positions are rotated.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn
 
-from model_zoo.activations import JoinedSwiGLU, SwiGLU
+from model_zoo.activations import GATED, Joined
 from model_zoo.causal_lm import CausalLM
-from model_zoo.configs import Dims
 from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
-from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
+from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary, soft_cap
 from model_zoo.rope_config import rope_settings
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
@@ -24,13 +23,15 @@ class GroupedAttention(nn.Cell):
     Where the layer has a ``q_norm`` and a ``k_norm``, each head's query and key are normalised before the rotation.
 
     Args:
-        dims: as in `AttentionCore`.
+        config: what there is to attention.
         rotary: how positions enter.
         make: makes the cells with weights (`CellFactory`).
+        window: as in `AttentionCore`.
     """
 
-    def __init__(self, dims: Dims, rotary: Rotary, make: CellFactory):
+    def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory, window: int):
         super().__init__()
+        dims = config.dims
         self.heads, self.kv_heads = dims.heads, dims.kv_heads
         self.q_proj = make.layer("self_attn.q_proj")
         self.k_proj = make.layer("self_attn.k_proj")
@@ -41,7 +42,14 @@ class GroupedAttention(nn.Cell):
         self.normed = self.q_norm is not None
         self.rotate = SplitRotary(rotary, dims.head_dim)
         self.split = SplitHeads(dims.head_dim)
-        self.core = AttentionCore(dims.heads, dims.kv_heads, dims.head_dim)
+        self.core = AttentionCore(
+            dims.heads,
+            dims.kv_heads,
+            dims.head_dim,
+            scale=config.score_scale,
+            window=window,
+            cap=config.score_cap,
+        )
 
     def construct(self, x, cosine, sine, start, end, keep):
         query, keys = self.q_proj(x), self.k_proj(x)
@@ -55,16 +63,16 @@ class GroupedAttention(nn.Cell):
 
 
 class GatedMLP(nn.Cell):
-    """``down(silu(gate)·up)``; gate and up are one projection where the layer has a ``gate_up_proj``."""
+    """``down(act(gate)·up)``; gate and up are one projection where the layer has a ``gate_up_proj``."""
 
-    def __init__(self, make: CellFactory):
+    def __init__(self, act: str, make: CellFactory):
         super().__init__()
         self.gate_up_proj = make.layer("mlp.gate_up_proj", needed=False)
         self.joined = self.gate_up_proj is not None
         if not self.joined:
             self.gate_proj, self.up_proj = make.layer("mlp.gate_proj"), make.layer("mlp.up_proj")
         self.down_proj = make.layer("mlp.down_proj")
-        self.act = JoinedSwiGLU() if self.joined else SwiGLU()
+        self.act = Joined(GATED[act]()) if self.joined else GATED[act]()
 
     def construct(self, x):
         if self.joined:
@@ -76,12 +84,12 @@ class RotaryBlock(nn.Cell):
     """Attention and feed-forward, each after its norm and added to the stream; some layers also normalise each
     sublayer's output before it is added."""
 
-    def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory):
+    def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory, window: int):
         super().__init__()
         self.input_layernorm = make.layer("input_layernorm")
-        self.self_attn = GroupedAttention(config.dims, rotary, make)
+        self.self_attn = GroupedAttention(config, rotary, make, window)
         self.post_attention_layernorm = make.layer("post_attention_layernorm")
-        self.mlp = GatedMLP(make)
+        self.mlp = GatedMLP(config.hidden_act, make)
         self.post_self_attn_layernorm = make.layer("post_self_attn_layernorm", needed=False)
         self.post_mlp_layernorm = make.layer("post_mlp_layernorm", needed=False)
         self.sandwich = self.post_mlp_layernorm is not None
@@ -97,6 +105,31 @@ class RotaryBlock(nn.Cell):
         return x + y
 
 
+class GemmaBlock(nn.Cell):
+    """Attention and feed-forward, each between two norms; layers with a window have rotations of their own."""
+
+    def __init__(self, config: RotaryConfig, rotary: Rotary, make: CellFactory, window: int):
+        super().__init__()
+        self.input_layernorm = make.layer("input_layernorm")
+        self.self_attn = GroupedAttention(config, rotary, make, window)
+        self.post_attention_layernorm = make.layer("post_attention_layernorm")
+        self.pre_feedforward_layernorm = make.layer("pre_feedforward_layernorm")
+        self.mlp = GatedMLP(config.hidden_act, make)
+        self.post_feedforward_layernorm = make.layer("post_feedforward_layernorm")
+        self.local = window > 0
+
+    def construct(self, x, cosine, sine, local_cosine, local_sine, start, end, keep):
+        if self.local:
+            cosine, sine = local_cosine, local_sine
+        y = self.self_attn(self.input_layernorm(x), cosine, sine, start, end, keep)
+        x = x + self.post_attention_layernorm(y)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+BLOCKS = {"llama": RotaryBlock, "gemma": GemmaBlock}
+"""Layers by `RotaryConfig.block`."""
+
+
 class RotaryDecoder(nn.Cell):
     """Embedding, layers and the last norm."""
 
@@ -105,18 +138,23 @@ class RotaryDecoder(nn.Cell):
         dims, rope = config.dims, rope_settings(config)
         width = int(dims.head_dim * rope["partial_rotary_factor"])
         self.embed_tokens = make("model.embed_tokens")
-        self.layers = nn.CellList(
-            [RotaryBlock(config, Rotary(config.rotary, width, dims.head_dim), make) for _ in range(dims.layers)]
-        )
+        block, rotary = BLOCKS[config.block], (config.rotary, width, dims.head_dim)
+        self.layers = nn.CellList([block(config, Rotary(*rotary), make, window) for window in config.windows])
         self.norm = make("model.norm")
         self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), config.rotary)
+        self.local_table = None
+        if config.block == "gemma":
+            local = rope_settings(config, local=True)
+            self.local_table = RotaryTable(rotary_frequencies(width, local["rope_theta"], local), config.rotary)
 
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape
         x = self.embed_tokens(input_ids).reshape(batch * length, -1)
-        cosine, sine = self.rotary_table(position_ids)
+        tables = self.rotary_table(position_ids)
+        if self.local_table is not None:
+            tables = tables + self.local_table(position_ids)
         for layer in self.layers:
-            x = layer(x, cosine, sine, start, end, keep)
+            x = layer(x, *tables, start, end, keep)
         return self.norm(x)
 
 
@@ -129,6 +167,10 @@ class RotaryCausalLM(CausalLM):
         self.model = RotaryDecoder(config, make)
         self.add_head(make, self.model.embed_tokens)
         self.finish()
+
+    def head(self, hidden):
+        logits = self.lm_head(hidden).astype(ms.float32)
+        return soft_cap(logits, self.config.logit_cap) if self.config.logit_cap > 0 else logits
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):
         return self.model(input_ids, position_ids, start, end, keep)

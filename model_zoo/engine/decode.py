@@ -32,20 +32,20 @@ class TokenTracer(Tracer):
     def rotated_heads(self, form, x, head_dim, cosine, sine):
         return self.emit(f"rotary_{form}", self.heads(x, head_dim), cosine, sine)
 
-    def attention(self, query, keys, values, low=""):
+    def attention(self, query, keys, values, numbers, low=""):
         kept = self.cache.keys, self.cache.values
-        return self.emit("token_attention", query, keys, values, *kept, self.end, self.key_mask)
+        return self.emit("token_attention", query, keys, values, *kept, self.end, self.key_mask, **numbers)
 
 
 class PromptTracer(SequenceTracer):
     """Whole prompts, whose keys and values are kept."""
 
-    def attention(self, query, keys, values, low=""):
+    def attention(self, query, keys, values, numbers, low=""):
         for rows, kept in ((keys, self.cache.keys), (values, self.cache.values)):
             self.emit("keep_columns", rows, outputs=[self.parameter(kept)])
-        return super().attention(query, keys, values, low)
+        return super().attention(query, keys, values, numbers, low)
 
-    def prefixed_attention(self, query, keys, values, prefix):
+    def prefixed_attention(self, query, keys, values, numbers, prefix):
         self.refuse(type(self))  # what is kept would begin with the prefix
 
 

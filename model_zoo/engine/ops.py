@@ -122,15 +122,16 @@ class Op:
         return [field.shape(sizes) for field in self.outputs]
 
 
-ATTENTION = "B h S d; B g T d; B g T d; B S:int; B S:int; B T:int"
-PREFIXED = "B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; T 2*g*d"
+SCORES = "{scale}; {window:int}; {cap}"
+ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
+PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
 DORA = "N M; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
-    Op("rms_norm", "N H; H; {eps} -> N H; N 1", vjp.rms_norm, plain=plain.rms_norm),
-    Op("rms_norm_gradient", "N H; H; N 1; N H -> N H"),
-    Op("rms_norm_gradient_added", "N H; H; N 1; N H; N H -> N H", aliases=(4,)),
+    Op("rms_norm", "N H; H; {eps}; {offset} -> N H; N 1", vjp.rms_norm, plain=plain.rms_norm),
+    Op("rms_norm_gradient", "N H; H; {offset}; N 1; N H -> N H"),
+    Op("rms_norm_gradient_added", "N H; H; {offset}; N 1; N H; N H -> N H", aliases=(5,)),
     Op("rms_norm_weight_gradient", "N H; N 1; N H -> H"),
     Op("layer_norm", "N H; H; H; {eps} -> N H; N 1; N 1", vjp.layer_norm, plain=plain.layer_norm),
     Op("layer_norm_gradient", "N H; H; N 1; N 1; N H -> N H"),
@@ -197,9 +198,11 @@ ROWS = (
     Op("attention_bf16", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention),
     Op("attention_bf16_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
     Op("keep_columns", "B g S d -> L d"),
-    Op("token_attention", "B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int -> B h*d"),
+    Op("token_attention", f"B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int; {SCORES} -> B h*d"),
     Op("swiglu", "*; * -> *", vjp.elementwise, plain=plain.swiglu),
     Op("swiglu_gradient", "*; *; * -> *; *", aliases=(2,)),
+    Op("geglu", "*; * -> *", vjp.elementwise, plain=plain.geglu),
+    Op("geglu_gradient", "*; *; * -> *; *", aliases=(2,)),
     Op("gelu_tanh", "* -> *", vjp.elementwise, plain=plain.gelu_tanh),
     Op("gelu_tanh_gradient", "*; * -> *", aliases=(1,)),
     Op("relu", "* -> *", vjp.elementwise, plain=plain.relu),

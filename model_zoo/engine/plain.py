@@ -41,27 +41,28 @@ what the forward pass did already, and keep its results all the time in between,
 
 
 class RMSNormKernel(nn.Cell):
-    """``x / sqrt(mean(x²) + eps) · weight`` for x ``(N, H)`` and weight ``(H,)``, and what the backward pass needs.
+    """``x / sqrt(mean(x²) + eps) · (weight + offset)`` for x ``(N, H)`` and weight ``(H,)``, and what the
+    backward pass needs.
 
     A row's scale times a column's weight is a product ``(N, 1)·(1, H)``, for which there is a faster kernel than for
     two tiled factors.
     """
 
-    def __init__(self, eps: float):
+    def __init__(self, eps: float, offset: float):
         super().__init__()
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def construct(self, x, weight):
         """→ the output, and each row's scale ``(N, 1)``."""
         scale = rsqrt(row_sum(x * x, -1) * (1.0 / x.shape[1]) + self.eps)
-        return x * product(scale, reshape(weight, (1, -1))), scale
+        return x * product(scale, reshape(weight + self.offset, (1, -1))), scale
 
     def bprop(self, x, weight, out, dout):
         # y = x·s·w: with q = dy·s·w, dx = q − x·s²·mean(q·x)
         width = x.shape[1]
         dout = dout[0]
         scale = late(out[1], dout)
-        q = dout * product(scale, reshape(weight, (1, -1)))
+        q = dout * product(scale, reshape(weight + self.offset, (1, -1)))
         along = tile(scale * scale * row_sum(q * x, -1) * (1.0 / width), (1, width))
         return q - x * along, column_sum(dout * x * tile(scale, (1, width)), 0)
 
@@ -123,6 +124,20 @@ class GeluTanhKernel(nn.Cell):
         s = sigmoid(x * (square * 0.07135481282731592 + 1.5957691216057308))
         slope = square * 0.21406443848194776 + 1.5957691216057308  # du/dx
         return (dout * (s + x * slope * (s - s * s)),)
+
+
+class GeGLUKernel(nn.Cell):
+    """``gelu(gate)·up``, gelu as in `GeluTanhKernel`."""
+
+    def __init__(self):
+        super().__init__()
+        self.gelu = gelu_tanh()
+
+    def construct(self, gate, up):
+        return self.gelu(gate) * up
+
+    def bprop(self, gate, up, out, dout):
+        return self.gelu.bprop(gate, out, dout * up)[0], dout * self.gelu(late(gate, dout))
 
 
 # Heads and positions -------------------------------------------------------------------------------------------------
@@ -260,8 +275,8 @@ class First(nn.Cell):
 
 
 @functools.cache
-def rms_norm(eps):
-    return First(RMSNormKernel(eps))
+def rms_norm(eps, offset):
+    return First(RMSNormKernel(eps, offset))
 
 
 @functools.cache
@@ -286,6 +301,7 @@ def split_heads(d):
 
 swiglu = functools.cache(SwiGLUKernel)
 gelu_tanh = functools.cache(GeluTanhKernel)
+geglu = functools.cache(GeGLUKernel)
 join_heads = functools.cache(JoinHeadsKernel)
 low_rank = functools.cache(LowRankKernel)
 

@@ -17,6 +17,7 @@ from model_zoo.engine.plain import (
     part,
     reshape,
     row_sum,
+    sigmoid,
     tile,
     zeros_like,
 )
@@ -53,11 +54,12 @@ class AttentionKernel(nn.Cell):
 
     Args:
         causal: no row sees a key behind its own, so that those are never computed.
+        scale, window, cap: as in `model_zoo.layers.AttentionCore`.
     """
 
-    def __init__(self, causal: bool):
+    def __init__(self, causal: bool, scale: float, window: int, cap: float):
         super().__init__()
-        self.causal = causal
+        self.causal, self.scale, self.window, self.cap = causal, scale, window, cap
 
     def rows(self, x, first, count):
         """Rows ``first … first + count`` of ``(B, heads, S, d)``."""
@@ -94,16 +96,26 @@ class AttentionKernel(nn.Cell):
         return tile(reshape((allowed - 1.0) * HIDDEN, (batch, 1, count, seen)), (1, heads, 1, 1))
 
     def probabilities(self, query, keys, start, end, columns, first, count, length):
-        """``(B, kv_heads, g·count, seen)`` of one block, given its queries ``(B, heads, count, d)``."""
-        heads, width, seen = query.shape[1], query.shape[3], keys.shape[2]
-        scores = batch_rows(self.grouped(query * (width**-0.5), keys), keys)
+        """``(B, kv_heads, g·count, seen)`` of one block, given its queries ``(B, heads, count, d)``; and the slopes of
+        its scores, where they are capped."""
+        heads, seen = query.shape[1], keys.shape[2]
+        scores = batch_rows(self.grouped(query * self.scale, keys), keys)
+        slopes = scores
+        if self.cap > 0:
+            bent = 2.0 * sigmoid(scores * (2.0 / self.cap)) - 1.0
+            scores, slopes = self.cap * bent, 1.0 - bent * bent
         if length > SHARED:  # the mask is made anew for each block, and gone after it
             start = late(start, query)
         bias = self.bias(start, end, columns, heads, first, count, seen, length)
-        return softmax(scores + reshape(bias, scores.shape))
+        return softmax(scores + reshape(bias, scores.shape)), slopes
+
+    def begun(self, start, end):
+        """Where each row's interval starts, by the window."""
+        return maximum(start, end - self.window) if self.window > 0 else start
 
     def construct(self, query, keys, values, start, end, columns):
         length, total = query.shape[2], keys.shape[2]
+        start = self.begun(start, end)
         mixed = ()
         for first in range(0, length, BLOCK):
             count = BLOCK if first + BLOCK < length else length - first
@@ -112,13 +124,13 @@ class AttentionKernel(nn.Cell):
                 query = late(query, mixed[-1])
             block = self.rows(query, first, count)
             k, v = self.rows(keys, 0, seen), self.rows(values, 0, seen)
-            p = self.probabilities(block, k, start, end, columns, first, count, length)
+            p, _ = self.probabilities(block, k, start, end, columns, first, count, length)
             mixed += (reshape(batch_product(p, v), block.shape),)
         return join_third(mixed) if length > BLOCK else mixed[0]
 
     def bprop(self, query, keys, values, start, end, columns, out, dout):
         length, total, width = query.shape[2], keys.shape[2], query.shape[3]
-        scale = width**-0.5
+        scale, start = self.scale, self.begun(start, end)
         query, keys, values = late(query, dout), late(keys, dout), late(values, dout)
         along = -row_sum(dout * out, -1)  # (B, heads, S, 1)
         extended = join_last((values, tile(one, (values.shape[0], values.shape[1], total, 1))))
@@ -134,8 +146,10 @@ class AttentionKernel(nn.Cell):
             g = self.rows(dout, first, count)
             shifted = self.grouped(join_last((g, self.rows(along, first, count))), k)
             g = self.grouped(g, k)
-            p = self.probabilities(block, k, start, end, columns, first, count, length)
+            p, slopes = self.probabilities(block, k, start, end, columns, first, count, length)
             d_scores = p * batch_rows(shifted, self.rows(extended, 0, seen))
+            if self.cap > 0:
+                d_scores = d_scores * slopes
             d_query += (reshape(batch_product(d_scores, k) * scale, block.shape),)
             d_k = batch_columns(d_scores, self.grouped(block * scale, k))
             d_v = batch_columns(p, g)
@@ -153,9 +167,9 @@ class AttentionKernel(nn.Cell):
 class JoinedAttention(nn.Cell):
     """Attention, and its heads joined: ``(B·S, heads·d)``."""
 
-    def __init__(self, causal: bool):
+    def __init__(self, causal: bool, scale: float, window: int, cap: float):
         super().__init__()
-        self.attention, self.join = AttentionKernel(causal), join_heads()
+        self.attention, self.join = AttentionKernel(causal, scale, window, cap), join_heads()
 
     def construct(self, query, keys, values, start, end, columns):
         return self.join(self.attention(query, keys, values, start, end, columns), start)
@@ -164,9 +178,9 @@ class JoinedAttention(nn.Cell):
 joined = functools.cache(JoinedAttention)
 
 
-def joined_prefixed(causal):
+def joined_prefixed(causal, scale, window, cap):
     """The same with a prefix ``(T, 2·key heads·d)`` in front of each row's keys and values."""
-    attend = joined(causal)
+    attend = joined(causal, scale, window, cap)
 
     def attention(query, keys, values, start, end, columns, prefix):
         batch, heads, _, width = keys.shape

@@ -219,10 +219,13 @@ class Tracer(abc.ABC):
         """`heads`, rotated by position. ``form``: ``half`` or ``interleaved``."""
 
     @abc.abstractmethod
-    def attention(self, query: Value, keys: Value, values: Value, low: str = "") -> Value:
-        """Heads as `heads` gives them → ``(N, heads·d)``. ``low``: "_bf16" for products of rounded factors."""
+    def attention(self, query: Value, keys: Value, values: Value, numbers: Mapping, low: str = "") -> Value:
+        """Heads as `heads` gives them → ``(N, heads·d)``. ``numbers``: scale, window and cap; ``low``: "_bf16" for
+        products of rounded factors."""
 
-    def prefixed_attention(self, query: Value, keys: Value, values: Value, prefix: Parameter) -> Value:
+    def prefixed_attention(
+        self, query: Value, keys: Value, values: Value, numbers: Mapping, prefix: Parameter
+    ) -> Value:
         """`attention` with keys and values ``(T, 2·key heads·d)`` in front of each row's own, which all rows see."""
         self.refuse(type(self))
 
@@ -268,8 +271,9 @@ class SequenceTracer(Tracer):
     def rotated_heads(self, form, x, head_dim, cosine, sine):
         return self.emit(f"split_rotary_{form}", self.view(x, 1), cosine, sine, self.start, d=head_dim)
 
-    def attention(self, query, keys, values, low=""):
-        return self.emit(f"attention{low}", query, keys, values, self.start, self.end, self.key_mask)
+    def attention(self, query, keys, values, numbers, low=""):
+        return self.emit(f"attention{low}", query, keys, values, self.start, self.end, self.key_mask, **numbers)
 
-    def prefixed_attention(self, query, keys, values, prefix):
-        return self.emit("attention_prefixed", query, keys, values, self.start, self.end, self.key_mask, prefix)
+    def prefixed_attention(self, query, keys, values, numbers, prefix):
+        rows = self.start, self.end, self.key_mask
+        return self.emit("attention_prefixed", query, keys, values, *rows, prefix, **numbers)

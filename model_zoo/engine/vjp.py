@@ -11,10 +11,10 @@ from model_zoo.engine.ir import Instruction, Value
 
 
 def rms_norm(to, instruction: Instruction, dy: Value) -> None:
-    (x, weight, _), (_, scale) = instruction.inputs, instruction.outputs
+    (x, weight, _, offset), (_, scale) = instruction.inputs, instruction.outputs
     if to.wants(weight):
         to.emit("rms_norm_weight_gradient", x, scale, dy, outputs=[to.of_weight(weight)])
-    to.norm(x, "rms_norm_gradient", x, weight, scale, dy)
+    to.norm(x, "rms_norm_gradient", x, weight, offset, scale, dy)
 
 
 def layer_norm(to, instruction: Instruction, dy: Value) -> None:
@@ -88,7 +88,7 @@ def attention(to, instruction: Instruction, dy: Value) -> None:
 
 
 def attention_prefixed(to, instruction: Instruction, dy: Value) -> None:
-    outs, prefix = [to.fresh(value) for value in instruction.inputs[:3]], to.of_weight(instruction.inputs[6])
+    outs, prefix = [to.fresh(value) for value in instruction.inputs[:3]], to.of_weight(instruction.inputs[9])
     to.emit("attention_prefixed_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=[*outs, prefix])
     for value, out in zip(instruction.inputs, outs, strict=False):
         to.give(value, out)

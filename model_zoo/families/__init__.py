@@ -13,6 +13,8 @@ MODULES = (
     "gpt2",
     "llama",
     "qwen3",
+    "gemma2",
+    "gemma3",
     "glm4",
     "chatglm",
     "chatglm2",
@@ -20,6 +22,14 @@ MODULES = (
 _modules = [import_module(f"{__name__}.{name}") for name in MODULES]
 CONFIGS: tuple[type[Config], ...] = tuple(module.CONFIG for module in _modules)
 PRESETS: dict[str, dict] = {name: values for module in _modules for name, values in module.PRESETS.items()}
+
+_EXPERTS = "mixtures of experts are unsupported; dense models of these families open"
+UNSUPPORTED = {
+    **dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"), _EXPERTS),
+    "gemma3": "Gemma 3 with its image encoder is unsupported; its text model opens, saved by itself (gemma3_text)",
+    "gemma": "the first Gemma is unsupported; gemma2 and gemma3_text open",
+}
+"""Models near those that are here: why they are not."""
 
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
@@ -38,6 +48,8 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
         raise InputError(
             f"config.json: model_type {kind!r} stands for several architectures; one of {marks} must be set"
         )
+    if isinstance(kind, str) and kind in UNSUPPORTED:
+        raise InputError(f"config.json: model_type is {shown(kind)}: {UNSUPPORTED[kind]}")
     known = [name for config in CONFIGS for name in config.architectures]
     choices = ", ".join(dict.fromkeys(known)) + similar(kind, known)
     raise InputError(f"config.json: model_type is {shown(kind)}; supported: {choices}")

@@ -1,4 +1,5 @@
-"""LLaMA (Touvron et al. 2023; 1, 2, 3, 3.1, 3.2), and the checkpoints that are LLaMA with a flag: Qwen2, Mistral."""
+"""LLaMA (Touvron et al. 2023; 1, 2, 3, 3.1, 3.2), and the checkpoints that are LLaMA with a flag: Qwen2 and Qwen2.5,
+Mistral, and DeepSeek-R1's distillations of Llama and Qwen2.5."""
 
 from __future__ import annotations
 
@@ -23,13 +24,8 @@ class LlamaConfig(RotaryConfig):
     mlp_bias: bool = False
     model_type: str = "llama"
 
-    @property
-    def context(self) -> int:
-        """How many tokens one sequence may have. Up to its window, Mistral's sliding attention is full attention."""
-        window = None
-        if self.model_type == "mistral" or (self.model_type == "qwen2" and self.extra.get("use_sliding_window")):
-            window = self.extra.get("sliding_window", 4096)
-        return min(self.max_position_embeddings, window or self.max_position_embeddings)
+    def slides(self, layer: int) -> bool:
+        return self.model_type == "mistral" or (self.model_type == "qwen2" and self.slides_as_qwen(layer))
 
     def layer(self) -> dict[str, CellSpec]:
         qwen = self.model_type == "qwen2"  # its q, k and v always have a bias
@@ -83,6 +79,59 @@ def _llama3(*dims: int, **other) -> dict:
     return _llama(*dims, **{**values, **other})
 
 
+def _llama3_1(*dims: int, factor: float = 8.0, **other) -> dict:
+    """Long contexts, by rotations that are slowed down."""
+    values = {
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    }
+    return _llama3(*dims, **{**values, **other})
+
+
+def _qwen2(*dims: int, **other) -> dict:
+    values = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "torch_dtype": "bfloat16",
+    }
+    return _llama(*dims, **{**values, **other})
+
+
+def _small_qwen2(*dims: int) -> dict:
+    return _qwen2(*dims, vocab_size=151936, tie_word_embeddings=True)
+
+
+def _r1_qwen(*dims: int, **other) -> dict:
+    return _qwen2(*dims, **{"max_position_embeddings": 131072, "eos_token_id": 151643, **other})
+
+
+def _mistral(**other) -> dict:
+    values = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+    }
+    return _llama(32, 4096, 32, 8, 14336, **{**values, **other})
+
+
+_QWEN2_7B = 28, 3584, 28, 4, 18944
+_QWEN2_14B = 48, 5120, 40, 8, 13824
+_QWEN2_32B = 64, 5120, 40, 8, 27648
+
 PRESETS = {
     "llama_7b": _llama(32, 4096, 32, 32, 11008),
     "llama_13b": _llama(40, 5120, 40, 40, 13824),
@@ -92,21 +141,21 @@ PRESETS = {
     "llama2_70b": _llama2(80, 8192, 64, 8, 28672),
     "llama3_8b": _llama3(32, 4096, 32, 8, 14336),
     "llama3_70b": _llama3(80, 8192, 64, 8, 28672),
-    "llama3_2_1b": _llama3(
-        16,
-        2048,
-        32,
-        8,
-        8192,
-        head_dim=64,
-        max_position_embeddings=131072,
-        tie_word_embeddings=True,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 32.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    ),
+    "llama3_1_8b": _llama3_1(32, 4096, 32, 8, 14336),
+    "llama3_2_1b": _llama3_1(16, 2048, 32, 8, 8192, factor=32.0, head_dim=64, tie_word_embeddings=True),
+    "qwen2_5_0_5b": _small_qwen2(24, 896, 14, 2, 4864),
+    "qwen2_5_1_5b": _small_qwen2(28, 1536, 12, 2, 8960),
+    "qwen2_5_3b": _small_qwen2(36, 2048, 16, 2, 11008),
+    "qwen2_5_7b": _qwen2(*_QWEN2_7B),
+    "qwen2_5_14b": _qwen2(*_QWEN2_14B),
+    "qwen2_5_32b": _qwen2(*_QWEN2_32B),
+    "qwen2_5_72b": _qwen2(80, 8192, 64, 8, 29568),
+    "deepseek_r1_qwen_1_5b": _r1_qwen(28, 1536, 12, 2, 8960, vocab_size=151936, rope_theta=10000.0),
+    "deepseek_r1_qwen_7b": _r1_qwen(*_QWEN2_7B, rope_theta=10000.0),
+    "deepseek_r1_qwen_14b": _r1_qwen(*_QWEN2_14B, rms_norm_eps=1e-5),
+    "deepseek_r1_qwen_32b": _r1_qwen(*_QWEN2_32B, rms_norm_eps=1e-5),
+    "deepseek_r1_llama_8b": _llama3_1(32, 4096, 32, 8, 14336),
+    "deepseek_r1_llama_70b": _llama3_1(80, 8192, 64, 8, 28672),
+    "mistral_7b": _mistral(sliding_window=4096),
+    "mistral_7b_v0_3": _mistral(vocab_size=32768, rope_theta=1000000.0, sliding_window=None),
 }

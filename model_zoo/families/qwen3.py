@@ -34,9 +34,8 @@ class Qwen3Config(RotaryConfig):
             **self.feed_forward(),
         }
 
-    def check(self) -> None:
-        super().check()
-        self.require("use_sliding_window", False)
+    def slides(self, layer: int) -> bool:
+        return self.slides_as_qwen(layer)
 
 
 CONFIG = Qwen3Config

@@ -7,10 +7,11 @@ builds the model.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, linear, rms_norm
-from model_zoo.errors import InputError
-from model_zoo.rope_config import rope_settings
+from model_zoo.errors import InputError, shown
+from model_zoo.rope_config import LAYER_TYPES, rope_settings
 
 
 def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **differences) -> Family:
@@ -33,16 +34,31 @@ def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **d
     )
 
 
+DEFAULT_WINDOW = 4096
+"""The window of every family here, where a config.json leaves it out."""
+
+
 @dataclasses.dataclass
 class RotaryConfig(Config):
     """The fields of config.json that such families share; sub-classes give ``layer``.
 
     Attributes:
         rotary: how the rotated pairs lie, as in `model_zoo.rotary.RotaryTable`.
+        block: the kind of layer, of `model_zoo.rotary_decoder.BLOCKS`.
+        acts: which activations there are.
+        norm_offset: what is added to the norms' weights.
+        embedding_scale: what the embedding's rows are multiplied by.
+        score_scale, score_cap: as ``scale`` and ``cap`` in `model_zoo.layers.AttentionCore`.
     """
 
     model = "model_zoo.rotary_decoder:RotaryCausalLM"
     rotary = "half"
+    block = "llama"
+    acts = ("silu",)
+    norm_offset = 0.0
+    embedding_scale = 1.0
+    score_scale: ClassVar[float | None] = None
+    score_cap = 0.0
     sized_by = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
     vocab_size: int = 32000
@@ -81,6 +97,26 @@ class RotaryConfig(Config):
         """How many tokens one sequence may have."""
         return self.max_position_embeddings
 
+    def slides(self, layer: int) -> bool:
+        """Whether a query of this layer sees the last ``sliding_window`` keys only."""
+        return False
+
+    def slides_as_listed(self, layer: int, otherwise: bool) -> bool:
+        """The same as ``layer_types`` says; where config.json has none, by an older rule."""
+        kinds = self.extra.get("layer_types")
+        return otherwise if kinds is None else kinds[layer] == "sliding_attention"
+
+    def slides_as_qwen(self, layer: int) -> bool:
+        """Qwen's windows, which are off unless asked for, and then begin at a layer."""
+        first = self.extra.get("max_window_layers", 28)
+        return bool(self.extra.get("use_sliding_window")) and self.slides_as_listed(layer, layer >= first)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer: how many keys a query sees, itself among them; 0 for all."""
+        width = self.extra.get("sliding_window", DEFAULT_WINDOW) or 0
+        return tuple(width if self.slides(layer) else 0 for layer in range(self.num_hidden_layers))
+
     def layer(self) -> dict[str, CellSpec]:
         """{path within a layer: cell}."""
         raise NotImplementedError
@@ -88,7 +124,7 @@ class RotaryConfig(Config):
     def tensors(self) -> dict[str, CellSpec]:
         n = self.dims
         return {
-            "model.embed_tokens": embedding(n.vocab, n.hidden),
+            "model.embed_tokens": embedding(n.vocab, n.hidden, self.embedding_scale),
             **{f"model.layers.*.{path}": cell for path, cell in self.layer().items()},
             "model.norm": self.norm(),
             **({} if self.tie_word_embeddings else {"lm_head": linear(n.vocab, n.hidden)}),
@@ -96,7 +132,7 @@ class RotaryConfig(Config):
 
     def norm(self, width: int | None = None) -> CellSpec:
         """A norm, by default as wide as the model."""
-        return rms_norm(width or self.hidden_size, self.rms_norm_eps)
+        return rms_norm(width or self.hidden_size, self.rms_norm_eps, self.norm_offset)
 
     def attention(self, bias: bool, output_bias: bool = False) -> dict[str, CellSpec]:
         """The four projections."""
@@ -126,7 +162,15 @@ class RotaryConfig(Config):
         return values
 
     def check(self) -> None:
-        self.require("hidden_act", "silu")
+        self.require("hidden_act", *self.acts)
+        kinds = self.extra.get("layer_types")
+        if kinds is not None and (
+            len(kinds) != self.num_hidden_layers or any(kind not in LAYER_TYPES for kind in kinds)
+        ):
+            raise InputError(
+                f"config.json: layer_types must name {' or '.join(LAYER_TYPES)} for each of {self.num_hidden_layers} "
+                f"layers, it is {shown(kinds)}"
+            )
         rope_settings(self)
         n = self.dims
         if n.heads % n.kv_heads:

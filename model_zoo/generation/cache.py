@@ -62,11 +62,11 @@ class Cache:
         self.length = length
         self.cursor = Parameter(ops.zeros((1,), ms.int32), name="cache.cursor", requires_grad=False)
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
-        token = token_attention() if native else None
-        self.layers = [
-            LayerCache(path, batch, core.kv_heads, length, core.head_dim, self.cursor, model.dtype, token)
-            for path, core in self.cores
-        ]
+        self.layers = []
+        for path, core in self.cores:
+            token = token_attention(**core.numbers) if native else None
+            sizes = batch, core.kv_heads, length, core.head_dim
+            self.layers.append(LayerCache(path, *sizes, self.cursor, model.dtype, token))
 
     def attach(self, prefilling: bool) -> None:
         """Makes the model's attention use this cache. Set past `Cell.__setattr__`: it is no part of the model."""

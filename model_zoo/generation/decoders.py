@@ -128,8 +128,8 @@ class CachedDecoder:
         self.column = virtual + self.prompt
         self.keep = np.ones((self.batch, self.length), np.int32)
         own = self.model.virtual_keep  # which of the columns in front each row sees, while a batch mixes adapters
-        if own is not None:
-            self.keep[:, :virtual] = np.repeat(own, self.batch // len(own), 0)
+        # below zero: seen from beyond a window, too
+        self.keep[:, :virtual] = -1 if own is None else -np.repeat(own, self.batch // len(own), 0)
         self.keep[:, virtual : self.column] = mask
         self.kept = Tensor(self.keep)
         return logits.asnumpy()

@@ -174,7 +174,8 @@ class Sizes:
         """
         tokens, row = self.steps.tokens, 4 * self.vocabulary
         adapted, trained = self.head_state()
-        if self.work.width == 4 and not adapted and (available() or not trained):
+        capped = self.work.meta_model.config.logit_cap > 0
+        if self.work.width == 4 and not adapted and not capped and (available() or not trained):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
         return 3 * tokens * row + 8 * tokens * self.hidden
 

@@ -40,7 +40,8 @@ def _profile(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
     dora = getattr(adapter, "use_dora", False)
     if dora:  # so would its norms
         adapter = dataclasses.replace(adapter, use_dora=False)
-    values = {**meta_model.values, **{key: 2 for key in LAYER_COUNTS if key in meta_model.values}}
+    # who is seen by whom takes no memory
+    values = {**meta_model.values, "layer_types": None, **{key: 2 for key in LAYER_COUNTS if key in meta_model.values}}
     try:
         config = classes_for(values)[0].from_dict(values)
         model = MODEL_OF[type(config)](config)

@@ -367,13 +367,15 @@ def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> 
     """Floating-point operations of one piece: forward, backward, and the forward again where it is computed twice.
 
     A matrix product of ``(N, in)`` and ``(in, out)`` takes 2·N·in·out; its backward as much for the input, and as much
-    again for a weight that is trained. Attention is counted over the whole square.
+    again for a weight that is trained. Attention is counted over the whole square, or over its window.
     """
     dims = work.meta_model.config.dims
     matrices = [share for share in held if len(share.shape) == 2]
     products = sum(share.size for share in matrices if not is_embedding(work.meta_model, share, stage, steps))
     trained = sum(share.size for share in matrices if share.trained)
-    attention = 4 * steps.tokens * work.length * dims.heads * dims.head_dim // steps.tensor * len(divided.layers[stage])
+    windows = [work.meta_model.config.windows[layer] or work.length for layer in divided.layers[stage]]
+    seen = sum(min(window, work.length) for window in windows)
+    attention = 4 * steps.tokens * seen * dims.heads * dims.head_dim // steps.tensor
     forward = 2 * steps.tokens * products + attention
     layers = divided.layers[stage]
     again = 1.0 if stage < steps.pipeline - 1 else len(steps.again(layers)) / max(len(layers), 1)

@@ -419,12 +419,13 @@ def norms(kernels):
     for rows, width in [(1, 1), (1, 5), (7, 33), (300, 16), (2, 8193), (513, 100)]:
         x, weight, bias = numbers(rows, width) * 2 + 0.5, numbers(width, seed=1), numbers(width, seed=2)
         dout, eps = numbers(rows, width, seed=3), np.array([1e-5], np.float32)
-        for kind in ("rms", "layer"):
+        for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
             wide, g = x.astype(np.float64), dout.astype(np.float64)
             mean = wide.mean(1, keepdims=True) if kind == "layer" else np.zeros((rows, 1))
             centred = wide - mean
             scale = 1 / np.sqrt((centred**2).mean(1, keepdims=True) + eps.astype(np.float64))
-            q = g * weight * scale
+            moved, given = weight.astype(np.float64) + offset, np.array([offset], np.float32)
+            q = g * moved * scale
             expected = q - centred * scale**2 * (q * centred).mean(1, keepdims=True)
             column = (rows, 1)
             if kind == "layer":
@@ -434,11 +435,12 @@ def norms(kernels):
                 between = (m, s)
                 close(out, centred * scale * weight + bias, 1e-5)
             else:
-                out, s = kernels("rms_norm", (x, weight, eps), x.shape, column)
+                out, s = kernels("rms_norm", (x, weight, eps, given), x.shape, column)
                 between = (s,)
-                close(out, centred * scale * weight, 1e-5)
+                close(out, centred * scale * moved, 1e-5)
             np.testing.assert_allclose(s, scale, rtol=1e-5)
-            close(kernels(f"{kind}_norm_gradient", (x, weight, *between, dout), x.shape), expected, 1e-5)
+            first = (given,) if kind == "rms" else ()
+            close(kernels(f"{kind}_norm_gradient", (x, weight, *first, *between, dout), x.shape), expected, 1e-5)
             close(
                 kernels(f"{kind}_norm_weight_gradient", (x, *between, dout), (width,)),
                 (g * centred * scale).sum(0),
@@ -460,6 +462,11 @@ def activations(kernels):
         close(kernels("gelu_tanh", (gate,), shape), 0.5 * g * (1 + np.tanh(inner)))
         slope = 0.5 * (1 + np.tanh(inner)) + 0.5 * g * (1 - np.tanh(inner) ** 2) * root * (1 + 3 * 0.044715 * g**2)
         close(kernels("gelu_tanh_gradient", (gate, dout), shape), d * slope)
+        bent = 0.5 * g * (1 + np.tanh(inner))
+        close(kernels("geglu", (gate, up), shape), bent * u)
+        d_gate, d_up = kernels("geglu_gradient", (gate, up, dout), shape, shape)
+        close(d_gate, d * u * slope)
+        close(d_up, d * bent)
         assert np.array_equal(kernels("relu", (gate,), shape), np.maximum(gate, 0))
         assert np.array_equal(kernels("relu_gradient", (gate, dout), shape), np.where(gate > 0, dout, 0))
         close(kernels("silu", (gate,), shape), g * s)
@@ -579,9 +586,14 @@ ATTENTION = [  # batch, heads, key heads, length, extra columns, head_dim, layou
 ]
 
 
+def scores(width, window=0, cap=0.0):
+    """The constants of attention: scale, window and cap."""
+    return np.array([width**-0.5], np.float32), np.array([window], np.int32), np.array([cap], np.float32)
+
+
 def attention_cases():
     """Inputs of the kernel, and which key ``(B, 1, S, K)`` each row sees."""
-    for case in ATTENTION:
+    for case, (window, cap) in itertools.product(ATTENTION, ((0, 0.0), (11, 1.5))):
         batch, count, key_heads, length, extra, width, layout, values = case
         generator = np.random.default_rng(3)
         total = length + extra
@@ -590,8 +602,10 @@ def attention_cases():
         query = numbers(batch, count, length, width) * 2
         keys, vals = (numbers(batch, key_heads, total, width, seed=seed) for seed in (1, 2))
         index, value = np.arange(total) - extra, columns[:, None, :]
-        allowed = (index < end[..., None]) & ((index >= start[..., None]) | (value < 0))
-        yield (query, keys, vals, start, end, columns), ((value != 0) & (allowed | (index < 0)))[:, None]
+        begun = np.maximum(start, end - window) if window else start
+        allowed = (index < end[..., None]) & ((index >= begun[..., None]) | (value < 0))
+        inputs = (query, keys, vals, start, end, columns, *scores(width, window, cap))
+        yield inputs, ((value != 0) & (allowed | (index < 0)))[:, None]
 
 
 def joined(x):
@@ -605,13 +619,15 @@ def attention(kernels, low=False):
     name, rounded = ("attention_bf16", bf16) if low else ("attention", lambda x: x)
     unit = 2.0**-8 if low else 0.0  # half of a bfloat16's last place
     for inputs, allowed in attention_cases():
-        query, keys, vals = inputs[:3]
+        (query, keys, vals), cap = inputs[:3], inputs[-1][0]
         batch, count, length, width = query.shape
         groups = count // keys.shape[1]
         out, stats = kernels(name, inputs, (batch * length, count * width), (batch, count, length, 2))
         q, k, v = (rounded(x).astype(np.float64) for x in (query, keys.repeat(groups, 1), vals.repeat(groups, 1)))
-        scores = np.where(allowed, q @ k.swapaxes(2, 3) * width**-0.5, -1e30)
-        p = np.exp(scores - scores.max(-1, keepdims=True))
+        raw = q @ k.swapaxes(2, 3) * width**-0.5
+        bent = np.tanh(raw / cap) if cap else 0.0
+        seen = np.where(allowed, cap * bent if cap else raw, -1e30)
+        p = np.exp(seen - seen.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         within(out, joined(p @ v), 5e-6, unit * joined(p @ np.abs(v)))
         dout = numbers(*out.shape, seed=5)
@@ -620,7 +636,7 @@ def attention(kernels, low=False):
         own = out.reshape(batch, length, count, width).transpose(0, 2, 1, 3)
         d_p = d @ v.swapaxes(2, 3)
         d_scores = p * (d_p - (own * wide if low else p * d_p).sum(-1, keepdims=True))
-        d_scores = np.where(allowed, d_scores, 0.0) * width**-0.5
+        d_scores = np.where(allowed, d_scores, 0.0) * (1.0 - np.square(bent)) * width**-0.5
         grouped = (*keys.shape[:2], groups, *keys.shape[2:])
 
         def summed(x, grouped=grouped):
@@ -657,12 +673,13 @@ def prefixed(kernels):
             for which in (0, 1)
         ]
         joined, dout = (batch * length, count * width), numbers(batch * length, count * width, seed=5)
-        inputs = (query, *wide, start, end, np.concatenate([np.ones((batch, front), np.int32), columns], 1))
+        seen = np.concatenate([np.ones((batch, front), np.int32), columns], 1)
+        inputs = (query, *wide, start, end, seen, *scores(width, 20, 1.5))
         out, stats = kernels("attention", inputs, joined, (batch, count, length, 2))
         dq, dk, dv = kernels(
             "attention_gradient", (*inputs, out, stats, dout), query.shape, wide[0].shape, wide[1].shape
         )
-        given = (query, *own, start, end, columns, prefix.reshape(front, -1))
+        given = (query, *own, start, end, columns, *inputs[-3:], prefix.reshape(front, -1))
         mine = kernels("attention_prefixed", given, joined, (batch, count, length, 2))
         assert all(np.array_equal(one, other) for one, other in zip(mine, (out, stats), strict=True))
         shapes = (query.shape, own[0].shape, own[1].shape, (front, 2 * key_heads * width))
@@ -677,30 +694,41 @@ def prefixed(kernels):
 
 def one_token(kernels):
     """Attention of one token over kept keys and values, into which it puts its own."""
-    for batch, count, key_heads, width, front, room in [(1, 1, 1, 5, 0, 1), (2, 4, 2, 64, 0, 40), (3, 6, 1, 80, 7, 33)]:
+    for batch, count, key_heads, width, front, room, window, cap in [
+        (1, 1, 1, 5, 0, 1, 0, 0.0),
+        (2, 4, 2, 64, 0, 40, 0, 0.0),
+        (2, 4, 2, 64, 0, 40, 7, 0.0),
+        (3, 6, 1, 80, 7, 33, 0, 1.5),
+        (3, 6, 1, 80, 7, 33, 8, 1.5),
+    ]:
         query = numbers(batch, count, 1, width) * 2
         keys, values = (numbers(batch, key_heads, front + 1, width, seed=seed) for seed in (1, 2))
         kept = [numbers(batch, key_heads, room, width, seed=seed) for seed in (3, 4)]
         end = np.full((batch, 1), room, np.int32) - np.arange(batch, dtype=np.int32)[:, None] % room
         columns = np.random.default_rng(0).integers(0, 2, (batch, front + room)).astype(np.int32)
         columns[np.arange(batch), front + end[:, 0] - 1] = 1
+        columns[-1, front : front + 2] = -1  # seen from beyond a window
         expected = np.zeros((batch, count, width))
         for row in range(batch):
             last = end[row, 0] - 1
             for array, new in zip(kept, (keys, values), strict=True):
                 array[row, :, last] = new[row, :, front]  # as the kernel does: `inputs` stay what they were
-            seen = columns[row, : front + last + 1] != 0
+            seen, index = columns[row, : front + last + 1] != 0, np.arange(front + last + 1) - front
+            if window:
+                seen &= (index < 0) | (index > last - window) | (columns[row, : len(index)] < 0)
             for head in range(count):
                 pair = head // (count // key_heads)
                 k, v = (
                     np.concatenate([new[row, pair, :front], array[row, pair, : last + 1]])[seen].astype(np.float64)
                     for array, new in zip(kept, (keys, values), strict=True)
                 )
-                scores = k @ query[row, head, 0].astype(np.float64) * width**-0.5
-                p = np.exp(scores - scores.max())
+                own = k @ query[row, head, 0].astype(np.float64) * width**-0.5
+                own = cap * np.tanh(own / cap) if cap else own
+                p = np.exp(own - own.max())
                 expected[row, head] = p @ v / p.sum()
         flat = [array.reshape(-1) for array in kept]
-        mine = kernels("token_attention", (query, keys, values, *flat, end, columns), (batch, count * width))
+        given = (query, keys, values, *flat, end, columns, *scores(width, window, cap))
+        mine = kernels("token_attention", given, (batch, count * width))
         close(mine, expected.reshape(batch, -1), 5e-6)
 
 
@@ -715,7 +743,8 @@ def added(kernels):
     for rows, width in [(1, 1), (3, 7), (50, 64), (9, 131)]:
         x, dy, before = (numbers(rows, width, seed=seed) for seed in range(3))
         weight, scale, mean = numbers(width, seed=3), np.abs(numbers(rows, 1, seed=4)) + 0.5, numbers(rows, 1, seed=5)
-        for name, numbers_of in (("rms_norm_gradient", (scale,)), ("layer_norm_gradient", (mean, scale))):
+        offset = np.array([1.0], np.float32)
+        for name, numbers_of in (("rms_norm_gradient", (offset, scale)), ("layer_norm_gradient", (mean, scale))):
             given = (x, weight, *numbers_of, dy)
             alone = kernels(name, given, (rows, width)).astype(np.float64)
             close(kernels(f"{name}_added", (*given, before), (rows, width)), before + alone)

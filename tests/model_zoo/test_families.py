@@ -12,7 +12,8 @@ from model_zoo.auto import AutoConfig, AutoModel, classes_for
 from model_zoo.errors import InputError
 from pet.meta_model import MetaModel
 
-FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "gemma2", "gemma3"]
+FAMILIES += ["glm", "glm4_0414", "chatglm1", "chatglm2"]
 TOLERANCE = 1e-4
 
 
@@ -171,8 +172,15 @@ VARIANTS = {
     "large_eps": {"rms_norm_eps": 0.1},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 24, "tie_word_embeddings": True},
+    "qwen2_window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 1,
+    },
     "qwen3_untied": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral_window": {"model_type": "mistral", "sliding_window": 9},
     "glm_tied_bias": {"model_type": "glm", "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
     "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.25, "attention_bias": True},
 }
@@ -215,10 +223,15 @@ def check_against_transformers(values, tmp_path):
     [
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "model_type is None; supported: gpt2"),
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe': mixtures of experts are unsupported"),
+        ({"model_type": "gemma3"}, "its text model opens, saved by itself"),
+        ({"model_type": "gemma2", "hidden_act": "silu"}, "hidden_act is 'silu'; supported: 'gelu_pytorch_tanh'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+        ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name full_attention or"),
     ],
 )
 def test_unsupported_configurations_are_named(changes, message, tmp_path):
@@ -227,9 +240,34 @@ def test_unsupported_configurations_are_named(changes, message, tmp_path):
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_mistral_window_bounds_the_context():
-    config = classes_for({**LLAMA_TINY, "model_type": "mistral", "sliding_window": 16})[0]
-    assert config.from_dict({**LLAMA_TINY, "model_type": "mistral", "sliding_window": 16}).dims.context == 16
+@pytest.mark.parametrize(
+    "changes, windows",
+    [
+        ({"model_type": "mistral", "sliding_window": 16}, (16, 16)),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "sliding_window": None}, (0, 0)),
+        ({"model_type": "qwen2", "sliding_window": 16}, (0, 0)),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, (0, 0)),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, (0, 16)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (16, 0),
+        ),
+        ({"sliding_window": 16}, (0, 0)),
+    ],
+)
+def test_windows_are_what_config_json_says(changes, windows):
+    values = {**LLAMA_TINY, **changes}
+    config = classes_for(values)[0].from_dict(values)
+    assert config.windows == windows
+    assert config.dims.context == LLAMA_TINY["max_position_embeddings"]
+    written = config.for_file(config.to_dict())
+    assert classes_for(written)[0].from_dict(written).windows == windows
 
 
 def test_a_preset_has_no_weights():

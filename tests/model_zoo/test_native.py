@@ -104,11 +104,11 @@ def test_what_is_not_a_number_stays_so(path, bad):
         assert np.isnan(kernels("product_of_rows_bf16", (tall, other), (20, 5))[10]).all()
         assert np.isnan(kernels("product_of_rows_bf16", (numbers(20, 37, seed=2), x), (20, 5))[:, 2]).all()
     weight, eps = numbers(37), np.array([1e-6], np.float32)
-    out, scale = kernels("rms_norm", (x, weight, eps), x.shape, (5, 1))
+    out, scale = kernels("rms_norm", (x, weight, eps, np.zeros(1, np.float32)), x.shape, (5, 1))
     assert np.isnan(out[2]).all() and np.isnan(scale[2]) and not np.isnan(out[[0, 1, 3, 4]]).any()
     out, _, _ = kernels("layer_norm", (x, weight, weight, eps), x.shape, (5, 1), (5, 1))
     assert np.isnan(out[2]).all()
-    for name, inputs in (("swiglu", (x, other)), ("swiglu", (other, x)), ("gelu_tanh", (x,))):
+    for name, inputs in (("swiglu", (x, other)), ("swiglu", (other, x)), ("geglu", (x, other)), ("gelu_tanh", (x,))):
         assert np.isnan(kernels(name, inputs, x.shape)[2, 18])
     assert np.isnan(kernels("swiglu_gradient", (x, other, other), x.shape, x.shape)[0][2, 18])
     assert np.isnan(kernels("gelu_tanh_gradient", (x, other), x.shape)[2, 18])
@@ -118,7 +118,7 @@ def test_what_is_not_a_number_stays_so(path, bad):
     losses, ranked, _ = kernels("ranked_cross_entropy", inputs, (5,), (5,), room)
     assert np.isnan(losses[2]) and ranked[2] == 0
     start, end = native_checks.causal(1, 60, None)
-    rest = (start, end, np.ones((1, 60), np.int32))
+    rest = (start, end, np.ones((1, 60), np.int32), *native_checks.scores(8))
     query, keys = with_bad(1, 1, 60, 8), numbers(1, 1, 60, 8, seed=2)
     out, stats = kernels("attention", (query, keys, keys, *rest), (60, 8), (1, 1, 60, 2))
     assert np.isnan(out[30]).all() and not np.isnan(out[:30]).any()

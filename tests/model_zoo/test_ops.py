@@ -87,6 +87,7 @@ def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=()):
 SIZES = {"B": 2, "S": 6, "T": 6, "C": 6, "h": 4, "g": 2, "d": 8, "w": 4, "b": 2}
 SIZES |= {"N": 12, "H": 10, "K": 7, "M": 9, "R": 3, "O": 9, "I": 7, "*": (12, 10)}
 NUMBERS = {"eps": 1e-5, "scale": 0.5, "factor": 1.75, "transposed": False, "causal": True, "d": 8, "w": 4}
+NUMBERS |= {"window": 4, "cap": 1.5, "offset": 1.0}
 
 IN_PROGRAMS = {"take_columns", "join_columns", "dropout"}
 """Rows whose gradients need other instructions, or that have no plain column: `test_whole_layers.py` holds these to the
@@ -154,7 +155,9 @@ class Plain(nn.Cell):
 @pytest.mark.parametrize("shape", [(12, 8), (1, 5), (7, 33)])
 def test_norms(shape):
     x, weight, bias = numbers(*shape), numbers(shape[1]), numbers(shape[1], seed=3)
-    check(kernels.rms_norm(1e-6), Plain("rms", 1e-6), (x, weight))
+    check(kernels.rms_norm(1e-6, 0.0), Plain("rms", 1e-6), (x, weight))
+    moved = Plain("rms", 1e-6)
+    check(kernels.rms_norm(1e-6, 1.0), lambda x, weight: moved(x, weight + 1.0), (x, weight))
     check(kernels.layer_norm(1e-5), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
 
 
@@ -172,9 +175,10 @@ def test_plain_norms_are_the_cells_own():
 
 @pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
 def test_activations(shape):
-    swiglu, gelu = activations.SwiGLU(), activations.GeluTanh()
+    swiglu, geglu, gelu = activations.SwiGLU(), activations.GeGLU(), activations.GeluTanh()
     check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
     check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,))
+    check(kernels.geglu(), geglu, (numbers(*shape) * 2, numbers(*shape, seed=1)))
 
 
 @needs_kernels
@@ -312,22 +316,41 @@ def test_attention_of_operators(monkeypatch, batch, heads, kv_heads, length, ext
     check_attention(plain_attention.JoinedAttention, batch, heads, kv_heads, length, extra, layout, padding)
 
 
+WINDOWED = {"window": 3, "cap": 1.5, "scale": 0.5}
+
+
+@pytest.mark.parametrize("case", [ATTENTION[1], (1, 2, 1, 12, 3, packed, 2)])
+def test_windows_and_caps_of_operators(case, monkeypatch):
+    monkeypatch.setattr(plain_attention, "BLOCK", 5)
+    check_attention(plain_attention.JoinedAttention, *case, **WINDOWED)
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", [ATTENTION[1], (1, 2, 1, 53, 3, packed, 2)])
+def test_windows_and_caps_in_c(case):
+    check_attention(native_attention, *case, **WINDOWED)
+
+
 @needs_kernels
 @pytest.mark.parametrize("case", [*ATTENTION[:2], ATTENTION[4], ATTENTION[6], (1, 2, 1, 53, 3, packed, 2)])
 def test_attention_in_c(case):
-    check_attention(lambda causal: cells.native("attention", causal=causal), *case)
+    check_attention(native_attention, *case)
 
 
-def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding):
-    """Attention against the plain core; ``make(causal)`` gives the kernel."""
+def native_attention(causal, scale, window, cap):
+    return cells.native("attention", causal=causal, scale=scale, window=window, cap=cap)
+
+
+def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding, scale=8**-0.5, window=0, cap=0.0):
+    """Attention against the plain core; ``make(causal, scale, window, cap)`` gives the kernel."""
     start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
     keep = np.ones((batch, length), np.int32)
     keep[0, :padding] = 0
     keep[-1, 0] = -1  # seen by every later row, whatever document it is of
     columns = Tensor(np.concatenate([np.ones((batch, extra), np.int32), keep], 1))
     keep_rows, keep = (keep != 0).astype(np.float32).reshape(batch, 1, length, 1), Tensor(keep)
-    kernel = make(layout is not prefix_mask)
-    core = layers.AttentionCore(heads, kv_heads, 8)
+    kernel = make(layout is not prefix_mask, scale, window, cap)
+    core = layers.AttentionCore(heads, kv_heads, 8, scale=scale, window=window, cap=cap)
 
     def fast(query, keys, values):
         return layers.split_heads(kernel(query, keys, values, start, end, columns), batch, heads)

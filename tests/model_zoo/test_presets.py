@@ -18,7 +18,7 @@ from model_zoo.errors import InputError
 from model_zoo.families import config_class
 from model_zoo.presets import PRESETS, preset
 
-FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
+FIXTURES = ("chatglm1", "chatglm2", "gemma2", "gemma3", "glm", "glm4_0414", "gpt2", "llama_gqa", "llama_mha")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,31 @@ FIXTURES = ("chatglm1", "chatglm2", "glm", "glm4_0414", "gpt2", "llama_gqa", "ll
         ("llama_65b", 65_285_660_672),
         ("llama2_70b", 68_976_648_192),
         ("llama3_8b", 8_030_261_248),
+        ("llama3_1_8b", 8_030_261_248),
         ("llama3_2_1b", 1_235_814_400),
+        ("qwen2_5_0_5b", 494_032_768),
+        ("qwen2_5_1_5b", 1_543_714_304),
+        ("qwen2_5_3b", 3_085_938_688),
+        ("qwen2_5_7b", 7_615_616_512),
+        ("qwen2_5_14b", 14_770_033_664),
+        ("qwen2_5_32b", 32_763_876_352),
+        ("qwen2_5_72b", 72_706_203_648),
+        ("deepseek_r1_qwen_1_5b", 1_777_088_000),
+        ("deepseek_r1_qwen_7b", 7_615_616_512),
+        ("deepseek_r1_qwen_14b", 14_770_033_664),
+        ("deepseek_r1_qwen_32b", 32_763_876_352),
+        ("deepseek_r1_llama_8b", 8_030_261_248),
+        ("deepseek_r1_llama_70b", 70_553_706_496),
+        ("mistral_7b", 7_241_732_096),
+        ("mistral_7b_v0_3", 7_248_023_552),
+        ("gemma2_2b", 2_614_341_888),
+        ("gemma2_9b", 9_241_705_984),
+        ("gemma2_27b", 27_227_128_320),
+        ("gemma3_270m", 268_098_176),
+        ("gemma3_1b", 999_885_952),
+        ("gemma3_4b", 3_880_263_168),
+        ("gemma3_12b", 11_766_034_176),
+        ("gemma3_27b", 27_009_346_304),
         ("glm_6b", 6_173_286_400),
         ("glm2_6b", 6_243_584_000),
         ("glm3_6b", 6_243_584_000),
@@ -52,7 +76,7 @@ def test_all_names_are_there():
     assert set(names.split()) <= set(PRESETS)
 
 
-@pytest.mark.parametrize("name", ("gpt2", "llama_7b", "glm4", "glm_6b", "glm2_6b"))
+@pytest.mark.parametrize("name", ("gpt2", "llama_7b", "glm4", "glm_6b", "glm2_6b", "gemma2_2b", "gemma3_1b"))
 def test_a_familys_table_names_cells_that_it_has(name):
     values = preset(name) if name in PRESETS else {"model_type": name}
     config = config_class(values).from_dict(values)
@@ -92,6 +116,8 @@ VARIANTS = {
         {"model_type": "qwen2"},
         {"model_type": "mistral"},
     ],
+    "gemma2": [{}, {"tie_word_embeddings": False}],
+    "gemma3": [{}, {"attention_bias": True}],
     "gpt2": [{}, {"tie_word_embeddings": False}, {"n_inner": 24}],
     "glm4": [{}, {"tie_word_embeddings": True}, {"attention_bias": False}, {"head_dim": 8}],
     "chatglm": [{}, {"inner_hidden_size": 40}],
@@ -101,7 +127,7 @@ VARIANTS = {
 
 def variants():
     for name in FIXTURES:
-        kinds = {"chatglm1": "chatglm", "chatglm2": "chatglm2", "gpt2": "gpt2"}
+        kinds = {"chatglm1": "chatglm", **{kind: kind for kind in ("chatglm2", "gpt2", "gemma2", "gemma3")}}
         kind = kinds.get(name, "llama" if name.startswith("llama") else "glm4")
         for change in VARIANTS[kind]:
             yield pytest.param(name, change, id=f"{name}-{'-'.join(map(str, change.values())) or 'plain'}")

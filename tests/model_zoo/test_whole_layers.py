@@ -32,7 +32,7 @@ from pet.train.step import TrainStep
 
 pytestmark = pytest.mark.skipif(not available(), reason="there are no C kernels here")
 
-FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
+FAMILIES = ("llama_gqa", "mistral", "gemma2", "gemma3", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
 
 
 def batch_of(model, rows=2, length=17, seed=0):

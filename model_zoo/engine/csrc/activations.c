@@ -86,13 +86,19 @@ static int backward(pet_work part, void **params, int *ndims, int64_t **shapes) 
 /* x·sigmoid(u) with u = 2·√(2/π)·(x + 0.044715·x³), which is GELU by tanh */
 static const float LINEAR = 1.5957691216057308f, CUBIC = 0.07135481282731592f;
 
+/* gelu(x), and its slope */
+struct bent {
+    floats value, slope;
+};
+
+static inline struct bent gelu_tanh_at(floats x) {
+    floats square = x * x, s = sigmoid(x * (square * CUBIC + LINEAR));
+    return (struct bent){x * s, s + x * (square * (3.0f * CUBIC) + LINEAR) * (s - s * s)};
+}
+
 static void gelu_tanh_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
-#define STEP(get, put)                                                         \
-    {                                                                          \
-        floats x = get(of->gate + i);                                          \
-        put(of->out + i, x * sigmoid(x * (x * x * CUBIC + LINEAR)));           \
-    }
+#define STEP(get, put) put(of->out + i, gelu_tanh_at(get(of->gate + i)).value)
     EACH(STEP);
 #undef STEP
 }
@@ -102,19 +108,48 @@ PET_KERNEL(gelu_tanh) { return forward(gelu_tanh_part, params, ndims, shapes); }
 
 static void gelu_tanh_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;
-#define STEP(get, put)                                                         \
-    {                                                                          \
-        floats x = get(of->gate + i), square = x * x;                          \
-        floats s = sigmoid(x * (square * CUBIC + LINEAR));                     \
-        floats slope = square * (3.0f * CUBIC) + LINEAR;                       \
-        put(of->out + i, get(of->dout + i) * (s + x * slope * (s - s * s)));   \
-    }
+#define STEP(get, put) put(of->out + i, get(of->dout + i) * gelu_tanh_at(get(of->gate + i)).slope)
     EACH(STEP);
 #undef STEP
 }
 
 /* x, dy → dx, which may lie where dy does */
 PET_KERNEL(gelu_tanh_gradient) { return backward(gelu_tanh_gradient_part, params, ndims, shapes); }
+
+static void geglu_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put) put(of->out + i, gelu_tanh_at(get(of->gate + i)).value * get(of->up + i))
+    EACH(STEP);
+#undef STEP
+}
+
+/* gate, up → gelu(gate)·up */
+PET_KERNEL(geglu) {
+    struct activation of = {.gate = params[0], .up = params[1], .out = params[2]};
+    pet_parallel(geglu_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
+
+static void geglu_gradient_part(void *arguments, int64_t first, int64_t last) {
+    struct activation *of = arguments;
+#define STEP(get, put)                                            \
+    {                                                             \
+        struct bent gate = gelu_tanh_at(get(of->gate + i));       \
+        floats dout = get(of->dout + i);                          \
+        put(of->out + i, dout * get(of->up + i) * gate.slope);    \
+        put(of->out_up + i, dout * gate.value);                   \
+    }
+    EACH(STEP);
+#undef STEP
+}
+
+/* gate, up, dy → dgate, which may lie where dy does, dup */
+PET_KERNEL(geglu_gradient) {
+    struct activation of = {.gate = params[0], .up = params[1], .dout = params[2], .out = params[3],
+                            .out_up = params[4]};
+    pet_parallel(geglu_gradient_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    return 0;
+}
 
 static void relu_part(void *arguments, int64_t first, int64_t last) {
     struct activation *of = arguments;

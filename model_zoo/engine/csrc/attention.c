@@ -1,8 +1,9 @@
 /* Attention in blocks of query rows (Dao et al. 2022, with whole rows of scores: they fit the cache).
  *
  * Row i sees key j when columns[j] != 0 and index(j) < end[i] and (index(j) >= start[i] or columns[j] < 0 or
- * index(j) < 0), where index(j) counts from the first token: keys in front of the tokens (a prefix) have one below 0. Keys
- * that no row of a block sees are not touched. A row that sees nothing is spread over all keys evenly.
+ * index(j) < 0), where index(j) counts from the first token: keys in front of the tokens (a prefix) have one below 0. With
+ * a window w, no start lies before end[i] − w. Keys that no row of a block sees are not touched. A row that sees nothing is
+ * spread over all keys evenly.
  *
  * Key head j serves the query heads j·g … j·g + g − 1. All float32 but start, end and columns, which are int32. */
 #include "attention.h"
@@ -47,7 +48,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
                 product(tall, count, lines, padded, query + (row + strip) * width, width, turned + view.first, padded, width, 0);
                 for (int64_t i = strip; i < strip + tall; i++) {
                     float *line = scores + i * padded;
-                    hide(of, &view, batch, row, i, line, count);
+                    settle(of, &view, batch, row, i, line, count);
                     floats most = fill(-INFINITY);
                     for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
                     stats[(row + i) * 2] = view.blind[i] ? HIDDEN : greatest_of(most);
@@ -65,7 +66,8 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* query (B, heads, S, d), keys and values (B, key heads, K, d), start and end (B, S), columns (B, K)
+/* query (B, heads, S, d), keys and values (B, key heads, K, d), start and end (B, S), columns (B, K), scale (1), window (1)
+ * and cap (1), 0 for none
  * → out (B·S, heads·d), and per row its highest score and the inverse of its sum (B, heads, S, 2) */
 PET_KERNEL(attention) { return attend(params, shapes, attention_heads); }
 
@@ -107,9 +109,9 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                     product(tall, count, d_lines, padded, dout + i * width, width, turned_values + view.first, padded, width, 0);
                     for (int64_t end = i + tall; i < end; i++) {
                         float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                        hide(of, &view, batch, row, i, line, count);
+                        settle(of, &view, batch, row, i, line, count);
                         float along = dot(out + i * joined, dout + i * width, width);
-                        unweigh(line, d_line, count, stats + i * 2, along, view.blind[i] ? 1.0f : of->scale, of->scale);
+                        unweigh(of, line, d_line, count, stats + i * 2, along, view.blind[i] ? 1.0f : of->scale);
                         if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                     }
                     product(tall, width, of->d_query + place + (i - tall) * width, width, d_lines, padded, keys + key, width,

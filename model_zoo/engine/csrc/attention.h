@@ -18,7 +18,8 @@ struct attention {
     int64_t heads, key_heads, length, total, width;
     int64_t padded; /* room for `total`: an odd number of vectors, lest all rows meet in a few lines of a cache */
     int64_t joined; /* of a token's row, all heads together */
-    float scale;
+    int64_t window; /* how many keys of its own a row sees at most, or 0 */
+    float scale, cap; /* scores become cap·tanh(score/cap), unless it is 0 */
     _Atomic int failed;
 };
 
@@ -39,6 +40,12 @@ static inline int64_t rows_together(const struct attention *of, int64_t batch, i
     return next - row;
 }
 
+/* The first key that a row sees, counted from the first token. */
+static inline int64_t start_of(const struct attention *of, int64_t batch, int64_t row) {
+    int64_t at = batch * of->length + row, first = of->end[at] - of->window;
+    return of->window && first > of->start[at] ? first : of->start[at];
+}
+
 static inline struct view look(const struct attention *of, int64_t batch, int64_t row, int64_t rows) {
     const int32_t *columns = of->columns + batch * of->total;
     int64_t before = of->total - of->length;
@@ -46,7 +53,7 @@ static inline struct view look(const struct attention *of, int64_t batch, int64_
     for (int64_t j = 0; j < of->total; j++) view.plain &= columns[j] == 1;
     view.plain &= before == 0;
     for (int64_t i = 0; i < rows; i++) {
-        int64_t start = of->start[batch * of->length + row + i] + before;
+        int64_t start = start_of(of, batch, row + i) + before;
         int64_t end = of->end[batch * of->length + row + i] + before;
         if (start < before) start = before;
         if (end > of->total) end = of->total;
@@ -80,15 +87,17 @@ static inline void cover(float *line, int64_t first, int64_t last, float with) {
     }
 }
 
-/* Hides what row i of the block does not see in its `count` scores, of which the first is that of key view->first. */
-static inline void hide(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
+/* Caps the `count` scores of row i of the block, of which the first is that of key view->first, and hides what it does not
+ * see. */
+static inline void settle(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
                         float *scores, int64_t count) {
     int64_t from = view->from[i] - view->first, to = view->to[i] - view->first;
+    if (of->cap > 0.0f) bend(scores, count, of->scale / of->cap, of->cap / of->scale);
     cover(scores, 0, from, HIDDEN);
     if (!view->plain || view->blind[i]) {
         const int32_t *columns = of->columns + batch * of->total + view->first;
         int64_t before = of->total - of->length - view->first;
-        int64_t start = of->start[batch * of->length + row + i] + before;
+        int64_t start = start_of(of, batch, row + i) + before;
         for (int64_t j = from; j < to; j++)
             if (view->blind[i] || !columns[j] || (j < start && j >= before && columns[j] > 0)) scores[j] = HIDDEN;
     }
@@ -123,11 +132,17 @@ static inline float weigh(float *line, int64_t count, float highest, float scale
 }
 
 /* A row of scores and of dout·valuesᵀ → its probabilities and the gradients of its scores; `along` is out·dout. */
-static inline void unweigh(float *line, float *d_line, int64_t count, const float *stats, float along, float scale, float d_scale) {
+static inline void unweigh(const struct attention *of, float *line, float *d_line, int64_t count, const float *stats,
+                           float along, float scale) {
     for (int64_t j = 0; j < count; j += LANES) {
-        floats p = exponential((load(line + j) - stats[0]) * scale) * stats[1];
+        floats score = load(line + j), p = exponential((score - stats[0]) * scale) * stats[1];
+        floats slope = p * (load(d_line + j) - along) * of->scale;
+        if (of->cap > 0.0f) { /* what is hidden has p = 0, and must stay a number */
+            floats bent = lesser(greater(score * (of->scale / of->cap), fill(-1.0f)), fill(1.0f));
+            slope *= 1.0f - bent * bent;
+        }
         store(line + j, p);
-        store(d_line + j, p * (load(d_line + j) - along) * d_scale);
+        store(d_line + j, slope);
     }
 }
 
@@ -137,14 +152,14 @@ static inline struct attention attention_of(void **params, int64_t **shapes) {
                               .end = params[4], .columns = params[5], .heads = query[1], .key_heads = keys[1],
                               .length = query[2], .total = keys[2], .width = query[3],
                               .padded = up_to_lanes(keys[2]) | LANES, .joined = query[1] * query[3],
-                              .scale = 1.0f / sqrtf((float)query[3])};
+                              .scale = *(float *)params[6], .window = *(int32_t *)params[7], .cap = *(float *)params[8]};
 }
 
 /* `attention` by the work on a head: its outputs follow the inputs. */
 static inline int attend(void **params, int64_t **shapes, pet_work heads) {
     struct attention of = attention_of(params, shapes);
-    of.mixed = params[6];
-    of.mixed_stats = params[7];
+    of.mixed = params[9];
+    of.mixed_stats = params[10];
     pet_parallel(heads, &of, shapes[0][0] * of.heads, 1);
     return of.failed;
 }
@@ -152,12 +167,12 @@ static inline int attend(void **params, int64_t **shapes, pet_work heads) {
 /* `attention_gradient` by the work on a key head. */
 static inline int attend_backward(void **params, int64_t **shapes, pet_work heads) {
     struct attention of = attention_of(params, shapes);
-    of.out = params[6];
-    of.stats = params[7];
-    of.dout = params[8];
-    of.d_query = params[9];
-    of.d_keys = params[10];
-    of.d_values = params[11];
+    of.out = params[9];
+    of.stats = params[10];
+    of.dout = params[11];
+    of.d_query = params[12];
+    of.d_keys = params[13];
+    of.d_values = params[14];
     pet_parallel(heads, &of, shapes[0][0] * of.key_heads, 1);
     return of.failed;
 }

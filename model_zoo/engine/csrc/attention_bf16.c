@@ -101,7 +101,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             multiply(rows, count, scores, padded, head.rows, deep, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
-                hide(of, &view, batch, row, i, line, count);
+                settle(of, &view, batch, row, i, line, count);
                 floats most = fill(-INFINITY);
                 for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
                 of_row[0] = view.blind[i] ? HIDDEN : greatest_of(most);
@@ -173,9 +173,9 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 multiply(rows, count, d_scores, padded, head.rows, deep, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                    hide(of, &view, batch, row, i, line, count);
-                    unweigh(line, d_line, count, stats + i * 2, dot(out + i * joined, d_out + i * joined, width),
-                            view.blind[i] ? 1.0f : of->scale, of->scale);
+                    settle(of, &view, batch, row, i, line, count);
+                    unweigh(of, line, d_line, count, stats + i * 2, dot(out + i * joined, d_out + i * joined, width),
+                            view.blind[i] ? 1.0f : of->scale);
                     if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                 }
                 round_rows(d_scores, padded, rows, count, head.shares, filled);

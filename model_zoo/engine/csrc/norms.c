@@ -5,13 +5,13 @@
 #include "pool.h"
 #include "vectors.h"
 
-/* RMSNorm: y = x·s·w with s = 1 / sqrt(mean(x²) + eps) ------------------------------------------------------------- */
+/* RMSNorm: y = x·s·(w + offset) with s = 1 / sqrt(mean(x²) + eps) -------------------------------------------------- */
 
 struct norm {
     const float *x, *weight, *bias, *mean, *scale, *dout, *before; /* before: what a gradient is added to */
     float *out, *out_mean, *out_scale;
     int64_t width, rows;
-    float eps;
+    float eps, offset;
 };
 
 static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
@@ -26,20 +26,20 @@ static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
         for (int64_t i = whole; i < width; i++) sum += x[i] * x[i];
         float scale = 1.0f / sqrtf(sum / (float)width + of->eps);
         of->out_scale[row] = scale;
-        for (int64_t i = 0; i < whole; i += LANES) store(out + i, load(x + i) * scale * load(of->weight + i));
-        for (int64_t i = whole; i < width; i++) out[i] = x[i] * scale * of->weight[i];
+        for (int64_t i = 0; i < whole; i += LANES) store(out + i, load(x + i) * scale * (load(of->weight + i) + of->offset));
+        for (int64_t i = whole; i < width; i++) out[i] = x[i] * scale * (of->weight[i] + of->offset);
     }
 }
 
-/* x (N, H), weight (H), eps (1) → y (N, H), s (N, 1) */
+/* x (N, H), weight (H), eps (1), offset (1) → y (N, H), s (N, 1) */
 PET_KERNEL(rms_norm) {
-    struct norm of = {.x = params[0], .weight = params[1], .out = params[3], .out_scale = params[4],
-                      .eps = *(float *)params[2], .rows = shapes[0][0], .width = shapes[0][1]};
+    struct norm of = {.x = params[0], .weight = params[1], .out = params[4], .out_scale = params[5],
+                      .eps = *(float *)params[2], .offset = *(float *)params[3], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }
 
-/* With q = dy·s·w: dx = q − x·s²·mean(q·x). */
+/* With q = dy·s·(w + offset): dx = q − x·s²·mean(q·x). */
 static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last) {
     struct norm *of = arguments;
     int64_t width = of->width, whole = width / LANES * LANES;
@@ -47,34 +47,35 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
         const float *x = of->x + row * width, *dout = of->dout + row * width;
         float *out = of->out + row * width, scale = of->scale[row];
         floats sums = {0};
-        for (int64_t i = 0; i < whole; i += LANES) sums += load(dout + i) * load(of->weight + i) * load(x + i);
+        for (int64_t i = 0; i < whole; i += LANES) sums += load(dout + i) * (load(of->weight + i) + of->offset) * load(x + i);
         float sum = sum_of(sums);
-        for (int64_t i = whole; i < width; i++) sum += dout[i] * of->weight[i] * x[i];
+        for (int64_t i = whole; i < width; i++) sum += dout[i] * (of->weight[i] + of->offset) * x[i];
         float along = sum * scale * scale * scale / (float)width;
         const float *before = of->before ? of->before + row * width : NULL;
         for (int64_t i = 0; i < whole; i += LANES) {
-            floats dx = load(dout + i) * scale * load(of->weight + i) - load(x + i) * along;
+            floats dx = load(dout + i) * scale * (load(of->weight + i) + of->offset) - load(x + i) * along;
             store(out + i, before ? load(before + i) + dx : dx);
         }
         for (int64_t i = whole; i < width; i++) {
-            float dx = dout[i] * scale * of->weight[i] - x[i] * along;
+            float dx = dout[i] * scale * (of->weight[i] + of->offset) - x[i] * along;
             out[i] = before ? before[i] + dx : dx;
         }
     }
 }
 
-/* x, weight, s, dy → dx */
+/* x, weight, offset, s, dy → dx */
 PET_KERNEL(rms_norm_gradient) {
-    struct norm of = {.x = params[0], .weight = params[1], .scale = params[2], .dout = params[3], .out = params[4],
-                      .rows = shapes[0][0], .width = shapes[0][1]};
+    struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
+                      .dout = params[4], .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }
 
-/* x, weight, s, dy, what there is → that and dx; it may lie where that does */
+/* x, weight, offset, s, dy, what there is → that and dx; it may lie where that does */
 PET_KERNEL(rms_norm_gradient_added) {
-    struct norm of = {.x = params[0], .weight = params[1], .scale = params[2], .dout = params[3], .before = params[4],
-                      .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
+    struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
+                      .dout = params[4], .before = params[5], .out = params[6], .rows = shapes[0][0],
+                      .width = shapes[0][1]};
     pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }

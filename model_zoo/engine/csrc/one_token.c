@@ -6,19 +6,20 @@
 
 static const float HIDDEN = -1e30f;
 
-/* Some keys and values one after the other, and which of them the row sees. */
+/* Some keys and values one after the other, and which of them the row sees: those whose column is above 0 from `first` on,
+ * and all whose column is below 0. */
 struct stretch {
     const float *keys, *values;
     const int32_t *columns;
-    int64_t count;
+    int64_t count, first;
 };
 
 struct token {
     const float *query, *keys, *values;
     float *kept_keys, *kept_values, *out;
     const int32_t *end, *columns;
-    int64_t heads, key_heads, front, length, width, scratch;
-    float scale;
+    int64_t heads, key_heads, front, length, width, scratch, window;
+    float scale, cap;
     _Atomic int failed;
 };
 
@@ -54,7 +55,9 @@ static void score(const struct token *of, const float *query, struct stretch par
         for (int64_t k = 0; k < width; k++) sum += query[k] * key[k];
         scores[j] = sum * of->scale;
     }
-    for (j = 0; j < part.count; j++) scores[j] = part.columns[j] ? scores[j] : HIDDEN;
+    if (of->cap > 0.0f) bend(scores, part.count, 1.0f / of->cap, of->cap);
+    for (j = 0; j < part.count; j++)
+        if (part.columns[j] == 0 || (part.columns[j] > 0 && j < part.first)) scores[j] = HIDDEN;
 }
 
 /* Adds the values of a stretch, each times its share. */
@@ -89,15 +92,17 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->heads, pair = batch * of->key_heads + unit % of->heads / groups;
         int64_t column = of->end[batch] - 1, kept = pair * of->length * width, now = (pair * given + of->front) * width;
-        const int32_t *columns = of->columns + batch * (of->front + of->length);
+        const int32_t *columns = of->columns + batch * (of->front + of->length), *own = columns + of->front;
+        int64_t seen = of->window && column >= of->window ? column + 1 - of->window : 0; /* from this column on */
+        int64_t from = own[0] < 0 ? 0 : seen;
         if (unit % groups == 0) { /* the other heads of this key take its newest one from where it came, too */
             memcpy(of->kept_keys + kept + column * width, of->keys + now, (size_t)width * sizeof(float));
             memcpy(of->kept_values + kept + column * width, of->values + now, (size_t)width * sizeof(float));
         }
         struct stretch parts[3] = {
             {of->keys + pair * given * width, of->values + pair * given * width, columns, of->front},
-            {of->kept_keys + kept, of->kept_values + kept, columns + of->front, column},
-            {of->keys + now, of->values + now, columns + of->front + column, 1},
+            {of->kept_keys + kept + from * width, of->kept_values + kept + from * width, own + from, column - from, seen - from},
+            {of->keys + now, of->values + now, own + column, 1},
         };
         const float *query = of->query + unit * width;
         float *out = of->out + unit * width;
@@ -122,17 +127,18 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
 }
 
 /* query (B, heads, 1, d), keys and values (B, key heads, T + 1, d): T in front of all tokens, and this token's;
- * kept keys and values (B·key heads·L, d), end (B, 1): the token's column among the kept ones, and 1; columns (B, T + L)
- * → (B, heads·d)
+ * kept keys and values (B·key heads·L, d), end (B, 1): the token's column among the kept ones, and 1; columns (B, T + L);
+ * scale, window and cap as in `attention` → (B, heads·d)
  *
  * Writes the token's key and value into the kept ones at its column. It sees the T in front and the kept ones up to its
- * own, where columns is not 0. */
+ * own, where columns is not 0; of those before its window only where columns is below 0, as the first ones may be. */
 PET_KERNEL(token_attention) {
     int64_t *query = shapes[0], *keys = shapes[1], *columns = shapes[6];
     struct token of = {.query = params[0], .keys = params[1], .values = params[2], .kept_keys = params[3],
-                       .kept_values = params[4], .end = params[5], .columns = params[6], .out = params[7],
+                       .kept_values = params[4], .end = params[5], .columns = params[6], .out = params[10],
                        .heads = query[1], .key_heads = keys[1], .front = keys[2] - 1, .width = query[3],
-                       .scratch = columns[1] + 1 + LANES, .scale = 1.0f / sqrtf((float)query[3])};
+                       .scratch = columns[1] + 1 + LANES, .scale = *(float *)params[7], .window = *(int32_t *)params[8],
+                       .cap = *(float *)params[9]};
     of.length = columns[1] - of.front;
     if (query[2] != 1) return 1;
     for (int64_t row = 0; row < query[0]; row++)

@@ -54,8 +54,8 @@ static void part_heads_of(void *arguments, int64_t first, int64_t last) {
 
 /* Joins what comes in; the memory that is to be freed, or NULL when there is none. `copies`: 2, or 4 with gradients. */
 static void *join(struct prefixed *of, void **params, int64_t **shapes, int copies) {
-    *of = (struct prefixed){.keys = params[1], .values = params[2], .prompt = params[6], .batch = shapes[1][0],
-                            .heads = shapes[1][1], .total = shapes[1][2], .width = shapes[1][3], .front = shapes[6][0]};
+    *of = (struct prefixed){.keys = params[1], .values = params[2], .prompt = params[9], .batch = shapes[1][0],
+                            .heads = shapes[1][1], .total = shapes[1][2], .width = shapes[1][3], .front = shapes[9][0]};
     int64_t length = of->front + of->total, size = of->batch * of->heads * length * of->width;
     float *memory = malloc((size_t)(copies * size + of->batch * length) * sizeof(float));
     if (!memory) return NULL;
@@ -79,9 +79,11 @@ PET_KERNEL(attention_prefixed) {
     void *memory = join(&of, params, shapes, 2);
     if (!memory) return 1;
     int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
-    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[7], params[8]};
-    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[7], shapes[8]};
-    int failed = attention(8, given, NULL, sizes, NULL, stream, extra);
+    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[6], params[7],
+                     params[8], params[10], params[11]};
+    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[6], shapes[7], shapes[8], shapes[10],
+                        shapes[11]};
+    int failed = attention(11, given, NULL, sizes, NULL, stream, extra);
     free(memory);
     return failed;
 }
@@ -91,15 +93,15 @@ PET_KERNEL(attention_prefixed_gradient) {
     struct prefixed of;
     void *memory = join(&of, params, shapes, 4);
     if (!memory) return 1;
-    of.d_keys = params[11];
-    of.d_values = params[12];
-    of.d_prompt = params[13];
+    of.d_keys = params[14];
+    of.d_values = params[15];
+    of.d_prompt = params[16];
     int64_t joined[] = {of.batch, of.heads, of.front + of.total, of.width}, seen[] = {of.batch, of.front + of.total};
-    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[7], params[8],
-                     params[9], params[10], of.d_joined_keys, of.d_joined_values};
-    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[7], shapes[8], shapes[9],
-                        shapes[10], joined, joined};
-    int failed = attention_gradient(12, given, NULL, sizes, NULL, stream, extra);
+    void *given[] = {params[0], of.joined_keys, of.joined_values, params[3], params[4], of.columns, params[6], params[7],
+                     params[8], params[10], params[11], params[12], params[13], of.d_joined_keys, of.d_joined_values};
+    int64_t *sizes[] = {shapes[0], joined, joined, shapes[3], shapes[4], seen, shapes[6], shapes[7], shapes[8], shapes[10],
+                        shapes[11], shapes[12], shapes[13], joined, joined};
+    int failed = attention_gradient(15, given, NULL, sizes, NULL, stream, extra);
     if (!failed) pet_parallel(part_heads_of, &of, of.heads, 1);
     free(memory);
     return failed;

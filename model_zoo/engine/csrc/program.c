@@ -17,7 +17,7 @@ PET_KERNEL(plain_product_bf16_added);
 
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
-enum { DIMENSIONS = 4, MOST_OPERANDS = 16 };
+enum { DIMENSIONS = 4, MOST_OPERANDS = 20 };
 enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2 }; /* of the program */
 
 /* The kernels that may run at once with others, and what they compute. */

@@ -100,6 +100,14 @@ static inline floats exponential(floats x) {
     return (floats)(((((ints)p + exponent) & ~small) & number) | ((ints)x & ~number));
 }
 
+/* Each number x of a line becomes outer·tanh(inner·x). */
+static inline void bend(float *line, int64_t count, float inner, float outer) {
+    for (int64_t j = 0; j < count; j += LANES) {
+        int64_t some = count - j < LANES ? count - j : LANES;
+        store_some(line + j, outer - 2.0f * outer / (1.0f + exponential(load_some(line + j, some) * (2.0f * inner))), some);
+    }
+}
+
 /* The lower and the upper halves of two vectors, each with every other number from either. */
 #ifdef __AVX512F__
 #define LOWER(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)

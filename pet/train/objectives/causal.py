@@ -158,10 +158,10 @@ class RDrop(CausalLM):
 
 
 def plain_head(model):
-    """The head's cell, if it is nothing but a float32 product, so that loss and head can be computed in one; else
-    None."""
+    """The head's cell, if logits are nothing but its float32 product, so that loss and head can be computed in one;
+    else None."""
     family = getattr(model, "family", None)
-    if family is None:
+    if family is None or model.config.logit_cap > 0:
         return None
     cell = model
     for part in family.head.split("."):

@@ -173,7 +173,7 @@ def test_doctor_says_which_path_runs(capsys, monkeypatch):
     kernels, line = findings(0)
     assert kernels.startswith("note") and "none in C (PET_NATIVE=0)" in kernels
     assert line.startswith("ok") and "fast: compiled kernels of operators" in line
-    wrong = dataclasses.replace(OPS["rms_norm"], plain=lambda eps: lambda x, weight: x * 2.0)
+    wrong = dataclasses.replace(OPS["rms_norm"], plain=lambda eps, offset: lambda x, weight: x * 2.0)
     monkeypatch.setitem(OPS, "rms_norm", wrong)
     cells.plain.cache_clear()
     _, line = findings(1)

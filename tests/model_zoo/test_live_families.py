@@ -1,0 +1,281 @@
+"""Families against transformers and PEFT themselves: random models whose config.json has the published fields."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+import pet
+from model_zoo.auto import AutoModel
+from model_zoo.engine import available
+from pet.data.packing import collate
+from pet.train.objectives.causal import CausalLM
+from pet.train.optimizers import AdamW
+from pet.train.segments import make_segments
+from pet.train.step import TrainStep
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch = peft = transformers = None
+LIMIT = 1e-4
+NEW = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def peers():
+    """Imported when the first test here runs: every process collects this file, and they take longer than all else."""
+    for name in ("torch", "peft", "transformers"):
+        globals()[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
+
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "attention_dropout": 0.0,
+    "torch_dtype": "float32",
+}
+QWEN2 = {
+    **SIZES,
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_window_layers": 21,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "tie_word_embeddings": True,
+}
+LLAMA3_1 = {
+    **SIZES,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+}
+MISTRAL = {
+    **SIZES,
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 5,
+    "tie_word_embeddings": False,
+}
+GEMMA = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 12,
+    "query_pre_attn_scalar": 20,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "cache_implementation": "hybrid",
+    "sliding_window": 5,
+}
+GEMMA2 = {
+    **GEMMA,
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "rope_theta": 10000.0,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 4.0,
+    "sliding_window_size": 4096,
+}
+GEMMA3 = {
+    **GEMMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window_pattern": 3,
+}
+CASES = {
+    "qwen2.5": QWEN2,
+    "deepseek-r1-qwen": {
+        **QWEN2,
+        "rope_theta": 10000,
+        "sliding_window": 4096,
+        "use_mrope": False,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    },
+    "deepseek-r1-llama": LLAMA3_1,
+    "mistral": MISTRAL,
+    "gemma2": GEMMA2,
+    "gemma2-without-caps": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3": GEMMA3,
+    "qwen2-window": {**QWEN2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+}
+
+
+def random_model(values: dict, directory):
+    """A model of transformers with weights that let every part count, saved beside the config.json as published."""
+    (directory / "config.json").write_text(json.dumps(values))
+    config = transformers.AutoConfig.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            centre = float(parameter.mean().round()) if "norm" in name else 0.0
+            narrow = 0.3 if parameter.dim() == 1 or "embed" in name else 1.5 * parameter.shape[1] ** -0.5
+            parameter.copy_(centre + noise * narrow)
+    model.tie_weights()
+    model.generation_config = transformers.GenerationConfig()
+    model.save_pretrained(directory)
+    (directory / "config.json").write_text(json.dumps(values))
+    return model
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("live") / request.param
+    directory.mkdir()
+    return random_model(CASES[request.param], directory), directory
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Two rows and their mask, the second with padding on the left."""
+    ids, mask = np.random.default_rng(5).integers(3, 96, (2, 14)), np.ones((2, 14), int)
+    ids[1, :3], mask[1, :3] = 0, 0
+    return ids, mask
+
+
+def positions(mask):
+    return np.maximum(mask.cumsum(1) - 1, 0)
+
+
+def logits_of(peer, ids, mask) -> np.ndarray:
+    given = {"attention_mask": torch.tensor(mask), "position_ids": torch.tensor(positions(mask))}
+    with torch.no_grad():
+        return peer(torch.tensor(ids), **given).logits.float().numpy()
+
+
+def test_logits_and_config(case, prompts, tmp_path):
+    peer, directory = case
+    ids, mask = prompts
+    model = AutoModel.from_pretrained(directory)
+    whole, padded = logits_of(peer, ids, np.ones_like(mask)), logits_of(peer, ids, mask)
+    assert np.abs(model(ids).asnumpy() - whole).max() < LIMIT
+    assert np.abs(model(ids, mask).asnumpy() - padded)[mask == 1].max() < LIMIT
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert np.abs(logits_of(again, ids, mask) - padded)[mask == 1].max() < 1e-5
+
+
+def test_greedy_ids(case, prompts):
+    peer, directory = case
+    ids, mask = prompts
+    model = AutoModel.from_pretrained(directory)
+    with torch.no_grad():
+        expected = peer.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        ).numpy()
+    settings = {"max_new_tokens": NEW, "eos_token_id": None}
+    assert np.array_equal(model.generate(ids, mask, **settings), expected)
+    assert np.array_equal(model.generate(ids, mask, use_cache=False, **settings), expected)
+
+
+@pytest.fixture
+def adapted(case, tmp_path):
+    """PEFT's model with LoRA at every projection, B not 0, and the same here out of its files."""
+    peer, directory = case
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(peer, config)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    mine = AutoModel.from_pretrained(directory)
+    pet.load_adapter(mine, tmp_path / "theirs")
+    yield theirs, mine
+    theirs.unload()
+
+
+def test_adapters_go_both_ways(adapted, prompts, tmp_path):
+    theirs, mine = adapted
+    ids, mask = prompts
+    expected = logits_of(theirs, ids, mask)
+    assert np.abs(mine(ids, mask).asnumpy() - expected)[mask == 1].max() < LIMIT
+    pet.save_adapter(mine, tmp_path / "mine")
+    with theirs.disable_adapter():
+        assert np.abs(logits_of(theirs, ids, mask) - expected).max() > 0.01
+    theirs.load_adapter(tmp_path / "mine", adapter_name="mine")
+    theirs.set_adapter("mine")
+    assert np.abs(logits_of(theirs, ids, mask) - expected)[mask == 1].max() < 1e-5
+
+
+@pytest.mark.skipif(not available(), reason="there are no C kernels here")
+def test_loss_and_gradients_of_packed_documents(adapted):
+    """Two documents in a row, by the compiled step; transformers takes each by itself."""
+    theirs, mine = adapted
+    generator = np.random.default_rng(3)
+    rows = [
+        [(generator.integers(3, 96, size), generator.random(size) < 0.8) for size in sizes]
+        for sizes in ((13, 8), (9, 11))
+    ]
+    batch = collate(rows, 24)
+    weight = 0.05
+    summed = 0.0
+    for row in rows:
+        for ids, trained in row:
+            logits = theirs(torch.tensor(ids[None])).logits[0, :-1].float()
+            losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+            summed = summed + losses[torch.tensor(trained[1:])].sum()
+    theirs.set_adapter("default")  # all its weights get gradients
+    (weight * summed).backward()
+    expected = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.grad is not None}
+    mine.set_fast(True)
+    mine.set_train(True)
+    segments = make_segments([parameter for parameter in mine.get_parameters() if parameter.requires_grad])
+    step = TrainStep(mine, AdamW(segments), CausalLM())
+    total, vectors = step.accumulate([batch], 0, Tensor(weight, ms.float32))
+    assert total == pytest.approx(float(summed.detach()), rel=1e-5)
+    found = {}
+    for segment, vector in zip(segments, vectors, strict=True):
+        found.update(segment.split(vector.asnumpy()))
+    assert len(found) == len(expected) == 2 * 7 * mine.config.dims.layers
+    for name, gradient in found.items():
+        there = expected["base_model.model." + name].numpy()
+        assert np.abs(there).max() > 1e-4
+        assert np.abs(gradient.reshape(there.shape) - there).max() < LIMIT * max(1.0, np.abs(there).max()), name
