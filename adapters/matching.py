@@ -5,7 +5,8 @@ A target is one of
 - a name: the whole path of a cell, or its last parts (``q_proj``, ``mlp.c_proj``);
 - a glob over whole paths (``model.layers.*.self_attn.*_proj``), when it holds ``*``, ``?`` or ``[``;
 - ``re:`` and a regular expression that the whole path must match;
-- ``attention`` or ``mlp``: the Dense of that sublayer; ``all-linear``: every Dense but the head.
+- ``attention`` or ``mlp``: the Dense of that sublayer; ``all-linear``: every Dense but the head, and what chooses
+  among experts.
 
 Every entry must match something: a misspelt one is an error that names what there is.
 """
@@ -70,7 +71,8 @@ class Plan:
 def matches(entry: str, site: Site, family) -> bool:
     """Whether a target entry means this site."""
     if entry == "all-linear":
-        return site.kind == "linear" and site.path != getattr(family, "head", None)
+        others = () if family is None else (family.head, *family.routers)
+        return site.kind == "linear" and not any(named(site.path, name) for name in others)
     if entry in ("attention", "mlp") and family is not None:
         return site.kind == "linear" and any(named(site.path, name) for name in getattr(family, entry))
     if entry.startswith("re:"):

@@ -140,6 +140,7 @@ class Family:
         saved_tied: those of `tied` that a published checkpoint holds all the same.
         ignored_tensors: regular expressions of buffers that published files carry and nobody reads.
         gated: whether the feed-forward's activation has two inputs.
+        routers: names of the Dense that choose among experts: neither packed nor adapted unless they are named.
         fused: for a Dense that holds several projections, what its output rows are: ``heads`` (per head q|k|v),
             ``qkv`` (blocks q | k | v) or ``gate_up`` (two halves).
         document_layout: ``(config, ids) → (position_ids, end)`` of one unpadded document, on the host.
@@ -158,6 +159,7 @@ class Family:
     ia3_targets: tuple[str, ...]
     positions: str = ""
     gated: bool = False
+    routers: tuple[str, ...] = ()
     fused: dict[str, str] = dataclasses.field(default_factory=dict)
     tied: dict[str, str] = dataclasses.field(default_factory=dict)
     saved_tied: tuple[str, ...] = ()
@@ -193,6 +195,7 @@ class Config:
         architectures: {model_type: the class that transformers has for it}.
         marks: where several families have one model_type, the keys of which one must be set.
         sized_by: the keys that a config.json must have for a model to be counted by it.
+        feed_forwards: how many of its own width a layer computes.
         logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
     """
 
@@ -201,6 +204,7 @@ class Config:
     architectures: ClassVar[dict[str, str]]
     marks: ClassVar[tuple[str, ...]] = ()
     sized_by: ClassVar[tuple[str, ...]] = ()
+    feed_forwards: ClassVar[int] = 1
     logit_cap: ClassVar[float] = 0.0
 
     @property

@@ -6,7 +6,7 @@ Their configuration says everything: which cells a layer has, how wide they are,
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from model_zoo.activations import GATED, Joined
 from model_zoo.causal_lm import CausalLM
@@ -65,19 +65,49 @@ class GroupedAttention(nn.Cell):
 class GatedMLP(nn.Cell):
     """``down(act(gate)·up)``; gate and up are one projection where the layer has a ``gate_up_proj``."""
 
-    def __init__(self, act: str, make: CellFactory):
+    def __init__(self, act: str, make: CellFactory, path: str = "mlp"):
         super().__init__()
-        self.gate_up_proj = make.layer("mlp.gate_up_proj", needed=False)
+        self.gate_up_proj = make.layer(f"{path}.gate_up_proj", needed=False)
         self.joined = self.gate_up_proj is not None
         if not self.joined:
-            self.gate_proj, self.up_proj = make.layer("mlp.gate_proj"), make.layer("mlp.up_proj")
-        self.down_proj = make.layer("mlp.down_proj")
+            self.gate_proj, self.up_proj = make.layer(f"{path}.gate_proj"), make.layer(f"{path}.up_proj")
+        self.down_proj = make.layer(f"{path}.down_proj")
         self.act = Joined(GATED[act]()) if self.joined else GATED[act]()
 
     def construct(self, x):
         if self.joined:
             return self.down_proj(self.act(self.gate_up_proj(x)))
         return self.down_proj(self.act(self.gate_proj(x), self.up_proj(x)))
+
+
+class MixtureOfExperts(nn.Cell):
+    """A feed-forward of several (Shazeer et al. 2017): each token goes through those that the router ``gate`` gives the
+    greatest share, and gets their sum by these shares.
+
+    Every expert computes every token, and what was not chosen counts 0 times: exact, at the price of all experts.
+    """
+
+    def __init__(self, config: RotaryConfig, make: CellFactory):
+        super().__init__()
+        count, self.chosen, self.normed = config.experts
+        self.gate = make.layer("mlp.gate")
+        self.experts = nn.CellList([GatedMLP(config.hidden_act, make, f"mlp.experts.{i}") for i in range(count)])
+        self.softmax, self.top, self.mark = ops.Softmax(-1), ops.TopK(), ops.OneHot()
+        self.one, self.nothing, self.count = ms.Tensor(1.0, ms.float32), ms.Tensor(0.0, ms.float32), count
+
+    def shares(self, x):
+        """``(N, experts)``, 0 for those that a token does not go through."""
+        shares = self.softmax(self.gate(x).astype(ms.float32))
+        _, best = self.top(shares, self.chosen)  # (N, chosen)
+        shares = shares * self.mark(best, self.count, self.one, self.nothing).sum(1)
+        return shares / shares.sum(-1, keepdims=True) if self.normed else shares
+
+    def construct(self, x):
+        shares = self.shares(x).astype(x.dtype)
+        total = ops.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            total = total + expert(x) * shares[:, index : index + 1]
+        return total
 
 
 class RotaryBlock(nn.Cell):
@@ -89,7 +119,7 @@ class RotaryBlock(nn.Cell):
         self.input_layernorm = make.layer("input_layernorm")
         self.self_attn = GroupedAttention(config, rotary, make, window)
         self.post_attention_layernorm = make.layer("post_attention_layernorm")
-        self.mlp = GatedMLP(config.hidden_act, make)
+        self.mlp = MixtureOfExperts(config, make) if config.experts else GatedMLP(config.hidden_act, make)
         self.post_self_attn_layernorm = make.layer("post_self_attn_layernorm", needed=False)
         self.post_mlp_layernorm = make.layer("post_mlp_layernorm", needed=False)
         self.sandwich = self.post_mlp_layernorm is not None

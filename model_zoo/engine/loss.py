@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 
 import mindspore as ms
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 
 from model_zoo.engine.cells import available, custom, outputs
 from model_zoo.engine.plain import (
@@ -101,17 +102,17 @@ def loss_room(hidden, weight):
 
 
 @outputs(3)
-def with_gradient(hidden, weight, targets):
+def with_gradient(hidden, weight, targets, cap):
     return [hidden[0]], hidden, loss_room(hidden, weight)
 
 
 @outputs(4)
-def with_both_gradients(hidden, weight, targets):
+def with_both_gradients(hidden, weight, targets, cap):
     return [hidden[0]], hidden, weight, loss_room(hidden, weight)
 
 
 @outputs(3)
-def with_ranks(hidden, weight, targets):
+def with_ranks(hidden, weight, targets, cap):
     return [hidden[0]], [hidden[0]], loss_room(hidden, weight)
 
 
@@ -120,14 +121,16 @@ class LinearCrossEntropy(nn.Cell):
 
     Args:
         low: "_bf16" for products of rounded factors, else "".
+        cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
     """
 
-    def __init__(self, low: str = ""):
+    def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
+        self.cap = Tensor(np.array([cap], np.float32))
         self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, _ = self.kernel(hidden, weight, targets)
+        losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), gradient
 
     def bprop(self, hidden, weight, targets, out, dout):
@@ -137,12 +140,13 @@ class LinearCrossEntropy(nn.Cell):
 class TrainedLinearCrossEntropy(nn.Cell):
     """The same where the weight is trained as well: the third output is its gradient."""
 
-    def __init__(self, low: str = ""):
+    def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
+        self.cap = Tensor(np.array([cap], np.float32))
         self.kernel = custom(f"linear_cross_entropy_trained{low}", with_both_gradients)
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets)
+        losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), gradient, weight_gradient
 
     def bprop(self, hidden, weight, targets, out, dout):
@@ -153,12 +157,13 @@ class RankedCrossEntropy(nn.Cell):
     """For measuring: hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)``, negative where a row does not count → the
     summed loss, and how many targets are ranked first. Of equal logits the first one is."""
 
-    def __init__(self, low: str = ""):
+    def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
+        self.cap = Tensor(np.array([cap], np.float32))
         self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
 
     def construct(self, hidden, weight, targets):
-        losses, first, _ = self.kernel(hidden, weight, targets)
+        losses, first, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), column_sum(first, 0)
 
 
@@ -166,12 +171,13 @@ class TokenCrossEntropy(nn.Cell):
     """The same for each row by itself: losses ``(N,)``, 0 where the target is negative, and their gradients ``(N, H)``.
     The weight is taken as frozen."""
 
-    def __init__(self, low: str = ""):
+    def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
+        self.cap = Tensor(np.array([cap], np.float32))
         self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
 
     def construct(self, hidden, weight, targets):
-        losses, gradient, _ = self.kernel(hidden, weight, targets)
+        losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
         return losses, gradient
 
     def bprop(self, hidden, weight, targets, out, dout):
@@ -183,12 +189,13 @@ class TokenCrossEntropy(nn.Cell):
 class MeasuredTokens(nn.Cell):
     """`TokenCrossEntropy` without gradients, for measuring: losses ``(N,)`` first."""
 
-    def __init__(self, low: str = ""):
+    def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
+        self.cap = Tensor(np.array([cap], np.float32))
         self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
 
     def construct(self, hidden, weight, targets):
-        losses, first, _ = self.kernel(hidden, weight, targets)
+        losses, first, _ = self.kernel(hidden, weight, targets, self.cap)
         return losses, first
 
 
@@ -204,7 +211,7 @@ def shared(kind: type, *arguments) -> nn.Cell:
     return kind(*arguments)
 
 
-def cross_entropy(ignored: int, trained: bool, low: str = ""):
+def cross_entropy(ignored: int, trained: bool, low: str = "", cap: float = 0.0):
     """``(hidden (N, H), weight (V, H), targets (N,))`` → the summed loss first; never all logits at once. The gradients
     are computed along with the loss.
 
@@ -212,21 +219,22 @@ def cross_entropy(ignored: int, trained: bool, low: str = ""):
         ignored: the target of rows that do not count.
         trained: whether the weight gets a gradient.
         low: "_bf16" for products of rounded factors, else "".
+        cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
 
     Returns:
         A cell, or None where there is none.
     """
     if available() and ignored < 0:
-        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low)
-    return None if trained or low else shared(PlainCrossEntropy, ignored)
+        return shared(TrainedLinearCrossEntropy if trained else LinearCrossEntropy, low, cap)
+    return None if trained or low or cap else shared(PlainCrossEntropy, ignored)
 
 
-def ranked_cross_entropy(low: str = ""):
-    """`RankedCrossEntropy`, or None without C kernels. ``low`` as in `cross_entropy`."""
-    return shared(RankedCrossEntropy, low) if available() else None
+def ranked_cross_entropy(low: str = "", cap: float = 0.0):
+    """`RankedCrossEntropy`, or None without C kernels. ``low`` and ``cap`` as in `cross_entropy`."""
+    return shared(RankedCrossEntropy, low, cap) if available() else None
 
 
-def token_cross_entropy(measured: bool = False, low: str = ""):
-    """`TokenCrossEntropy`, or without gradients `MeasuredTokens`; None without C kernels. ``low`` as in
+def token_cross_entropy(measured: bool = False, low: str = "", cap: float = 0.0):
+    """`TokenCrossEntropy`, or without gradients `MeasuredTokens`; None without C kernels. ``low`` and ``cap`` as in
     `cross_entropy`."""
-    return shared(MeasuredTokens if measured else TokenCrossEntropy, low) if available() else None
+    return shared(MeasuredTokens if measured else TokenCrossEntropy, low, cap) if available() else None

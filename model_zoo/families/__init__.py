@@ -13,6 +13,7 @@ MODULES = (
     "gpt2",
     "llama",
     "qwen3",
+    "qwen3_moe",
     "gemma2",
     "gemma3",
     "glm4",
@@ -23,9 +24,9 @@ _modules = [import_module(f"{__name__}.{name}") for name in MODULES]
 CONFIGS: tuple[type[Config], ...] = tuple(module.CONFIG for module in _modules)
 PRESETS: dict[str, dict] = {name: values for module in _modules for name, values in module.PRESETS.items()}
 
-_EXPERTS = "mixtures of experts are unsupported; dense models of these families open"
+_EXPERTS = "of mixtures of experts only qwen3_moe is supported; dense models of these families open"
 UNSUPPORTED = {
-    **dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"), _EXPERTS),
+    **dict.fromkeys(("qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"), _EXPERTS),
     "gemma3": "Gemma 3 with its image encoder is unsupported; its text model opens, saved by itself (gemma3_text)",
     "gemma": "the first Gemma is unsupported; gemma2 and gemma3_text open",
 }

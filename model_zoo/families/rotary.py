@@ -48,6 +48,8 @@ class RotaryConfig(Config):
         acts: which activations there are.
         norm_offset: what is added to the norms' weights.
         embedding_scale: what the embedding's rows are multiplied by.
+        experts: how many there are, how many a token goes through, and whether the shares of these are made to add up
+            to 1; None for a feed-forward without experts.
         score_scale, score_cap: as ``scale`` and ``cap`` in `model_zoo.layers.AttentionCore`.
     """
 
@@ -57,6 +59,7 @@ class RotaryConfig(Config):
     acts = ("silu",)
     norm_offset = 0.0
     embedding_scale = 1.0
+    experts: ClassVar[tuple[int, int, bool] | None] = None
     score_scale: ClassVar[float | None] = None
     score_cap = 0.0
     sized_by = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -145,13 +148,13 @@ class RotaryConfig(Config):
             "self_attn.o_proj": linear(n.hidden, query, output_bias),
         }
 
-    def feed_forward(self, bias: bool = False) -> dict[str, CellSpec]:
+    def feed_forward(self, bias: bool = False, path: str = "mlp") -> dict[str, CellSpec]:
         """The gated feed-forward's three projections."""
         n = self.dims
         return {
-            "mlp.gate_proj": linear(n.ffn, n.hidden, bias),
-            "mlp.up_proj": linear(n.ffn, n.hidden, bias),
-            "mlp.down_proj": linear(n.hidden, n.ffn, bias),
+            f"{path}.gate_proj": linear(n.ffn, n.hidden, bias),
+            f"{path}.up_proj": linear(n.ffn, n.hidden, bias),
+            f"{path}.down_proj": linear(n.hidden, n.ffn, bias),
         }
 
     def to_dict(self) -> dict:

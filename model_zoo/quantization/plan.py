@@ -19,8 +19,8 @@ class Quantization:
         type: int8, nf4, fp4 or int4.
         block: elements that share a factor; not for int8, which has one per output.
         double: quantise the factors, too (nf4, fp4).
-        skip: projections that stay as they are, by path or by the last part of it; by default the head. What is no
-            projection, the embeddings and norms, always does.
+        skip: projections that stay as they are, by path or by the last part of it; by default the head and what
+            chooses among experts. What is no projection, the embeddings and norms, always does.
 
     Args:
         found: whether this says what files hold, where a block is what their writer had.
@@ -97,7 +97,7 @@ class Quantization:
             for path, cell in config.cells().items()
             if cell.kind in ("linear", "conv1d")
         }
-        skip = (config.family.head,) if self.skip is None else self.skip
+        skip = (config.family.head, *config.family.routers) if self.skip is None else self.skip
         problems, left = [], set()
         for entry in skip:
             found = [path for path in projections if f".{entry}." in f".{path}."]

@@ -56,7 +56,7 @@ class Sizes:
         self.heads = dims.heads // steps.tensor
         self.query = self.heads * dims.head_dim
         self.key = dims.kv_heads // steps.tensor * dims.head_dim
-        self.ffn = dims.ffn // steps.tensor
+        self.ffn = dims.ffn // steps.tensor * work.meta_model.config.feed_forwards
         self.inner = 2 if work.meta_model.family.gated else 1
         first = f"{work.meta_model.family.layers}.0."
         norms = [
@@ -175,7 +175,7 @@ class Sizes:
         tokens, row = self.steps.tokens, 4 * self.vocabulary
         adapted, trained = self.head_state()
         capped = self.work.meta_model.config.logit_cap > 0
-        if self.work.width == 4 and not adapted and not capped and (available() or not trained):
+        if self.work.width == 4 and not adapted and (available() or not (trained or capped)):
             return logit_bytes(tokens, self.vocabulary) + 12 * tokens * self.hidden
         return 3 * tokens * row + 8 * tokens * self.hidden
 

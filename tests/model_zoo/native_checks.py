@@ -226,10 +226,10 @@ def storage(kernels):
                     assert np.array_equal(*given), (kind, name, rows, columns, depth)
             onto = [kernels("product_of_rows_onto", (a, weight, before), before.shape) for weight in (stored, wide)]
             assert np.array_equal(*onto), (kind, rows, columns, depth)
-        hidden, targets = numbers(9, 40), np.arange(9, dtype=np.int32) - 2
+        hidden, targets, none = numbers(9, 40), np.arange(9, dtype=np.int32) - 2, np.zeros(1, np.float32)
         both, room = narrow(numbers(70, 40, seed=1), kind), (4, 70 + 2 * 40 + 2)
         for name, second in (("linear_cross_entropy", hidden.shape), ("ranked_cross_entropy", (9,))):
-            found = [kernels(name, (hidden, weight, targets), (9,), second, room)[:2] for weight in both]
+            found = [kernels(name, (hidden, weight, targets, none), (9,), second, room)[:2] for weight in both]
             assert all(np.array_equal(*pair) for pair in zip(*found, strict=True)), (kind, name)
         y, a, b, norm = numbers(50, 70), numbers(8, 40, seed=3), numbers(70, 8, seed=4), np.ones(70, np.float32)
         rest = (a, b, norm, norm, np.array([0.3], np.float32), np.array([0], np.int32))
@@ -526,9 +526,11 @@ def loss(kernels):
         hidden, weight = numbers(rows, width), numbers(vocabulary, width, seed=1)
         targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
         targets[1::3] = -100
-        for counted in (targets, np.full_like(targets, -100)):
+        for counted, cap in ((targets, 0.0), (targets, 1.5), (np.full_like(targets, -100), 0.0)):
             room = (together, vocabulary + 2 * width + 2)
             wide = hidden.astype(np.float64) @ weight.astype(np.float64).T
+            bent = np.tanh(wide / cap) if cap else np.zeros_like(wide)
+            wide = cap * bent if cap else wide
             p = np.exp(wide - wide.max(1, keepdims=True))
             total = p.sum(1, keepdims=True)
             p /= total
@@ -536,8 +538,8 @@ def loss(kernels):
             expected = np.log(total[:, 0]) + wide.max(1) - wide[np.arange(rows), index]
             first = (wide.argmax(1) == counted).astype(np.float64)
             p[np.arange(rows), index] -= 1
-            p *= learnt[:, None]
-            inputs = (hidden, weight, counted)
+            p *= learnt[:, None] * (1 - bent**2)
+            inputs = (hidden, weight, counted, np.array([cap], np.float32))
             losses, gradient, _ = kernels("linear_cross_entropy", inputs, (rows,), hidden.shape, room)
             close(losses, expected * learnt)
             close(gradient, p @ weight)
@@ -547,13 +549,13 @@ def loss(kernels):
             measured, ranked, _ = kernels("ranked_cross_entropy", inputs, (rows,), (rows,), room)
             assert np.array_equal(measured, losses) and np.array_equal(ranked, first)
     # of equal logits the first is ranked first
-    same, targets = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32)
-    _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets), (4,), (4,), (4, 9))
+    same, targets, none = np.ones((4, 2), np.float32), np.array([0, 1, 2, -1], np.int32), np.zeros(1, np.float32)
+    _, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets, none), (4,), (4,), (4, 9))
     assert ranked.tolist() == [1, 0, 0, 0]
     # a target that there is not shows
-    losses, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets + 1), (4,), (4,), (4, 9))
+    losses, ranked, _ = kernels("ranked_cross_entropy", (same, same[:3], targets + 1, none), (4,), (4,), (4, 9))
     assert np.isnan(losses).tolist() == [False, False, True, False] and ranked.tolist() == [0, 0, 0, 1]
-    losses, _, _ = kernels("linear_cross_entropy", (same, same[:3], targets + 1), (4,), (4, 2), (4, 9))
+    losses, _, _ = kernels("linear_cross_entropy", (same, same[:3], targets + 1, none), (4,), (4, 2), (4, 9))
     assert np.isnan(losses).tolist() == [False, False, True, False]
 
 

@@ -10,10 +10,11 @@ from adapters.lora import LoRAConfig
 from adapters.matching import plan
 from model_zoo.auto import AutoConfig, AutoModel, classes_for
 from model_zoo.errors import InputError
+from model_zoo.quantization.plan import Quantization
 from pet.meta_model import MetaModel
 
-FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "gemma2", "gemma3"]
-FAMILIES += ["glm", "glm4_0414", "chatglm1", "chatglm2"]
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
+FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 TOLERANCE = 1e-4
 
 
@@ -179,6 +180,13 @@ VARIANTS = {
         "max_window_layers": 1,
     },
     "qwen3_untied": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 24,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+    },
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "mistral_window": {"model_type": "mistral", "sliding_window": 9},
     "glm_tied_bias": {"model_type": "glm", "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
@@ -195,6 +203,18 @@ def test_variants_against_transformers(variant, tmp_path):
 def test_adapters_are_planned_by_the_width_of_heads():
     planned = plan(MetaModel({**LLAMA_TINY, **VARIANTS["qwen3"]}), LoRAConfig(rank=2))
     assert planned.parameters == 2 * 2 * (2 * 32 + 24 * 4 + 24 * 2)  # q and v of two layers
+
+
+def test_routers_are_neither_adapted_nor_packed_unless_named():
+    values = {**LLAMA_TINY, **VARIANTS["qwen3_moe"], "hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
+    meta_model = MetaModel(values)
+    experts = 2 * 3 * 3
+    planned = [entry.name for entry in plan(meta_model, LoRAConfig(rank=2, targets="all-linear")).entries]
+    assert len(planned) == 2 * 4 + experts and not any(name.endswith("mlp.gate") for name in planned)
+    assert len(plan(meta_model, LoRAConfig(rank=2, targets="mlp")).entries) == experts
+    assert len(plan(meta_model, LoRAConfig(rank=2, targets=["mlp.gate"])).entries) == 2
+    packed = Quantization().places(meta_model.config)
+    assert len(packed) == 2 * 4 + experts and not any(path.endswith("mlp.gate") for path in packed)
 
 
 def check_against_transformers(values, tmp_path):
@@ -223,7 +243,7 @@ def check_against_transformers(values, tmp_path):
     [
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "model_type is None; supported: gpt2"),
-        ({"model_type": "qwen3_moe"}, "'qwen3_moe': mixtures of experts are unsupported"),
+        ({"model_type": "mixtral"}, "'mixtral': of mixtures of experts only qwen3_moe is supported"),
         ({"model_type": "gemma3"}, "its text model opens, saved by itself"),
         ({"model_type": "gemma2", "hidden_act": "silu"}, "hidden_act is 'silu'; supported: 'gelu_pytorch_tanh'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),

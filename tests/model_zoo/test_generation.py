@@ -14,8 +14,8 @@ from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import bucket
 
-FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "gemma2", "gemma3"]
-FAMILIES += ["glm", "glm4_0414", "chatglm1", "chatglm2"]
+FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
+FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
 NEW = 16
 FREE = {"max_new_tokens": NEW, "eos_token_id": None}  # the references were written without an end
 

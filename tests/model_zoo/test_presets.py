@@ -52,6 +52,8 @@ FIXTURES = ("chatglm1", "chatglm2", "gemma2", "gemma3", "glm", "glm4_0414", "gpt
         ("deepseek_r1_llama_70b", 70_553_706_496),
         ("mistral_7b", 7_241_732_096),
         ("mistral_7b_v0_3", 7_248_023_552),
+        ("qwen3_30b_a3b", 30_532_122_624),
+        ("qwen3_235b_a22b", 235_093_634_560),
         ("gemma2_2b", 2_614_341_888),
         ("gemma2_9b", 9_241_705_984),
         ("gemma2_27b", 27_227_128_320),

@@ -202,6 +202,21 @@ def test_operations_are_six_per_parameter_and_token():
     assert with_adapter == pytest.approx(4 * 512e3 * matrices + 2 * attention / 3, rel=0.03)
 
 
+def test_attention_is_counted_within_windows():
+    """mistral_7b's window is 4096 tokens in each of 32 layers; what is beyond it takes no time."""
+    steps = Steps(1, 1, 1, 1, 16384, 4)
+
+    def operations(**window):
+        values = {**preset("mistral_7b"), **window}
+        work = Work(MetaModel(values), LoRAConfig(rank=8), 1, 16384, "float16")
+        divided = shares(work.meta_model, work.adapter)
+        return flops(work, divided, steps, 0, divided.of_stage(0))
+
+    beyond = 4 * 16384 * (16384 - 4096) * 32 * 128 * 32
+    assert operations(sliding_window=None) - operations() == 3 * beyond  # forward, and twice that backward
+    assert operations(sliding_window=32768) == operations(sliding_window=None)
+
+
 def test_stages_and_their_messages():
     meta_model = MetaModel(preset("llama_7b"))
     divided = shares(meta_model, LoRAConfig(rank=8), tensor=2, pipeline=4)

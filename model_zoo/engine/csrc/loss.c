@@ -13,6 +13,7 @@ struct head {
     float *losses, *second; /* of each row; the second is its gradient, or whether its target is ranked first */
     float *weight_gradient;
     int64_t rows, width, vocabulary, together;
+    float cap; /* logits become cap·tanh(logit/cap), unless it is 0 */
     int ranks, how; /* the products are computed */
     /* of a piece */
     float *logits, *some_hidden, *some_gradient;
@@ -36,6 +37,8 @@ static void lose(void *arguments, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         float *logits = of->logits + row * width;
         int64_t target = of->some_targets[row];
+        int capped = of->cap > 0.0f;
+        if (capped) bend(logits, width, 1.0f / of->cap, of->cap);
         float highest = highest_of(logits, width), its_own = target < width ? logits[target] : NAN;
         if (of->ranks) {
             int64_t ahead = 0;
@@ -46,20 +49,25 @@ static void lose(void *arguments, int64_t first, int64_t last) {
         for (int64_t i = 0; i < whole; i += LANES) {
             floats value = exponential(load(logits + i) - highest);
             sums += value;
-            store(logits + i, value);
+            if (!capped) store(logits + i, value);
         }
         float sum = sum_of(sums);
         if (whole < width) {
             floats value = exponential(load_some(logits + whole, width - whole) - highest);
-            store_some(logits + whole, value, width - whole);
-            for (int64_t i = whole; i < width; i++) sum += logits[i];
+            for (int64_t i = whole; i < width; i++) sum += value[i - whole];
+            if (!capped) store_some(logits + whole, value, width - whole);
         }
         of->losses[of->numbers[row]] = logf(sum) + highest - its_own;
         if (of->ranks) continue;
-        float share = 1.0f / sum;
+        float share = 1.0f / sum, slope = 1.0f - its_own * its_own / (of->cap * of->cap);
+        for (int64_t i = 0; capped && i < width; i += LANES) { /* the gradient goes through the cap */
+            int64_t some = width - i < LANES ? width - i : LANES;
+            floats x = load_some(logits + i, some), bent = x * (1.0f / of->cap);
+            store_some(logits + i, exponential(x - highest) * (1.0f - bent * bent), some);
+        }
         for (int64_t i = 0; i < whole; i += LANES) store(logits + i, load(logits + i) * share);
         for (int64_t i = whole; i < width; i++) logits[i] *= share;
-        if (target < width) logits[target] -= 1.0f;
+        if (target < width) logits[target] -= capped ? slope : 1.0f;
     }
 }
 
@@ -99,32 +107,32 @@ static int over_pieces(struct head *of, float *workspace) {
 }
 
 static struct head head_of(void **params, int64_t **shapes, const char **dtypes, int64_t *workspace) {
-    return (struct head){.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .losses = params[3],
-                         .second = params[4], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
+    return (struct head){.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = *(float *)params[3],
+                         .losses = params[4], .second = params[5], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
                          .together = workspace[0]};
 }
 
 static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
-    struct head of = head_of(params, shapes, dtypes, shapes[5]);
-    of.how = how;
-    return over_pieces(&of, params[5]);
-}
-
-static int trained_cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
     struct head of = head_of(params, shapes, dtypes, shapes[6]);
-    of.weight_gradient = params[5];
     of.how = how;
     return over_pieces(&of, params[6]);
 }
 
-static int ranked(void **params, int64_t **shapes, const char **dtypes, int how) {
-    struct head of = head_of(params, shapes, dtypes, shapes[5]);
-    of.ranks = 1;
+static int trained_cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
+    struct head of = head_of(params, shapes, dtypes, shapes[7]);
+    of.weight_gradient = params[6];
     of.how = how;
-    return over_pieces(&of, params[5]);
+    return over_pieces(&of, params[7]);
 }
 
-/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count → losses (N), hidden's gradient (N, H), and
+static int ranked(void **params, int64_t **shapes, const char **dtypes, int how) {
+    struct head of = head_of(params, shapes, dtypes, shapes[6]);
+    of.ranks = 1;
+    of.how = how;
+    return over_pieces(&of, params[6]);
+}
+
+/* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap (1), 0 for none → losses (N), hidden's gradient (N, H), and
  * room for a piece of so many rows (rows, V + 2·H + 2) */
 PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, 0); }
 PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, IN_BF16); }

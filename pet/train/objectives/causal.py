@@ -99,7 +99,7 @@ class CausalLM(Objective):
         head = plain_head(model)
         if head is None or type(self).loss is not CausalLM.loss or self.label_smoothing > 0:
             return None
-        summed = cross_entropy(IGNORED, head.weight.requires_grad, precision_suffix(head.product))
+        summed = cross_entropy(IGNORED, head.weight.requires_grad, *head_numbers(model, head))
         if summed is None:
             return None
 
@@ -112,7 +112,7 @@ class CausalLM(Objective):
         head = plain_head(model)
         if head is None or type(self).measure is not CausalLM.measure:
             return None
-        measured = ranked_cross_entropy(precision_suffix(head.product))
+        measured = ranked_cross_entropy(*head_numbers(model, head))
         if measured is None:
             return None
 
@@ -157,11 +157,16 @@ class RDrop(CausalLM):
         return self.cross_entropy(log_probabilities, labels) + weight / 2.0 * (divergence * learnt).sum()
 
 
+def head_numbers(model, head) -> tuple[str, float]:
+    """The precision of the product and the cap of the logits, as `model_zoo.engine.cross_entropy` takes them."""
+    return precision_suffix(head.product), model.config.logit_cap
+
+
 def plain_head(model):
-    """The head's cell, if logits are nothing but its float32 product, so that loss and head can be computed in one;
-    else None."""
+    """The head's cell, if it is nothing but a float32 product, so that loss and head can be computed in one; else
+    None."""
     family = getattr(model, "family", None)
-    if family is None or model.config.logit_cap > 0:
+    if family is None:
         return None
     cell = model
     for part in family.head.split("."):

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from mindspore import ops
 
-from model_zoo.engine import precision_suffix, token_cross_entropy
+from model_zoo.engine import token_cross_entropy
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.recipe.classes import OPTIONS
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import Objective, through
-from pet.train.objectives.causal import CausalLM, plain_head, shift_labels
+from pet.train.objectives.causal import CausalLM, head_numbers, plain_head, shift_labels
 
 log = logging.getLogger("pet")
 
@@ -269,7 +269,7 @@ def picked_of_hidden(model, measured: bool = False) -> Callable | None:
     head = plain_head(model)
     if head is None or (head.weight.requires_grad and not measured):
         return None
-    losses = token_cross_entropy(measured, precision_suffix(head.product))
+    losses = token_cross_entropy(measured, *head_numbers(model, head))
     if losses is None:
         return None
 
