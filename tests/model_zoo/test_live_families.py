@@ -324,3 +324,41 @@ def test_lora_on_experts_merges_into_what_transformers_opens(tmp_path, prompts):
     assert np.abs(again(ids).asnumpy() - expected).max() > 0.01
     pet.load_adapter(again, tmp_path / "adapter")
     assert np.abs(again(ids).asnumpy() - expected).max() < 1e-5
+
+
+SCALED = {
+    "lora": lambda: peft.LoraConfig(r=2, lora_alpha=6, target_modules=["embed_tokens"]),
+    "dora": lambda: peft.LoraConfig(r=2, lora_alpha=6, target_modules=["embed_tokens"], use_dora=True),
+    "rows": lambda: peft.TrainableTokensConfig(token_indices=[5, 17, 30], target_modules=["embed_tokens"]),
+    "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+}
+
+
+@pytest.mark.parametrize("method", SCALED)
+def test_adapters_of_an_embedding_that_is_scaled(method, fixtures, tmp_path):
+    """Gemma multiplies rows by √hidden: what is trained in the table too, a prompt in front of it not. The rows are no
+    longer than the window, which PEFT lets a prompt leave."""
+    peer = transformers.AutoModelForCausalLM.from_pretrained(fixtures / "gemma3", attn_implementation="eager").eval()
+    theirs = peft.get_peft_model(peer, SCALED[method]())
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    theirs.save_pretrained(tmp_path)
+    mine = AutoModel.from_pretrained(fixtures / "gemma3")
+    ids = np.array([[5, 17, 8], [30, 5, 40]])
+    plain = mine(ids).asnumpy()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()[:, -3:]
+    pet.load_adapter(mine, tmp_path)
+    assert np.abs(expected - plain).max() > 0.01
+    assert np.abs(mine(ids).asnumpy() - expected).max() < LIMIT
+
+
+def test_a_prompt_begins_with_scaled_rows(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "gemma3")
+    rows = model.model.embed_tokens(Tensor([[7, 9]], ms.int32)).asnumpy()[0]
+    pet.apply(model, pet.PromptConfig(length=2, init_ids=[7, 9]))
+    (prompt,) = [p for p in model.get_parameters() if p.requires_grad]
+    assert np.array_equal(prompt.asnumpy(), rows)
