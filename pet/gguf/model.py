@@ -85,7 +85,8 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
 def _add_sizes(writer, config: Config, rope: dict[str, Any]) -> None:
     dims = config.dims
     writer.add_block_count(dims.layers)
-    writer.add_context_length(dims.context)
+    # llama.cpp's attention in these architectures is full, which a window's is up to its length
+    writer.add_context_length(min([dims.context, *filter(None, config.windows)]))
     writer.add_embedding_length(dims.hidden)
     writer.add_feed_forward_length(dims.ffn)
     writer.add_head_count(dims.heads)

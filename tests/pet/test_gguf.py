@@ -211,6 +211,21 @@ def test_the_file_carries_the_chat_template_and_the_ends(tmp_path):
     assert fields["general.name"].contents() == "tiny"
 
 
+def test_the_context_ends_where_a_window_begins_to_matter(tmp_path):
+    """llama.cpp's attention is full in this architecture."""
+    from pet.gguf.model import write_model
+
+    base = tmp_path / "base"
+    shutil.copytree(bundled_models()["llama_tiny"], base)
+    config = json.loads((base / "config.json").read_text())
+    values = {"model_type": "mistral", "sliding_window": 48, "architectures": ["MistralForCausalLM"]}
+    (base / "config.json").write_text(json.dumps({**config, **values}))
+    write_model(base, tmp_path / "base.gguf")
+    fields = gguf.GGUFReader(tmp_path / "base.gguf").fields
+    assert config["max_position_embeddings"] > 48
+    assert fields["llama.context_length"].contents() == 48
+
+
 def saved(model, directory, config):
     from adapters.saving import save_adapter
     from pet import apply
