@@ -79,39 +79,22 @@ def test_wrong_options(here, arguments, message, capsys):
     assert not (here / "doctor.json").exists()
 
 
-def crash(section, small):
-    section.add("before", True)
-    os._exit(3)
-
-
-def hang(section, small):
-    section.add("before", True)
-    while True:
-        sys.stdin.read()
-
-
-def fail(section, small):
-    section.add("before", True)
-    raise ValueError("\n\nsome reason\nand more")
-
-
 @pytest.mark.parametrize(
-    ("function", "told"), [(crash, "exit code 3"), (hang, "not done after"), (fail, "ValueError: some reason")]
+    ("code", "told"),
+    [
+        ("os._exit(3)", "exit code 3"),
+        ("threading.Event().wait()", "not done after"),
+        ("raise ValueError('\\n\\nsome reason\\nand more')", "ValueError: some reason"),
+    ],
 )
-def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, function, told, capsys):
-    """Each in a process of its own, which imports this file by its path."""
+def test_a_section_that_fails_costs_no_other_rows(here, monkeypatch, code, told, capsys):
     worker = (
-        "import importlib.util, sys; from pathlib import Path\n"
-        f"spec = importlib.util.spec_from_file_location('failing', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
-        "from pet.diagnosis.report import Section\n"
+        "import os, sys, threading; from pathlib import Path; from pet.diagnosis.report import Section\n"
         "section = Section(sys.argv[3], Path(sys.argv[1], f'{sys.argv[3]}.json'))\n"
-        f"with section.checking(sys.argv[3]): module.{function.__name__}(section, True)\n"
+        f"with section.checking(sys.argv[3]):\n    section.add('before', True)\n    {code}\n"
     )
-    monkeypatch.setitem(
-        full.COMMANDS, "none", lambda old, *rest: [([sys.executable, "-c", worker, *old[3:]], {"X": "1"})]
-    )
-    monkeypatch.setitem(SECTIONS, "cells", Part("cells:look", limit=15.0 if function is hang else 60.0))
+    monkeypatch.setitem(full.COMMANDS, "none", lambda old, *_: [([sys.executable, "-c", worker, *old[3:]], {})])
+    monkeypatch.setitem(SECTIONS, "cells", Part("cells:look", limit=6.0 if "wait" in code else 60.0))
     assert run("CPU", 2, ["machine", "cells"], here / "doctor.json") == 1
     found = rows_of(here / "doctor.json")
     assert [row["verdict"] for row in found["cells"]] == [OK, BAD]
