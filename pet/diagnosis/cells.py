@@ -12,7 +12,7 @@ from mindspore import ParameterTuple, Tensor, nn
 from model_zoo.activations import GeluTanh, QuickGelu, SwiGLU
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, LayerNorm, Linear, RMSNorm, name_parameters
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
-from pet.diagnosis.report import NOTE, Section
+from pet.diagnosis.report import BAD, NOTE, Section
 
 LIMITS = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest differences by the largest value: a few units in the last place of each type."""
@@ -107,7 +107,7 @@ def look(section: Section, small: bool) -> None:
         dtype = getattr(ms, kind)
         for name, subject in subjects(dtype).items():
             # MindSpore has few kernels for bfloat16 on a CPU; there it is a precision of products alone
-            lacking = NOTE if kind == "bfloat16" and small else "bad"
+            lacking = NOTE if kind == "bfloat16" and small else BAD
             with section.checking(f"{name} {kind}", lacking):
                 forward, gradient = differences(subject, dtype)
                 section.difference(f"{name} {kind} forward", forward, limit)

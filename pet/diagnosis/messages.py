@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from pet.diagnosis.report import NOTE, Section
+from pet.diagnosis.report import BAD, NOTE, Section
 from pet.parallel import collectives
 from pet.parallel.join import join
 from pet.parallel.mesh import Mesh
@@ -39,10 +39,11 @@ def measure(section: Section, small: bool) -> None:
     for group in groups():
         for name, dtype in DTYPES.items():
             for operation, call in operations(group).items():
-                with section.checking(f"{operation} {name} {group.label}"):
+                # MindSpore has few kernels for bfloat16 on a CPU, and before 2.9 fewer
+                with section.checking(f"{operation} {name} {group.label}", NOTE if small and "bf" in name else BAD):
                     _measure(section, f"{operation} {name} {group.label}", call, dtype, group, LARGE[small])
     with section.checking("all_reduce in a graph"):
-        _in_graph(section)
+        _in_graph(section, small)
 
 
 def groups() -> Iterator[collectives.Group]:
@@ -100,7 +101,7 @@ def _measure(section: Section, check: str, call: Callable, dtype, group: collect
     section.add(check, right, text, latency=seconds[SMALL], bytes_per_second=rate * 1e9, bytes=large)
 
 
-def _in_graph(section: Section) -> None:
+def _in_graph(section: Section, small: bool) -> None:
     """The only collective that compiled steps hold."""
     group = collectives.world()
 
@@ -115,7 +116,7 @@ def _in_graph(section: Section) -> None:
 
     expected, cell = 2.0 * sum(rank + 1 for rank in group.ranks), Sum()
     for name in ("float32", "float16", "bfloat16"):
-        with section.checking(f"all_reduce in a graph {name}"):
+        with section.checking(f"all_reduce in a graph {name}", NOTE if small and "bf" in name else BAD):
             x = Tensor(np.full((4, 8), group.place + 1, np.float32)).astype(DTYPES[name])
             result = cell(x).astype(ms.float32).asnumpy()
             section.add(f"all_reduce in a graph {name}", bool((result == expected).all()), f"{expected:g} expected")

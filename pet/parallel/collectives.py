@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -236,8 +237,9 @@ def all_gather_object(value, group: Group) -> list:
         return [value]
     values = [None] * group.size
     with waiting():
-        distributed.all_gather_object(values, value, group=group.name)
-    return values
+        # as bytes: before 2.9 MindSpore unpickles no classes but Python's own
+        distributed.all_gather_object(values, pickle.dumps(value), group=group.name)
+    return [pickle.loads(found) for found in values]
 
 
 def broadcast(x: Tensor, place: int, group: Group) -> Tensor:
