@@ -24,7 +24,7 @@ with collectives.counting() as traffic:
     assert collectives.all_reduce(half, everybody).astype(ms.float32).asnumpy().tolist() == [[3.0] * 3] * 2
     assert collectives.all_reduce(Tensor(np.arange(3)), everybody).asnumpy().tolist() == [0, 2, 4]
     assert collectives.sum_numbers([1e10 + job.rank + 0.25, np.inf], everybody) == [2e10 + 1.5, np.inf]
-    notes = [{"rank": rank, "type": np.dtype("int8"), "group": collectives.Group("", "", (0,), rank)} for rank in (0, 1)]
+    notes = [(np.dtype("int8"), collectives.Group("", "", (0,), rank)) for rank in (0, 1)]
     assert collectives.all_gather_object(notes[job.rank], everybody) == notes  # also what is no type of Python's own
     x = Tensor(np.full(4, job.rank, np.float32))
     assert collectives.broadcast(x, 1, everybody).asnumpy().tolist() == [1.0] * 4
