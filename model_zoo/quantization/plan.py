@@ -7,7 +7,6 @@ import json
 
 from model_zoo.configs import Config
 from model_zoo.errors import InputError, nearest, shown
-from model_zoo.quantization.files import projections
 from model_zoo.quantization.storage import BLOCKS, KINDS, Storage
 
 
@@ -69,6 +68,8 @@ class Quantization:
         Raises:
             InputError: it is packed in another form than is asked for.
         """
+        from model_zoo.quantization.files import projections  # needs NumPy, which recipes do without
+
         if not checkpoint.packed:
             return asked
         storage, *others = {one.storage: None for one in checkpoint.packed.values()}

@@ -105,6 +105,7 @@ CASES = [
     for heads in (4, 2, 1)
 ]
 CASES += [
+    pytest.param(lambda *a: AttentionCore(*a, window=2, scale=0.3), (4, 2), "packed", None, id="window"),
     pytest.param(lambda *a: Prefixed(*a), (4, 2), "packed", None, id="extra keys"),
     pytest.param(lambda *a: Prefixed(*a, seen=[[1, 0, 1], [0, 0, 1]]), (4, 2), "causal", None, id="some extra keys"),
     pytest.param(AttentionCore, (4, 4), "packed", [[1, 1, 0, 1, 1, 1], [-1, 1, 1, 1, 1, 0]], id="keep"),
@@ -137,7 +138,7 @@ def test_what_the_operator_does_not_take_goes_by_the_plain_path(calls):
     start, end = (Tensor(each) for each in intervals("causal"))
     cell = AttentionCore(2, 2, D)
 
-    def run(dtype):
+    def run(dtype, cell=cell):
         cell(*(Tensor(random.normal(size=(B, 2, S, D)).astype(dtype)) for _ in range(3)), start, end, None)
 
     run(np.float32)  # no 16 bits
@@ -145,6 +146,8 @@ def test_what_the_operator_does_not_take_goes_by_the_plain_path(calls):
     cell.drop = lambda weights: weights
     cell.set_train(True)
     run(np.float16)  # dropout of the weights, whose mask is ours
+    assert not calls
+    run(np.float16, AttentionCore(2, 2, D, cap=5.0))  # scores that are capped before the softmax
     assert not calls
     cell.drop = None
     run(np.float16)
