@@ -11,6 +11,7 @@ from typing import Any
 
 from model_zoo import auto, tokenizers
 from model_zoo.quantization import Quantization
+from pet.hub import bare, hub_name
 from pet.names import bundled_models, find_model, find_tokenizer, preset_names
 
 
@@ -49,8 +50,8 @@ class AutoModel(auto.AutoModel):
         if isinstance(quantization, dict):
             quantization = Quantization(**quantization)
         model = auto.AutoModel.from_pretrained(find_model(name_or_directory), dtype, quantization)
-        if str(name_or_directory) in bundled_models():
-            model.base_name = str(name_or_directory)  # an adapter says it, so that it is found on other machines
+        if str(name_or_directory) in bundled_models() or hub_name(str(name_or_directory)):
+            model.base_name = bare(str(name_or_directory))  # an adapter says it, so that it is found on other machines
         return model
 
 

@@ -11,7 +11,8 @@ from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
-from pet.names import bundled_models
+from pet.hub import bare, hub_name
+from pet.names import find_tokenizer
 from pet.recipe.fields import is_template_file
 from pet.recipe.schema import Recipe
 from pet.serving import ENGINES, RANKS, check_served
@@ -42,7 +43,7 @@ def accompany(
 def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
     """The tokenizer of a run, with the run's own chat template where it has one."""
     given = recipe.model.tokenizer if recipe is not None else None
-    tokenizer = AutoTokenizer.from_pretrained(bundled_models().get(given, given) if given else base)
+    tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(given) if given else base)
     template = recipe.data.template if recipe is not None else None
     if is_template_file(template):
         if not Path(template).is_file():
@@ -80,7 +81,7 @@ def card(
 ) -> list[str]:
     """The lines of README.md."""
     adapter = (stage / CONFIG).is_file()
-    known = Path(called).name
+    known = bare(called) if hub_name(called) else Path(called).name
     kind = "adapter for" if adapter else "model tuned from"
     method = recipe.adapter.method if recipe is not None else read_json(result / CONFIG)["peft_type"].lower()
     lines = [

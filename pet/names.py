@@ -13,6 +13,7 @@ from typing import Any
 
 from model_zoo.atomic import check_name, special_kind
 from model_zoo.errors import InputError, nearest
+from pet.hub import fetch, hub_name
 
 # Directories below the bundled one that hold no recipes.
 _NO_RECIPES = {"bases", "data", "corpus"}
@@ -94,7 +95,8 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     """The checkpoint directory of a model given by path or bundled name.
 
     Args:
-        name: a bundled name (``glm_tiny``), or the path of a directory or of the config.json in it.
+        name: a bundled name (``glm_tiny``), the path of a directory or of the config.json in it, or a name on a hub
+            (:mod:`pet.hub`), which is downloaded where it is not here yet.
         directory: what a relative path is relative to.
 
     Raises:
@@ -121,6 +123,8 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
             f"model {text!r}: is a known size, but its weights are not bundled: download the checkpoint and give its "
             "directory, or start from random weights (model.from_scratch: true, AutoModel.from_config)"
         )
+    if (hub := hub_name(text, directory)) is not None:
+        return fetch(hub)[0]
     around = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     candidates = around if os.sep in text and around else [*bundled, *presets, *around]
     raise InputError(
@@ -144,7 +148,9 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
         return read_json(path, "a model's configuration")
     if text in PRESETS and not path.is_dir():
         return dict(PRESETS[text])
-    return read_json(find_model(name) / "config.json", "a model's configuration")
+    hub = None if path.exists() or text in bundled_models() else hub_name(text)
+    directory = find_model(name) if hub is None else fetch(hub, only_config=True)[0]
+    return read_json(directory / "config.json", "a model's configuration")
 
 
 def find_tokenizer(name: str | os.PathLike) -> Path:
@@ -156,6 +162,8 @@ def find_tokenizer(name: str | os.PathLike) -> Path:
     text = os.fspath(name)
     path = bundled_models().get(text) or Path(text).expanduser()
     check_name(path)
+    if not path.exists() and hub_name(text) is not None:
+        return find_model(text)
     if not path.exists() and text in preset_names():
         raise InputError(
             f"tokenizer {text!r}: is a known size, but its files are not bundled: download the checkpoint and give its "

@@ -16,7 +16,7 @@ PACKAGES = ("model_zoo", "adapters", "pet")
 ROOMS = {
     "model_zoo": ("model_zoo",),
     "adapters": ("adapters",),
-    "names": ("pet/__init__.py", "pet/lazy.py", "pet/installation.py", "pet/files.py", "pet/names.py", "pet/auto.py"),
+    "names": tuple(f"pet/{name}.py" for name in ("__init__", "lazy", "installation", "files", "names", "hub", "auto")),
     "launching": ("pet/interrupts.py", "pet/launching"),
     "recipe": ("pet/recipe", "pet/run_directory.py"),
     "data": ("pet/data",),

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge": ("pet.cli.merge", "write a plain checkpoint with adapters merged in"),
     "quantize": ("pet.cli.quantize", "write a checkpoint in 8 or 4 bits"),
     "export": ("pet.cli.export", "export a run's adapter or merged model for sharing"),
+    "download": ("pet.cli.download", "download a model from Hugging Face or ModelScope"),
     "convert": ("pet.cli.convert", "MindFormers .ckpt files to Hugging Face directories, and back"),
     "transform": ("pet.cli.transform", "convert a sharded checkpoint to another layout, or to a whole one"),
     "info": ("pet.cli.info", "show the contents of a model, adapter or run directory"),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from model_zoo.errors import InputError, nearest, similar
 from pet import names
+from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
@@ -189,7 +190,8 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, che
             report.add(path, f"the environment variable {name!r} is not set{similar(name, os.environ)}")
 
     expanded = variables.expand(text, missing)
-    if kind == "model" and (expanded in names.bundled_models() or expanded in names.preset_names()):
+    known = expanded in names.bundled_models() or expanded in names.preset_names()
+    if kind == "model" and (known or hub_name(expanded, base)):
         found = expanded
     else:
         found = _absolute(expanded, base, path, report)
@@ -218,7 +220,8 @@ def _check_files(recipe: Recipe, report: Report) -> None:
         _check_model(recipe, report)
     if recipe.model.tokenizer and not report.concerns([("model", "tokenizer")]):
         directory = Path(recipe.model.tokenizer)
-        if recipe.model.tokenizer not in names.bundled_models() and not directory.is_dir():
+        named = recipe.model.tokenizer in names.bundled_models() or hub_name(recipe.model.tokenizer)
+        if not named and not directory.is_dir():
             report.add(("model", "tokenizer"), f"{directory}: no such directory{_beside(directory)}")
     for name in ("train", "eval", "test"):
         for index, text in enumerate(getattr(recipe.data, name) or []):
@@ -250,8 +253,14 @@ def _check_files(recipe: Recipe, report: Report) -> None:
 def _check_model(recipe: Recipe, report: Report) -> None:
     at = ("model", "path")
     try:
-        directory = None if recipe.model.from_scratch else names.find_model(recipe.model.path)
+        hub = hub_name(recipe.model.path)
+        directory = None if recipe.model.from_scratch or hub else names.find_model(recipe.model.path)
         config = names.model_config(directory or recipe.model.path)
+        if hub is not None:  # so that the run is of this revision, whatever the hub has later
+            pinned = hub.pinned(fetch(hub, only_config=True)[1])
+            if recipe.model.tokenizer == recipe.model.path:
+                recipe.model.tokenizer = pinned
+            recipe.model.path = pinned
     except InputError as error:
         report.add(at, str(error))
         return

@@ -275,8 +275,9 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
         save_model(model, prepared.tokenizer, directory / "model")
         return "model"
     from adapters.saving import save_adapter
+    from pet.hub import bare
 
-    model.base_name = recipe.model.path  # a bundled name, or an absolute path
+    model.base_name = bare(recipe.model.path)  # a bundled or a hub's name, or an absolute path
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():

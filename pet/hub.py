@@ -1,0 +1,106 @@
+"""Models by their names on a hub: ``Qwen/Qwen3-0.6B``, with ``@revision`` behind it where it is not the newest.
+
+By ``huggingface_hub``, or for names that begin with ``modelscope:`` by ``modelscope``. What is on this machine already
+is used without asking the network. Only safetensors, configuration and tokenizer files are fetched, and no code.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from model_zoo.errors import InputError
+from pet.installation import needed
+
+FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
+    *("tokenizer*", "vocab.json", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "*LICENSE*", "NOTICE*"),
+)
+BELOW = ("*/*",)
+"""Directories in a repository hold other formats."""
+PACKAGES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
+_NAME = re.compile(r"(?:(huggingface|modelscope):)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class HubName(NamedTuple):
+    """A name taken apart.
+
+    Attributes:
+        hub: ``huggingface`` or ``modelscope``.
+        model: ``owner/name``.
+        revision: a branch, a tag or a commit; None for the newest.
+    """
+
+    hub: str
+    model: str
+    revision: str | None
+
+    def pinned(self, revision: str) -> str:
+        """The name with another revision."""
+        return f"{'' if self.hub == 'huggingface' else self.hub + ':'}{self.model}@{revision}"
+
+
+def hub_name(text: str, directory: str | Path = ".") -> HubName | None:
+    """The parts of a hub's name; None for what is, or may be meant as, a path.
+
+    Args:
+        text: ``owner/name``, with what may stand around it.
+        directory: what a relative path is relative to: where `owner` is a directory in it, the text is a path.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None or (match[1] is None and (text[0] in ".~" or Path(directory, text.partition("/")[0]).exists())):
+        return None
+    return HubName(match[1] or "huggingface", match[2], match[3])
+
+
+def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tuple[Path, str]:
+    """The directory of a model's files, and the revision that they are of.
+
+    Args:
+        name: which.
+        only_config: config.json is enough.
+        fresh: ask the hub for the newest, also where some revision is here.
+
+    Raises:
+        InputError: the package is missing; there is no such model, or no network; or it has no safetensors.
+    """
+    from model_zoo.checkpoint.directory import find_weights
+
+    package = needed(PACKAGES[name.hub], name.hub, f"model {name.model!r}: is no directory here; fetching it")
+    options = {"allow_patterns": ["config.json"] if only_config else list(FILES), "ignore_patterns": list(BELOW)}
+
+    def ask(local: bool) -> Path:
+        found = Path(package.snapshot_download(name.model, revision=name.revision, local_files_only=local, **options))
+        if not (found / "config.json").is_file():
+            raise InputError(f"model {name.model!r}: holds no config.json")
+        if not only_config:
+            find_weights(found)
+        return found
+
+    directory = None
+    if not fresh:
+        try:
+            directory = ask(local=True)
+        except Exception:  # of many classes; that it is not here, or not whole, is no fault
+            directory = None
+    if directory is None:
+        try:
+            directory = ask(local=False)
+        except InputError as error:
+            raise InputError(f"model {name.model!r} of {name.hub}: {error}") from None
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InputError(
+                f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {reason[:200]}; "
+                "without a network, give the directory of its files"
+            ) from None
+    return directory, directory.name if _COMMIT.fullmatch(directory.name) else name.revision or "master"
+
+
+def bare(text: str) -> str:
+    """What a model is called by others: a hub's name without hub and revision, anything else as it is."""
+    name = hub_name(text)
+    return name.model if name is not None else text

@@ -1,0 +1,147 @@
+"""Models by names: what is here is used without a network, revisions are pinned, and failures are one line."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from model_zoo.errors import InputError
+from pet.cli.main import main
+from pet.hub import HubName, bare, hub_name
+from pet.names import bundled_models, find_model, find_tokenizer, model_config
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """A hub with one model, `tiny/llama`, and a cache on this machine; stands in for huggingface_hub."""
+
+    def __init__(self, cache: Path, source: Path):
+        self.cache, self.source, self.online, self.asked = cache, source, True, []
+
+    def snapshot_download(self, model, revision, local_files_only, allow_patterns, ignore_patterns):
+        self.asked.append((revision, "cache" if local_files_only else "network"))
+        directory = self.cache / COMMIT
+        if local_files_only and not directory.is_dir():
+            raise FileNotFoundError("not in the cache")
+        if not local_files_only:
+            if not self.online:
+                raise ConnectionError("Name or service not known\nand much more")
+            if model != "tiny/llama" or revision not in (None, "main", COMMIT):
+                raise LookupError(f"404: no {model} at {revision}")
+            directory.mkdir(parents=True, exist_ok=True)
+            for file in self.source.iterdir():
+                if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
+                    shutil.copyfile(file, directory / file.name)
+        return str(directory)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    for file in bundled_models()["llama_tiny"].iterdir():
+        shutil.copyfile(file, tmp_path / "source" / file.name)
+    for name in ("pytorch_model.bin", "modeling_own.py"):
+        (tmp_path / "source" / name).write_text("code")
+    found = Hub(tmp_path / "cache", tmp_path / "source")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", found)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Qwen/Qwen3-0.6B", ("huggingface", "Qwen/Qwen3-0.6B", None)),
+        ("Qwen/Qwen3-0.6B@main", ("huggingface", "Qwen/Qwen3-0.6B", "main")),
+        ("modelscope:Qwen/Qwen3-0.6B@v1.0", ("modelscope", "Qwen/Qwen3-0.6B", "v1.0")),
+        ("./Qwen/Qwen3", None),
+        ("~/Qwen3", None),
+        ("/a/b", None),
+        ("a/b/c", None),
+        ("llama_tiny", None),
+        ("here/llama", None),
+    ],
+)
+def test_what_is_a_name(tmp_path, text, parts):
+    (tmp_path / "here").mkdir()
+    found = hub_name(text, tmp_path)
+    assert found == (HubName(*parts) if parts else None)
+    if found is not None:
+        assert hub_name(found.pinned(COMMIT)) == found._replace(revision=COMMIT)
+
+
+def test_what_is_here_needs_no_network(hub):
+    directory = find_model("tiny/llama")
+    names = {path.name for path in directory.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.model"} <= names
+    assert not names & {"pytorch_model.bin", "modeling_own.py"}
+    hub.online = False
+    assert find_model("tiny/llama") == find_tokenizer("tiny/llama") == find_model(f"tiny/llama@{COMMIT}") == directory
+
+
+def test_a_configuration_alone_is_fetched_alone_and_completed_later(hub):
+    assert model_config("tiny/llama")["model_type"] == "llama"
+    assert [path.name for path in (hub.cache / COMMIT).iterdir()] == ["config.json"]
+    assert (find_model("tiny/llama") / "model.safetensors").is_file(), "what is here is not whole"
+    assert hub.asked[-2:] == [(None, "cache"), (None, "network")]
+
+
+def test_a_recipe_is_pinned_to_the_revision(hub, tmp_path):
+    from pet.auto import AutoModel
+    from pet.recipe.loading import load
+
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    text = "model: {path: tiny/llama}\nadapter: {method: lora}\ndata: {train: rows.jsonl, max_length: 64}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    recipe = load(tmp_path / "job.yaml")
+    assert recipe.model.path == recipe.model.tokenizer == f"tiny/llama@{COMMIT}"
+    assert AutoModel.from_pretrained(recipe.model.path).base_name == bare(recipe.model.path) == "tiny/llama"
+
+
+def test_download_asks_for_the_newest_and_says_where_it_is(hub, capsys):
+    for _ in range(2):
+        assert main(["download", "tiny/llama"]) == 0
+        assert capsys.readouterr().out.splitlines() == [f"tiny/llama@{COMMIT}", str(hub.cache / COMMIT)]
+    assert hub.asked == [(None, "network")] * 2
+    assert main(["download", "llama_tiny"]) == 2
+    assert "is no name on a hub; expected owner/name" in capsys.readouterr().err
+
+
+def test_without_a_network_it_is_one_line(hub, capsys):
+    hub.online = False
+    for command in (["download", "tiny/llama"], ["info", "tiny/llama"]):
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "model 'tiny/llama': no such directory here, and not to be had from huggingface: Name or" in line
+
+
+def test_only_safetensors(hub):
+    (hub.source / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model 'tiny/llama' of huggingface: .* holds no weights"):
+        find_model("tiny/llama")
+
+
+def test_modelscope_by_its_package(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "modelscope", types.SimpleNamespace(snapshot_download=hub.snapshot_download))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert find_model("modelscope:tiny/llama@main").is_dir()
+    with pytest.raises(InputError, match=r"needs the package huggingface_hub: pip install '.*\[huggingface\]'"):
+        find_model("tiny/other")
+
+
+def test_huggingfaces_own_cache(hub, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    constants = pytest.importorskip("huggingface_hub.constants")
+    cache = tmp_path / "hf" / "models--tiny--llama"
+    shutil.copytree(hub.source, cache / "snapshots" / COMMIT)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert find_model("tiny/llama") == find_model(f"tiny/llama@{COMMIT}") == cache / "snapshots" / COMMIT
