@@ -152,7 +152,7 @@ def count(
         if problem:
             cases.append(Case(name, *problem))
             continue
-        same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}))
+        same = name_of(recipe.model_dump(mode="json", exclude={"name", "description"}, exclude_defaults=True))
         jobs.setdefault(same, {"file": str(path), "settings": given})
         groups.setdefault(same, []).append(name)
     for same, problem in problems(__name__, jobs, work, seconds).items():
