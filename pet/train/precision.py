@@ -165,6 +165,6 @@ def set_recompute(model: nn.Cell, every: int = 1) -> None:
     family = getattr(model, "family", None)
     if family is None:
         raise InputError(f"train.recompute: {type(model).__name__} does not say which cells are its layers")
-    for layer in model.layer_list[::every]:
+    for layer in list(model.layer_list)[::every]:  # a slice of a CellList renames what is in it
         layer.recompute()
         layer.recomputes = True  # for `model_zoo.engine`

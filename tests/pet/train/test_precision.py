@@ -17,6 +17,15 @@ from pet.train.precision import NarrowProduct, set_precision
 from pet.train.trainer import Trainer
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_recomputation_renames_no_parameter(fixtures, every):
+    """A slice of a CellList is a new CellList, which would name the layers' parameters after itself."""
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    before = [parameter.name for parameter in model.get_parameters()]
+    precision.set_recompute(model, every)
+    assert [parameter.name for parameter in model.get_parameters()] == before
+
+
 def losses(fixtures, **settings):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     load_adapter(model, fixtures / "llama_mha" / "lora_train_init")
