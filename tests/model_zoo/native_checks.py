@@ -298,6 +298,35 @@ def packed_weights(kernels):
                 kernels.digest.update(found[0].tobytes())
 
 
+def together(kernels):
+    """Products of few rows at once: each is what it is alone."""
+    nf4, int8 = Storage("nf4"), Storage("int8")
+    for rows in (1, 3, 12):
+        a, other = numbers(rows, 128), numbers(rows, 70, seed=1)
+        packed = [
+            codec.quantize(form, (out, 128), lambda _, out=out: numbers(out, 128, seed=2))
+            for form, out in ((nf4, 260), (int8, 33), (nf4, 5))
+        ]
+        plain = numbers(70, 90, seed=3)
+        rights = [matrix_of(packed[0], nf4, (260, 128)), matrix_of(packed[1], int8, (33, 128))]
+        rights += [Matrix(plain.ctypes.data, 90), matrix_of(packed[2], nf4, (5, 128))]
+        sizes, lefts = ((260, 128, 1), (33, 128, 1), (90, 70, 0), (5, 128, 1)), (a, a, other, a)
+        alone, all_of = [], (Product * len(sizes))()
+        for place, ((columns, depth, turned), left, right) in enumerate(zip(sizes, lefts, rights, strict=True)):
+            found, at_once = np.empty((rows, columns), np.float32), kernels.room((rows, columns), UNTOUCHED)
+            for product, c in ((Product(), found), (all_of[place], at_once[0])):
+                product.c, product.columns, product.count = c.ctypes.data, columns, 1
+                product.terms[0] = Term(left.ctypes.data, right, depth, turned)
+                if c is found:
+                    assert kernels.library.products(ctypes.byref(product), 1, ctypes.c_int64(rows)) == 0
+            alone.append((found, *at_once))
+        assert kernels.library.products(all_of, len(sizes), ctypes.c_int64(rows)) == 0
+        for found, c, whole in alone:
+            edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
+            assert np.array_equal(found, c) and (not kernels.guarded or (edges == UNTOUCHED).all())
+            kernels.digest.update(c.tobytes())
+
+
 def sums(kernels):
     """Products that run at once, each a sum of some, as `gemm.h` has them: in float32, and in bfloat16."""
     kinds = (0, 1) if kernels.library.pet_bf16() else (0,)
@@ -832,6 +861,7 @@ CHECKS = (
     rounded,
     storage,
     packed_weights,
+    together,
     sums,
     low_rank,
     dora,

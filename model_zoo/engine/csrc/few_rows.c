@@ -10,10 +10,12 @@
 
 enum {
     SOME = 4,      /* rows, or columns, of the result that are in registers together */
-    COLUMNS = 32,  /* columns of a piece of work */
-    BROAD = 16,    /* vectors of a piece of work where the factor's rows run across: enough to be read as a stream */
+    COLUMNS = 32,  /* the least columns of a piece of work */
+    BROAD = 16,    /* the least vectors of it where the factor's rows run across: enough to be read as a stream */
+    PIECES = 2,    /* for each thread */
     DEEP = 4,      /* rows of that factor that are added together */
-    DISTANCE = 4096, /* bytes */
+    FAR = 16384,   /* bytes ahead that are fetched into the second cache, whose own fetching ends with a page */
+    NEAR = 2048,   /* and into the first one */
     FACTORS = 2048, /* of blocks of the rows that are read together */
 };
 
@@ -22,6 +24,7 @@ struct few {
     struct matrix b;
     float *c, *apart; /* a, where b is read in pairs of codes */
     int64_t rows, columns, depth;
+    int turned;
 };
 
 /* A row of the right factor, as it is stored. */
@@ -58,6 +61,12 @@ INLINE floats load_line(int storage, struct matrix of, struct line line, int64_t
     if (storage == FLOAT16) return load_float16((const uint16_t *)line.from + k);
     if (storage == INT8) return from_int8((const int8_t *)line.from + k); /* times the row's factor in the end */
     return load_stored(CODES, of, row, k);
+}
+
+/* Fetches what lies FAR ahead of what is read. */
+INLINE void fetch(const char *from) {
+    __builtin_prefetch(from, 0, 2);
+    __builtin_prefetch(from - FAR + NEAR);
 }
 
 /* Adds to sums what `tall` rows of a and `wide` of b have in a block from k on: the codes' own numbers first, and once times
@@ -101,18 +110,16 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
     for (int64_t k = 0; storage == ALIGNED && k < whole; k += b.block) {
-#pragma GCC unroll 8
-        for (int j = 0; j < wide; j++)
-            for (int64_t i = 0; i < b.block; i += 128) __builtin_prefetch(ahead + eighths(storage) * (j * depth + k + i) / 8);
+        for (int64_t i = 0; i < wide * b.block; i += 128) fetch(ahead + (wide * k + i) / 2);
         add_block(tall, wide, a, depth, b, rights, k, sums);
     }
     for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) {
-            right[j] = load_line(storage, b, rights[j], first + j, k);
-            __builtin_prefetch(ahead + eighths(storage) * (j * depth + k) / 8);
-        }
+        for (int j = 0; j < wide; j++) right[j] = load_line(storage, b, rights[j], first + j, k);
+#pragma GCC unroll 8
+        for (int i = 0; i < wide * LANES * eighths(storage); i += 512)
+            fetch(ahead + (eighths(storage) * wide * k + i) / 8);
 #pragma GCC unroll 8
         for (int i = 0; i < tall; i++) {
             floats left = load(a + i * depth + k);
@@ -166,7 +173,7 @@ INLINE struct matrix with_factors(int storage, struct matrix of, int64_t row, in
 INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, float *c, int64_t c_row, int64_t rows,
                   int64_t columns, int64_t depth) {
     int64_t ahead = SOME; /* rows, but of short ones as many as take so long that they are there in time */
-    while (ahead < columns && ahead * depth * eighths(storage) < 8 * DISTANCE) ahead += SOME;
+    while (ahead < columns && ahead * depth * eighths(storage) < 8 * FAR) ahead += SOME;
     for (int64_t column = 0; column < columns;) {
         int64_t wide = column + SOME <= columns ? SOME : 1;
         int64_t from = first + column, next = column + wide + ahead <= columns ? from + ahead : from;
@@ -196,8 +203,7 @@ void lines_by_lines(const float *a, const float *b, float *c, int64_t c_row, int
     lines(FLOAT32, a, float_matrix(b, depth), 0, c, c_row, rows, columns, depth);
 }
 
-static void by_rows(void *arguments, int64_t first, int64_t last) {
-    struct few *of = arguments;
+static void by_rows(const struct few *of, int64_t first, int64_t last) {
     if (of->apart)
         lines(ALIGNED, of->apart, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth);
     else
@@ -250,26 +256,58 @@ INLINE void columns_of(enum storage storage, struct few of, int64_t first, int64
         }
 }
 
-static void by_columns(void *arguments, int64_t first, int64_t last) {
-    struct few *of = arguments;
+static void by_columns(const struct few *of, int64_t first, int64_t last) {
     BY_STORAGE(of->b.storage, columns_of, *of, first, last)
 }
 
-/* Pieces of about this many columns, a multiple of it; fewer pieces for factors that are read in no time. */
+/* Columns of a piece of work, a multiple of `least`: long stretches of the factor, for some pieces for each thread, and
+ * fewer pieces where one is not worth a thread's waking. */
 static int64_t piece(int64_t columns, int64_t depth, int64_t least) {
-    int64_t small = 8192 / (depth + 1) + 1; /* columns below which a thread is not worth its waking */
-    return small > least ? (small + least - 1) / least * least : least;
+    int64_t small = 8192 / (depth + 1) + 1, share = columns / (PIECES * pet_threads());
+    int64_t most = small > share ? small : share;
+    return most > least ? (most + least - 1) / least * least : least;
 }
 
-void few_rows_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth) {
-    struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
-    /* without memory they are read one by one, which takes longer */
-    if (aligned(b) && (b.factors || SOME * depth / b.block <= FACTORS)) of.apart = pet_scratch(5, rows * depth * 4);
-    if (of.apart) pet_parallel(take_apart, &of, rows * depth / (2 * LANES), 512);
-    pet_parallel(by_rows, &of, columns, piece(columns, depth, COLUMNS));
+struct several {
+    const struct few *first;
+    int count;
+};
+
+/* Columns of the results, counted from one to the next. */
+static void by_any(void *arguments, int64_t first, int64_t last) {
+    struct several *all = arguments;
+    for (const struct few *of = all->first; of < all->first + all->count; of++) {
+        int64_t from = first > 0 ? first : 0, to = last < of->columns ? last : of->columns;
+        if (from < to) (of->turned ? by_rows : by_columns)(of, from, to);
+        first -= of->columns, last -= of->columns;
+    }
 }
 
-void few_rows_by_columns(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth) {
-    struct few of = {.a = a, .b = b, .c = c, .rows = rows, .columns = columns, .depth = depth};
-    pet_parallel(by_columns, &of, columns, piece(columns, depth, BROAD * LANES));
+void few_rows(const struct few_rows *given, int count, int64_t rows) {
+    struct few of[MOST_TOGETHER];
+    struct several all = {of, count};
+    int64_t columns = 0, grain = 0, room = 0;
+    for (int i = 0; i < count; i++) {
+        const struct few_rows *one = given + i;
+        of[i] = (struct few){.a = one->a, .b = one->b, .c = one->c, .turned = one->turned, .rows = rows,
+                             .columns = one->columns, .depth = one->depth};
+        columns += one->columns;
+        room += rows * one->depth;
+    }
+    for (int i = 0; i < count; i++) {
+        int64_t own = piece(columns, of[i].depth, of[i].turned ? COLUMNS : BROAD * LANES);
+        if (own > grain) grain = own;
+    }
+    float *apart = NULL, *next;
+    for (int i = 0; i < count; i++) {
+        /* without memory they are read one by one, which takes longer */
+        if (!of[i].turned || !aligned(of[i].b) || (!of[i].b.factors && SOME * of[i].depth / of[i].b.block > FACTORS)) continue;
+        if (!apart && !(next = apart = pet_scratch(5, room * 4))) break;
+        for (int j = 0; j < i; j++)
+            if (of[j].a == of[i].a) of[i].apart = of[j].apart;
+        if (of[i].apart) continue;
+        of[i].apart = next, next += rows * of[i].depth;
+        pet_parallel(take_apart, of + i, rows * of[i].depth / (2 * LANES), 512);
+    }
+    pet_parallel(by_any, &all, columns, grain);
 }

@@ -9,11 +9,19 @@
 /* Up to how many rows these are faster than those of gemm.c. */
 enum { FEW_ROWS = 12 };
 
-/* a (rows, depth), b (columns, depth) → a·bᵀ */
-void few_rows_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth);
+enum { MOST_TOGETHER = 8 };
 
-/* a (rows, depth), b (depth, columns) → a·b */
-void few_rows_by_columns(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth);
+/* a (rows, depth), b (columns, depth) → c = a·bᵀ where b is turned, or b (depth, columns) → c = a·b */
+struct few_rows {
+    const float *a;
+    struct matrix b;
+    float *c;
+    int64_t columns, depth;
+    int turned;
+};
+
+/* Some products of as many rows, of which none reads what another one writes. */
+void few_rows(const struct few_rows *of, int count, int64_t rows);
 
 /* a (rows, depth), b (columns, depth) → a·bᵀ, whose rows are `c_row` apart, by the calling thread alone: for few columns,
  * too */

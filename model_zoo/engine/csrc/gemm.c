@@ -158,11 +158,17 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
     return of;
 }
 
-static int few_rows(const struct product *product, int64_t rows) {
-    const struct term *term = product->terms;
-    if (rows > FEW_ROWS || product->add || product->count != 1) return 0;
-    (term->b_turned ? few_rows_by_rows : few_rows_by_columns)(term->a, term->b, product->c, rows, product->columns, term->depth);
-    return 1;
+/* Computes those of the products that have few rows and one term, and notes them as done. */
+static void all_few_rows(const struct product *products, int count, int64_t rows, int *done) {
+    struct few_rows few[MOST_PRODUCTS];
+    int some = 0;
+    for (int i = 0; i < count; i++) {
+        const struct term *term = products[i].terms;
+        if (done[i] || rows > FEW_ROWS || products[i].add || products[i].count != 1) continue;
+        few[some++] = (struct few_rows){term->a, term->b, products[i].c, products[i].columns, term->depth, term->b_turned};
+        done[i] = 1;
+    }
+    if (some) few_rows(few, some, rows);
 }
 
 /* The same products with factors that are read as they are: those in bytes are worth it where many rows follow. */
@@ -192,8 +198,9 @@ int products(const struct product *given, int count, int64_t rows) {
     int64_t k[MOST_PRODUCTS] = {0};
     for (int i = 0; i < count; i++) {
         if (of[i].bf16 && !pet_bf16()) return 1;
-        done[i] = rows == 0 || of[i].columns == 0 || few_rows(of + i, rows);
+        done[i] = rows == 0 || of[i].columns == 0;
     }
+    all_few_rows(of, count, rows, done);
     for (;;) {
         struct sum sums[MOST_PRODUCTS];
         int some = 0;
