@@ -55,9 +55,14 @@ class Unpack(nn.Cell):
         if native and self.kernel is None:
             self.kernel = unpacking("unpack_rows" if self.kind == "int8" else "unpack_codes", self.shape)
 
+    def __call__(self, parts):
+        return self.by_operators(parts)  # outside of graphs, as `model_zoo.engine.cells.Kernel`
+
     def construct(self, parts):
-        if self.fast:
-            return self.kernel(parts[0], *self.settings, *parts[1:])
+        return self.kernel(parts[0], *self.settings, *parts[1:]) if self.fast else self.by_operators(parts)
+
+    def by_operators(self, parts):
+        """Without the kernel."""
         if self.kind == "int8":
             wide = self.tile(parts[1].reshape(-1, 1), (1, self.shape[1]))
             return self.cast(parts[0], ms.float32) * wide * float(codec.INT8_STEP)

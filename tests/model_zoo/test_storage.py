@@ -20,7 +20,7 @@ from model_zoo.checkpoint.safetensors_io import write_stream
 from model_zoo.engine import available, plain_products, run as whole
 from model_zoo.graph import Graph
 
-FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
+FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414", "qwen3")
 TYPES = ("bfloat16", "float16", "float32")
 
 

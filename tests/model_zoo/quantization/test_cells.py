@@ -95,6 +95,20 @@ def test_a_kernel_reads_it_as_it_is(storage, precision, monkeypatch):
             assert np.array_equal(mine, right) if rows == 20 else np.allclose(mine, right, atol=1e-5)
 
 
+@pytest.mark.parametrize("storage", [Storage("nf4"), Storage("int8")], ids=str)
+def test_matrices_of_as_many_weights_are_told_apart_outside_of_graphs(storage):
+    """MindSpore remembers an operator's output by the shapes of its inputs there, and these have the same ones."""
+    before = ms.get_context("mode")
+    try:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        for shape in ((112, 64), (64, 112)):
+            cell = packed(storage, shape)
+            set_kernels(cell, True)
+            assert np.array_equal(cell.matrix().asnumpy(), cell.dequantized())
+    finally:
+        ms.set_context(mode=before)
+
+
 def test_half_precision_is_not_that_of_the_kernel():
     cell = packed(Storage("nf4"), (40, 96))
     x = np.random.default_rng(1).standard_normal((20, 96)).astype(np.float32)
