@@ -170,8 +170,10 @@ class ChatTemplate:
         values = [self._values(messages, options, False)]
         for place in wanted:
             values.append(self._values(messages[:place], options, True))
-            values.append(self._values(messages[: place + 1], options, False))
+            if place + 1 < len(messages):
+                values.append(self._values(messages[: place + 1], options, False))
         text, *others = self.renderer(*values)
+        others = others if len(others) % 2 == 0 else [*others, text]  # up to the last answer it is all of it
         spans: list[tuple[int, int]] = [(0, 0)] * (len(places) - len(wanted))
         for place, before, after in zip(wanted, others[::2], others[1::2], strict=True):
             start, end = len(before), len(after.rstrip())
