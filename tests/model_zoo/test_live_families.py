@@ -9,10 +9,12 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
+from tiny_tokenizers import write_byte_level
 
 import pet
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
+from model_zoo.tokenizers import AutoTokenizer
 from pet.data.packing import collate
 from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
@@ -362,3 +364,49 @@ def test_a_prompt_begins_with_scaled_rows(fixtures):
     pet.apply(model, pet.PromptConfig(length=2, init_ids=[7, 9]))
     (prompt,) = [p for p in model.get_parameters() if p.requires_grad]
     assert np.array_equal(prompt.asnumpy(), rows)
+
+
+BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+R1_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% else %}"
+    "{{ '<｜Assistant｜>' + m.content.split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"
+)
+
+
+def test_ids_of_deepseek_r1s_tokenizer_files(tmp_path):
+    """Qwen's words and NFC, a bos by the post-processor and by add_bos_token, thoughts as text, LLaMA's class name;
+    over a bundled vocabulary."""
+    write_byte_level(
+        tmp_path, ["<|endoftext|>", END, "<｜User｜>", "<｜Assistant｜>", BEGIN], 1, ["<think>", "</think>"]
+    )
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in description["added_tokens"]}
+    first, own = {"SpecialToken": {"id": BEGIN, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    description["normalizer"] = {"type": "NFC"}
+    description["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, own],
+        "pair": [first, own, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {BEGIN: {"id": BEGIN, "ids": [ids[BEGIN]], "tokens": [BEGIN]}},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    flags = {"__type": "AddedToken", "lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+    named = {"bos_token": BEGIN, "eos_token": END, "pad_token": END}
+    settings = {name: {**flags, "content": text} for name, text in named.items()}
+    settings |= {"add_bos_token": True, "add_eos_token": False, "unk_token": None, "legacy": True}
+    settings |= {"tokenizer_class": "LlamaTokenizerFast", "chat_template": R1_TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "qwen2", "bos_token_id": ids[BEGIN], "eos_token_id": ids[END]})
+    )
+    mine, peer = AutoTokenizer.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("  two  spaces\n\n\n", "e\u0301 3.14159 I'LL", "你好，世界！", "a<think>\nhm</think>🚀", "\t\r\n"):
+        found = mine.encode(text)
+        assert found == peer(text)["input_ids"] and found[0] == ids[BEGIN]
+        assert mine.decode(found) == peer.decode(found, skip_special_tokens=True)
+    talk = [("user", "Hi"), ("assistant", "<think>x</think>yo"), ("user", "more")]
+    talk = [{"role": role, "content": content} for role, content in talk]
+    expected = peer.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+    assert mine.prompt(talk) == peer(expected, add_special_tokens=False)["input_ids"]
+    assert mine.eos_token_ids == [ids[END]]
