@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
-from model_zoo.tokenizers.sentencepiece_model import SentencePieceTokenizer, control_pieces
+from model_zoo.tokenizers.sentencepiece_model import SPACE, SentencePieceTokenizer, control_pieces
 from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
 
 class LlamaTokenizer(SentencePieceTokenizer):
     """LLaMA-1 and LLaMA-2, and what uses their format (Mistral and others): ``<s>`` in front, ``</s>`` at the end.
+
+    Gemma's models put no space in front of a text, and have chat tokens among the pieces of texts: a text that spells
+    one is cut there, so that it stays a text.
 
     Args:
         vocab_file: Path of ``tokenizer.model``.
@@ -38,7 +43,8 @@ class LlamaTokenizer(SentencePieceTokenizer):
         processor = parse_sentencepiece(data, vocab_file)
         if processor.piece_to_id("[gMASK]") != processor.unk_id():
             raise InputError(f"{vocab_file}: found the sentencepiece model of ChatGLM-6B, expected one of LLaMA")
-        controls = {**control_pieces(processor), **extra_tokens(settings)}
+        own = control_pieces(processor)
+        controls = {**own, **extra_tokens(settings)}
         ids = {}
         for key, fallback in (("bos_token", processor.bos_id()), ("eos_token", processor.eos_id())):
             ids[key] = controls.get(named_token(settings, key), fallback)
@@ -50,7 +56,10 @@ class LlamaTokenizer(SentencePieceTokenizer):
         add_bos = settings.get("add_bos_token", True) if add_bos_token is None else add_bos_token
         add_eos = settings.get("add_eos_token", False) if add_eos_token is None else add_eos_token
         self.legacy = bool(legacy)
-        self.leading_spaces = 2 if self.legacy else 1
+        self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
+        self.leading_spaces = (2 if self.legacy else 1) if self.adds_space else 0
+        cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in controls if name not in own]
+        self._cuts = re.compile("|".join(cuts)) if cuts and not self.adds_space else None
         self._own = {"legacy": self.legacy, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
         super().__init__(
             processor,
@@ -67,6 +76,10 @@ class LlamaTokenizer(SentencePieceTokenizer):
             chat_template=files.chat_template() if files else "",
             prompt_style=prompt_style,
         )
+
+    def encode_text(self, text: str) -> list[int]:
+        parts = [text] if self._cuts is None else self._cuts.split(text)
+        return [number for part in parts for number in self.processor.encode(part)]
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> LlamaTokenizer:

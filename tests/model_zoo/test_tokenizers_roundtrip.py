@@ -4,6 +4,7 @@ import json
 import unicodedata
 
 import pytest
+import sentencepiece
 from hypothesis import example, given, settings, strategies as st
 
 from model_zoo.errors import InputError
@@ -85,22 +86,57 @@ def llama3_like(directory):
     return directory
 
 
+def gemma_like(directory):
+    """A sentencepiece model without a space in front, whose chat tokens are pieces that texts may spell."""
+    chat = ["<start_of_turn>", "<end_of_turn>"]
+    sentencepiece.SentencePieceTrainer.train(
+        input=__file__,
+        model_prefix=str(directory / "tokenizer"),
+        model_type="bpe",
+        vocab_size=400,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        byte_fallback=True,
+        user_defined_symbols=[*chat, "\n\n"],
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        bos_piece="<bos>",
+        eos_piece="<eos>",
+        minloglevel=2,
+    )
+    added = {str(4 + place): {"content": name, "special": True} for place, name in enumerate(chat)}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "added_tokens_decoder": added}))
+    return directory
+
+
+def test_gemmas_texts_are_cut_as_sentencepiece_cuts_them(tokenizers):
+    tokenizer = tokenizers["gemma"]
+    for text in ("import json", "  two\n\nlines", "e\u0301 \U0001f680", ""):
+        assert tokenizer.encode(text) == [2, *tokenizer.processor.encode(text)]
+    assert [tokenizer.token_to_id(name) for name in ("<start_of_turn>", "<end_of_turn>")] == [4, 5]
+    assert tokenizer.processor.encode("<start_of_turn>") == [4]  # which a text must not become
+
+
 @pytest.fixture(scope="module")
 def tokenizers(fixtures, tmp_path_factory):
-    sentencepiece = fixtures / "tok_llama" / "tokenizer.model"
+    llama = fixtures / "tok_llama" / "tokenizer.model"
     return {
         "gpt2": GPT2Tokenizer.from_pretrained(fixtures / "tok_gpt2"),
         "glm4": GLM4Tokenizer(fixtures / "tok_glm4" / "tokenizer.model"),
         "llama3": FastTokenizer(llama3_like(tmp_path_factory.mktemp("llama3")) / "tokenizer.json"),
-        "llama": LlamaTokenizer(sentencepiece),
-        "llama_legacy": LlamaTokenizer(sentencepiece, legacy=True),
-        "chatglm2": ChatGLM2Tokenizer(sentencepiece),
-        "chatglm3": ChatGLM3Tokenizer(sentencepiece),
+        "llama": LlamaTokenizer(llama),
+        "llama_legacy": LlamaTokenizer(llama, legacy=True),
+        "gemma": LlamaTokenizer.from_pretrained(gemma_like(tmp_path_factory.mktemp("gemma"))),
+        "chatglm2": ChatGLM2Tokenizer(llama),
+        "chatglm3": ChatGLM3Tokenizer(llama),
         "chatglm": ChatGLMTokenizer(fixtures / "tok_chatglm1" / "ice_text.model"),
     }
 
 
-NAMES = ["gpt2", "glm4", "llama3", "llama", "llama_legacy", "chatglm2", "chatglm3", "chatglm"]
+NAMES = ["gpt2", "glm4", "llama3", "llama", "llama_legacy", "gemma", "chatglm2", "chatglm3", "chatglm"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "glm4", "llama3"])
@@ -116,7 +152,7 @@ def test_byte_level_gives_every_text_back(tokenizers, name):
     check()
 
 
-@pytest.mark.parametrize("name", ["llama", "chatglm2", "chatglm3"])
+@pytest.mark.parametrize("name", ["llama", "gemma", "chatglm2", "chatglm3"])
 def test_sentencepiece_changes_nothing_but_its_space_sign(tokenizers, name):
     tokenizer = tokenizers[name]
 
