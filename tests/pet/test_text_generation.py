@@ -93,3 +93,15 @@ def pet_tensor(values):
 def test_wrong_arguments(arguments, message):
     with pytest.raises(pet.InputError, match=message):
         pet.pipeline(**{"model": "glm_tiny", **arguments})
+
+
+def test_an_exported_adapter_brings_its_chat_template(tmp_path):
+    model = pet.AutoModel.from_pretrained("llama_tiny")
+    pet.apply_lora(model, rank=2)
+    pet.save_adapter(model, tmp_path)
+    tokenizer = pet.AutoTokenizer.from_pretrained("llama_tiny")
+    tokenizer.with_chat_template("Q: {{ messages[0].content }} A:", "own").save_pretrained(tmp_path)
+    adapted = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path)
+    assert adapted.prompt("Who?") == tokenizer.encode("Q: Who? A:", add_special_tokens=False)
+    own = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path, tokenizer="llama_tiny")
+    assert own.prompt("Who?") == tokenizer.prompt([{"role": "user", "content": "Who?"}])
