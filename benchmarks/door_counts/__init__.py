@@ -64,8 +64,8 @@ def write_base(name: str, directory: Path, packed: str = "") -> None:
         pack(directory, packed)
 
 
-def pack(directory: Path, method: str, group: int = 32) -> None:
-    """Puts random codes of 4 bits in the place of a checkpoint's matrices."""
+def pack(directory: Path, method: str) -> None:
+    """Puts random codes of 4 bits in the place of a checkpoint's matrices, one group each."""
     import numpy as np
 
     from model_zoo.checkpoint.safetensors_io import read_file, write_file
@@ -77,10 +77,10 @@ def pack(directory: Path, method: str, group: int = 32) -> None:
             continue
         (out, into), path = value.shape, name.removesuffix("weight")
         eights = (into // 8, out) if method == "gptq" else (into, out // 8)
-        for part, shape in (("qweight", eights), ("qzeros", (into // group, out // 8))):
+        for part, shape in (("qweight", eights), ("qzeros", (1, out // 8))):
             arrays[path + part] = draw.integers(-(1 << 31), 1 << 31, shape, dtype=np.int32)
-        arrays[path + "scales"] = np.full((into // group, out), 0.01, np.float16)
+        arrays[path + "scales"] = np.full((1, out), 0.01, np.float16)
     write_file(directory / "model.safetensors", arrays)
     config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group}
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": -1}
     (directory / "config.json").write_text(json.dumps(config))
