@@ -87,12 +87,16 @@ class Description:
         }
 
     def __str__(self) -> str:
-        size = sizes(self.config)
+        config = config_of(self.config)
+        size, windows = config.dims, [window for window in config.windows if window]
         shared = f" sharing {size.kv_heads} key-value heads" if size.kv_heads != size.heads else ""
+        if windows:
+            shared += f", a window of {windows[0]:,} tokens in {len(windows)} of {size.layers} layers"
+        experts = f" × {config.feed_forwards} experts" if config.feed_forwards > 1 else ""
         what = "every weight" if self.adapter is None else f"{self.adapter} on {self.cells} cells"
         rows = [
             ("model", f"{self.name} ({self.config.get('model_type')})"),
-            ("layers", f"{size.layers} × hidden {size.hidden}, ffn {size.ffn}"),
+            ("layers", f"{size.layers} × hidden {size.hidden}, ffn {size.ffn}{experts}"),
             ("attention", f"{size.heads} heads of {size.head_dim}{shared}"),
             ("vocabulary", f"{size.vocab:,} tokens, context {size.context:,}"),
             ("parameters", f"{self.parameters:,}"),

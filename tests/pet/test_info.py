@@ -152,6 +152,18 @@ def test_prints_a_table():
     assert len({line.index(" MB") for line in text.splitlines() if " MB" in line}) == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("gemma3_1b", "a window of 512 tokens in 22 of 26 layers"),
+        ("mistral_7b", "a window of 4,096 tokens in 32 of 32 layers"),
+        ("qwen3_30b_a3b", "ffn 768 × 128 experts"),
+    ],
+)
+def test_windows_and_experts_are_shown(model, words):
+    assert words in str(describe(model, {"method": "lora"}))
+
+
 def test_the_command(capsys):
     assert main(["info", "llama_7b", "--adapter", "lora", "--rank", "16", "--batch", "2"]) == 0
     printed = capsys.readouterr().out
