@@ -37,8 +37,9 @@ CHANGED = (
     "does this); use train_on: last"
 )
 NO_PREFIX = (
-    "what it writes before an answer is not how the finished conversation begins; mark the answers in a template of "
-    "your own with {{% generation %}} (data.template: FILE.jinja)"
+    "what it writes before an answer is not how the finished conversation begins, nor how this answer does (a thought "
+    "that the prompt opens, as <think>, belongs into the data); or mark the answers in a template of your own with "
+    "{{% generation %}} (data.template: FILE.jinja)"
 )
 
 Messages = Sequence[Mapping[str, Any]]
@@ -184,6 +185,8 @@ class ChatTemplate:
                 kept = said in text[start:end] and not messages[place].get("tool_calls")
             else:
                 kept = text.startswith(before)
+            if not kept and place == places[-1] and (opened := self._opened(text, before, messages[place])):
+                return opened, [*spans, (start, len(opened))]
             if not kept:
                 why = CHANGED if place != places[-1] else NO_PREFIX
                 raise InputError(
@@ -192,6 +195,26 @@ class ChatTemplate:
                 )
             spans.append((start, self._end_of(text, start, end)))
         return text, spans
+
+    def _opened(self, text: str, before: str, message: Mapping[str, Any]) -> str | None:
+        """A conversation whose prompt opens the last answer (DeepSeek-R1's: with ``<think>``), and the answer goes on
+        from there as the data has it; None where the data's answer does not open so.
+
+        Args:
+            text: the finished conversation, whose template leaves the opening out.
+            before: the prompt.
+            message: the last one.
+        """
+        pairs = enumerate(zip(text, before, strict=False))
+        common = next((number for number, (one, other) in pairs if one != other), min(len(text), len(before)))
+        # the answer begins behind a control token or a line's end; its first characters may be the opening's by chance
+        behind = [found.end() for found in self.control.finditer(before, 0, common)]
+        begins = max([before.rfind("\n", 0, common) + 1, *behind])
+        opening, said = before[begins:].strip(), self._guarded(message.get("content") or "").strip()
+        if not opening or not said.startswith(opening) or message.get("tool_calls"):
+            return None
+        ends = [found[0] for found in self.control.finditer(text, begins) if found[0] in self.stops]
+        return before + said.removeprefix(opening).lstrip("\n") + "".join(ends[:1])
 
     def _end_of(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: behind the token that ends it, which may open the next turn (GLM-4)."""

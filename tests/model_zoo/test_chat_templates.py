@@ -200,6 +200,20 @@ def test_a_thought_that_only_the_last_answer_has_is_learnt_with_it(made):
     assert learnt(ours, TALK) == "|It is here, at No. 12.<|im_end|>|<think></think> There.<|im_end|>|"
 
 
+def test_a_prompt_that_opens_a_thought_goes_on_as_the_data_does(made):
+    """As DeepSeek-R1's, whose finished conversations have no thoughts."""
+    opens = FORGETS.replace("message.content if loop.last else ", "")
+    ours = AutoTokenizer.from_pretrained(
+        made(opens.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"))
+    )
+    talk = [*TALK[:-1], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nThere."}]
+    assert learnt(ours, talk, train_on="last") == "|hm\n</think>\n\nThere.<|im_end|>"
+    ids, trained = ours.example(talk, train_on="last")
+    assert ids[: trained.index(True)] == ours.prompt(talk[:-1])
+    with pytest.raises(InputError, match=r"a thought that the prompt opens, as <think>, belongs into the data"):
+        ours.example(TALK, train_on="last")
+
+
 def test_a_template_without_a_prefix_is_an_error_that_says_what_to_do(made):
     opens = FORGETS.replace("assistant\n' }}{% endif", "assistant\n<think>' }}{% endif")
     with pytest.raises(InputError, match=r"mark the answers in a template of your own with \{% generation %\}"):
