@@ -13,7 +13,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.engine import speed
 from model_zoo.errors import InputError
 from pet.train import precision
-from pet.train.precision import NarrowProduct, set_precision
+from pet.train.precision import NarrowProduct, set_precision, set_recompute
 from pet.train.trainer import Trainer
 
 
@@ -61,6 +61,15 @@ def test_recomputed_layers_give_the_same_losses(fixtures, every):
     assert np.abs(found - expected).max() < 1e-4
     chosen = [getattr(layer, "recomputes", False) for layer in trainer.model.layer_list]
     assert chosen == [index % int(every) == 0 for index in range(len(chosen))] and len(chosen) > 1
+
+
+@pytest.mark.parametrize(("every", "chosen"), [(1, [0, 1, 2]), (2, [0, 2])])
+def test_recomputed_layers_keep_the_names_of_their_parameters(fixtures, every, chosen):
+    model = AutoModel.from_pretrained(fixtures / "llama_gqa")
+    names = [parameter.name for parameter in model.get_parameters()]
+    set_recompute(model, every)
+    assert [parameter.name for parameter in model.get_parameters()] == names
+    assert [index for index, layer in enumerate(model.layer_list) if getattr(layer, "recomputes", False)] == chosen
 
 
 needs_bf16 = pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
