@@ -281,12 +281,10 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     with atomic_directory(directory / "adapter") as stage:
         save_adapter(model, stage, name=recipe.adapter.name)
     if recipe.output.merged and (directory / "recipe.yaml").exists():
-        if model is not prepared.model:
-            from pet.export import merge_checkpoint
-            from pet.names import find_model
+        from adapters.saving import form_of
 
-            shutil.rmtree(directory / "merged", ignore_errors=True)
-            merge_checkpoint(find_model(recipe.model.path), directory / "adapter", directory / "merged")
+        if model is not prepared.model or form_of(model):
+            merge_on_disk(recipe, directory)
             return None
         from adapters.merge import merge, unmerge
 
@@ -296,6 +294,20 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
         finally:
             unmerge(model)
     return None
+
+
+def merge_on_disk(recipe, directory: Path) -> None:
+    """Merges a run's adapter into its base's files; into what packing left of them where these are packed, or where the
+    adapter fits nothing else (LoftQ)."""
+    from model_zoo.checkpoint.reading import open_checkpoint
+    from pet.export import merge_checkpoint
+    from pet.names import find_model
+
+    base = find_model(recipe.model.path)
+    with open_checkpoint(base) as checkpoint:
+        dequantize = bool(checkpoint.packed) or getattr(recipe.adapter, "init", None) == "loftq"
+    shutil.rmtree(directory / "merged", ignore_errors=True)
+    merge_checkpoint(base, directory / "adapter", directory / "merged", dequantize=dequantize)
 
 
 def save_model(model, tokenizer, directory: Path) -> None:

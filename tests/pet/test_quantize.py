@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -11,8 +13,10 @@ from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import read_file
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
+from model_zoo.quantization.cells import quantized_cells
 from pet.cli.main import main
 from pet.quantize import quantize_checkpoint
+from pet.train.run import save_result
 
 KINDS = {
     "nf4": Quantization("nf4"),
@@ -140,3 +144,28 @@ def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path):
     pet.save_adapter(plainly, tmp_path / "plain")
     with pytest.raises(InputError, match="was not trained on one packed base"):
         pet.merge_checkpoint(base, tmp_path / "plain", tmp_path / "other", dequantize=True)
+
+
+@pytest.mark.parametrize(
+    ("base", "kind", "init"), [("base", "nf4", "default"), ("base", "nf4", "loftq"), ("int8", None, "default")]
+)
+def test_a_runs_merged_model_is_of_the_files_of_its_base(fixtures, tmp_path, base, kind, init):
+    """``output.merged`` over a packed base: the unquantised one, as ``pet merge`` has it, but where it is packed itself
+    or where the adapter fits the packed numbers alone."""
+    directory = fixtures / "bitsandbytes" / base
+    model = pet.AutoModel.from_pretrained(str(directory), quantization=Quantization(kind) if kind else None)
+    pet.apply_lora(model, rank=4, targets="up_proj", init=init)
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(parameter + 0.02)
+    recipe = SimpleNamespace(
+        adapter=SimpleNamespace(method="lora", name="default", init=init),
+        output=SimpleNamespace(merged=True),
+        model=SimpleNamespace(path=str(directory)),
+    )
+    (tmp_path / "recipe.yaml").touch()
+    save_result(recipe, SimpleNamespace(model=model, tokenizer=None), tmp_path, model)
+    name = "model.layers.1.mlp.up_proj.weight"
+    (module,) = [one for one in model.model.layers[1].mlp.up_proj.cells() if hasattr(one, "lora_A")]
+    with Checkpoint(directory) as files, Checkpoint(tmp_path / "merged") as merged:
+        plain = files.read(name) if init == "default" else quantized_cells(model)[name].dequantized()
+        assert np.abs(merged.read(name) - (plain + module.delta(None))).max() < 4e-3
