@@ -28,7 +28,7 @@ from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo import progress
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from adapters.schema import Settings, described
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.errors import InputError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.parameters import write_parameter
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from adapters.peft_config import (
 from adapters.registry import Adapter, registry
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
-from model_zoo.checkpoint.reading import read_parameter, write_parameter
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Storage

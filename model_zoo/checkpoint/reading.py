@@ -19,7 +19,7 @@ import numpy as np
 
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.directory import INDEX, find_weights
-from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, from_bfloat16
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
@@ -354,6 +354,8 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     """
     import mindspore as ms
 
+    from model_zoo.checkpoint.parameters import write_parameter
+
     if (cell := getattr(parameter, "packed_in", None)) is not None:
         from model_zoo.quantization.loading import fill
 
@@ -365,39 +367,3 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     else:
         write_parameter(parameter, checkpoint.read(stored, slices, float_name(parameter.dtype)))
     return None
-
-
-def read_parameter(parameter) -> np.ndarray:
-    """A MindSpore Parameter's values as an array, bfloat16 as MindSpore's NumPy type.
-
-    On the CPU that is the parameter's own memory. On a device it is read through a copy there: `asnumpy` leaves what
-    it brings to the host with the tensor that it is called on, so that a model that was once saved would have all its
-    weights on the host, in every process.
-    """
-    import mindspore as ms
-    from mindspore import ops
-
-    if ms.get_context("device_target") == "CPU":
-        return parameter.asnumpy()
-    return ops.deepcopy(parameter).asnumpy()
-
-
-def write_parameter(parameter, values: np.ndarray) -> None:
-    """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
-
-    bfloat16 values may come as bits (uint16) or as MindSpore's NumPy type. Not by ``ops.assign`` on the CPU: it has no
-    kernel for bfloat16 there.
-    """
-    import mindspore as ms
-    from mindspore import Tensor, ops
-
-    if tuple(values.shape) != tuple(parameter.shape):
-        raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
-    target = float_name(parameter.dtype)
-    bits, source = as_storage(values)
-    bits = convert(bits, "bfloat16" if source == "uint16" else source, target)
-    if ms.get_context("device_target") == "CPU":
-        as_storage(parameter.asnumpy())[0][...] = bits
-    else:
-        tensor = Tensor(from_bfloat16(bits)).astype(ms.bfloat16) if target == "bfloat16" else Tensor(bits)
-        ops.assign(parameter, tensor)

@@ -14,7 +14,8 @@ import numpy as np
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.reading import base_parameters, read_parameter
+from model_zoo.checkpoint.parameters import read_parameter
+from model_zoo.checkpoint.reading import base_parameters
 from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
 from model_zoo.errors import InputError
 from model_zoo.quantization import files

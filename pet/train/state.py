@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from model_zoo.checkpoint.reading import read_parameter, write_parameter
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.checkpoint import Checkpoint
 from pet.train.evaluate import Answer

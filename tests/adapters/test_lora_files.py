@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import pet
 from adapters.registry import registry
 from model_zoo.checkpoint.fingerprint import fingerprint
-from model_zoo.checkpoint.reading import write_parameter
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.errors import InputError
 
 IDS = np.random.default_rng(0).integers(3, 120, (2, 6))

@@ -76,7 +76,7 @@ class Half(nn.Cell):
         values = np.random.default_rng(0).standard_normal((80, 96)).astype(np.float32)
         if dtype == ms.bfloat16:
             values = from_bfloat16(to_bfloat16(values))
-        from model_zoo.checkpoint.reading import write_parameter
+        from model_zoo.checkpoint.parameters import write_parameter
 
         write_parameter(self.cell.weight, values)
 

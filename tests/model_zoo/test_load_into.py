@@ -195,7 +195,7 @@ def test_peak_memory_of_loading(kept, dtype, layers, fixtures, tmp_path):
 @pytest.mark.parametrize("target", ["CPU", "Ascend"])
 def test_reading_a_parameter_leaves_nothing_on_the_host_of_a_device(target, monkeypatch):
     """On a CPU the array is the parameter's memory; on a device it belongs to a copy, and goes away with it."""
-    from model_zoo.checkpoint.reading import read_parameter
+    from model_zoo.checkpoint.parameters import read_parameter
 
     parameter = ms.Parameter(ms.Tensor(np.arange(6, dtype=np.float32).reshape(2, 3)), name="weight")
     monkeypatch.setattr(ms, "get_context", lambda name: target)

@@ -150,7 +150,7 @@ def test_what_is_saved_here_merges_on_disk_as_in_memory(name, method, fixtures, 
     from adapters.methods import METHODS
     from adapters.saving import save_adapter
     from model_zoo.auto import AutoModel
-    from model_zoo.checkpoint.reading import write_parameter
+    from model_zoo.checkpoint.parameters import write_parameter
     from model_zoo.checkpoint.saving import save_pretrained
 
     model = apply(AutoModel.from_pretrained(fixtures / name), METHODS[method](**SAVED_HERE[method]))

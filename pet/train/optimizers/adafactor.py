@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, ParameterTuple, ops
 
-from model_zoo.checkpoint.reading import read_parameter, write_parameter
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from pet.train.optimizers.base import Optimizer, zeros
 from pet.train.segments import Segment, flatten, unflatten
 

@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from model_zoo.checkpoint.reading import read_parameter, write_parameter
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError, nearest
 from pet.train.compiled import Compiled
 from pet.train.segments import Segment, assign, flatten

@@ -1,0 +1,39 @@
+"""The values of MindSpore's parameters, read and written where they lie."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
+
+
+def read_parameter(parameter) -> np.ndarray:
+    """A MindSpore Parameter's values as an array, bfloat16 as MindSpore's NumPy type.
+
+    On the CPU that is the parameter's own memory. On a device it is read through a copy there: `asnumpy` leaves what
+    it brings to the host with the tensor that it is called on, so that a model that was once saved would have all its
+    weights on the host, in every process.
+    """
+    if ms.get_context("device_target") == "CPU":
+        return parameter.asnumpy()
+    return ops.deepcopy(parameter).asnumpy()
+
+
+def write_parameter(parameter, values: np.ndarray) -> None:
+    """Writes an array into a MindSpore Parameter, rounding once to its type; compiled graphs see the new values.
+
+    bfloat16 values may come as bits (uint16) or as MindSpore's NumPy type. Not by ``ops.assign`` on the CPU: it has no
+    kernel for bfloat16 there.
+    """
+    if tuple(values.shape) != tuple(parameter.shape):
+        raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
+    target = float_name(parameter.dtype)
+    bits, source = as_storage(values)
+    bits = convert(bits, "bfloat16" if source == "uint16" else source, target)
+    if ms.get_context("device_target") == "CPU":
+        as_storage(parameter.asnumpy())[0][...] = bits
+    else:
+        tensor = Tensor(from_bfloat16(bits)).astype(ms.bfloat16) if target == "bfloat16" else Tensor(bits)
+        ops.assign(parameter, tensor)
