@@ -12,6 +12,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,16 +47,22 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Renderer:
-    """One template in a process of its own, started when first needed; it ends with this object."""
+    """One template in a process of its own, started when first needed.
+
+    Renderers of the same template share the process; it ends with the last of them.
+    """
 
     def __init__(self, text: str, source: str, seconds: float = SECONDS):
         if len(text) > LARGEST:
             raise InputError(f"{source}: the chat template has {len(text)} characters; at most {LARGEST} are taken")
         self.text, self.source, self.seconds = text, source, seconds
-        self.process: subprocess.Popen | None = None
+        self.worker = _worker(text, seconds)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "process": None}
+    def __getstate__(self) -> tuple[str, str, float]:
+        return self.text, self.source, self.seconds
+
+    def __setstate__(self, state: tuple[str, str, float]) -> None:
+        self.__init__(*state)
 
     def __call__(self, *values: Mapping[str, Any]) -> list[str]:
         """The texts of the template with each of these variables.
@@ -64,9 +71,8 @@ class Renderer:
             InputError: the template is wrong, refuses the conversation, or goes beyond a limit.
         """
         try:
-            answers = self._ask(values)
+            answers = self.worker.ask(values)
         except (OSError, ValueError):
-            self._end()
             raise InputError(
                 f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
                 "for one conversation, or breaks its process otherwise"
@@ -76,14 +82,32 @@ class Renderer:
                 raise InputError(f"{self.source}: the chat template cannot render this conversation: {answer['error']}")
         return [answer["text"] for answer in answers]
 
-    def _ask(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-        if self.process is None:
-            self._start()
-        self.process.stdin.write(json.dumps(values) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
 
-    def _start(self) -> None:
+class _Worker:
+    """The process of a template."""
+
+    def __init__(self, text: str, seconds: float):
+        self.first = {"template": text, "marks": [OPENING, CLOSING], "longest": LONGEST, "seconds": seconds}
+        self.process: subprocess.Popen | None = None
+        self.lock = threading.Lock()
+
+    def ask(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        """The program's answers. Raises OSError or ValueError where it has ended; the next call starts it anew."""
+        with self.lock:
+            try:
+                if self.process is None:
+                    self.start()
+                self.process.stdin.write(json.dumps(values) + "\n")
+                self.process.stdin.flush()
+                return json.loads(self.process.stdout.readline())
+            except BaseException:  # after an interrupt, too: an answer that nobody read would be taken for the next
+                if self.process is not None:
+                    _stop(self.process)
+                self.process = None
+                raise
+
+    def start(self) -> None:
+        """Starts the program and gives it the template."""
         program = Path(__file__).with_name("renderer.py")
         self.process = subprocess.Popen(
             [sys.executable, "-I", str(program)],
@@ -94,13 +118,18 @@ class Renderer:
             encoding="utf-8",
         )
         weakref.finalize(self, _stop, self.process)
-        first = {"template": self.text, "marks": [OPENING, CLOSING], "longest": LONGEST, "seconds": self.seconds}
-        self.process.stdin.write(json.dumps(first) + "\n")
+        self.process.stdin.write(json.dumps(self.first) + "\n")
 
-    def _end(self) -> None:
-        if self.process is not None:
-            _stop(self.process)
-            self.process = None
+
+_WORKERS: weakref.WeakValueDictionary[tuple[str, float], _Worker] = weakref.WeakValueDictionary()
+
+
+def _worker(text: str, seconds: float) -> _Worker:
+    """The process of a template, the same for all who ask for it."""
+    found = _WORKERS.get((text, seconds))
+    if found is None:
+        found = _WORKERS[text, seconds] = _Worker(text, seconds)
+    return found
 
 
 def _stop(process: subprocess.Popen) -> None:

@@ -282,10 +282,30 @@ def test_a_template_that_is_too_large_is_refused():
         Renderer("a" * (LARGEST + 1), "model")
 
 
-def test_the_process_ends_with_its_template():
-    renderer = Renderer("{{ messages | length }}", "model")
-    assert renderer({"messages": TALK}) == ["5"]
-    process = renderer.process
-    assert process.poll() is None
+def test_renderers_of_one_template_share_a_process_that_ends_with_the_last():
+    renderer, other = Renderer("{{ messages | length }}", "model"), Renderer("{{ messages | length }}", "other")
+    assert renderer({"messages": TALK}) == other({"messages": TALK}) == ["5"]
+    process = renderer.worker.process
+    assert other.worker.process is process
     del renderer
+    assert process.poll() is None
+    assert pickle.loads(pickle.dumps(other)).worker is other.worker
+    del other
     assert process.poll() is not None
+
+
+def test_an_interrupted_answer_is_not_taken_for_the_next(monkeypatch):
+    renderer = Renderer("{{ messages[0].content }}", "model")
+    renderer({"messages": TALK})
+
+    class Interrupted:
+        def readline(self):
+            raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(renderer.worker.process, "stdout", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        renderer({"messages": TALK})
+    assert renderer({"messages": TALK[1:]}) == [TALK[1]["content"]]
