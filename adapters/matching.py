@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from adapters.method import MethodConfig
 from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
+from adapters.peft_config import SCORE
 from adapters.replacement import wanted
 from adapters.sites import Site, sites
 from model_zoo.errors import InputError, nearest
@@ -71,7 +72,7 @@ class Plan:
 def matches(entry: str, site: Site, family) -> bool:
     """Whether a target entry means this site."""
     if entry == "all-linear":
-        others = () if family is None else (family.head, *family.routers)
+        others = () if family is None else (family.head, SCORE, *family.routers)
         return site.kind == "linear" and not any(named(site.path, name) for name in others)
     if entry in ("attention", "mlp") and family is not None:
         return site.kind == "linear" and any(named(site.path, name) for name in getattr(family, entry))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mindspore import nn
 
 from adapters.method import AdapterModule
+from adapters.peft_config import NO_PLACE
 from adapters.registry import Registry
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
@@ -14,8 +15,8 @@ from model_zoo.quantization.cells import is_quantized
 
 def refuse_unmergeable(state: Registry, name: str) -> None:
     """Raises InputError with the reason when an adapter cannot become part of the weights."""
-    for module in state.get(name).modules.values():
-        reason = module.why_unmergeable()
+    scored = [NO_PLACE] if state.get(name).scores else []
+    for reason in (*scored, *(module.why_unmergeable() for module in state.get(name).modules.values())):
         if reason is not None:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
 

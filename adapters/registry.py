@@ -17,6 +17,7 @@ from mindspore import Parameter, Tensor, nn
 from adapters import replacement
 from adapters.matching import chosen_sites
 from adapters.method import AdapterModule, MethodConfig
+from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
 from model_zoo.errors import InputError, nearest
@@ -44,6 +45,11 @@ class Adapter:
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     companions: tuple[str, ...] = ()
     version: int = dataclasses.field(default_factory=new_version)
+
+    @property
+    def scores(self) -> bool:
+        """Whether it has a reward model's head (`adapters.score`)."""
+        return any(item.saved_name == f"{SCORE}.weight" for item in self.replaced)
 
     def tensors(self) -> dict[str, Parameter]:
         """Every parameter of the adapter by its name in a file, without PEFT's prefix."""
@@ -232,6 +238,7 @@ class Registry:
         if hasattr(self.model, "position_offset"):
             self.model.mixed_rows = len(rows) or None
             self.refresh_columns(names, rows)
+        self.model.scoring = any(self.adapters[name].scores for name in names)
         # Compiled graphs are kept by this. Names alone would not do: one may be deleted and added anew.
         versions = tuple((name, self.adapters[name].version) for name in names)
         merged = (self.merged.names, self.merged.version) if self.merged is not None and not self.blocks else ()

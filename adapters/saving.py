@@ -27,12 +27,14 @@ from adapters.peft_config import (
     PREFIX,
     QUANTIZATION,
     STARTED_BY,
+    TASK_SCORE,
     WEIGHTS,
     known_keys,
     read_adapter_config,
     read_settings,
 )
 from adapters.registry import Adapter, registry
+from adapters.score import prepare_for
 from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
@@ -153,7 +155,7 @@ def described(model: nn.Cell, adapter: Adapter) -> dict[str, Any]:
     """adapter_config.json for an adapter made here."""
     values = {
         "peft_type": adapter.config.peft_type,
-        "task_type": "CAUSAL_LM" if knows(model) else None,
+        "task_type": (TASK_SCORE if adapter.scores else "CAUSAL_LM") if knows(model) else None,
         "base_model_name_or_path": base_name(model),
         "inference_mode": True,
         "revision": None,
@@ -263,6 +265,7 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
     with SafetensorsFile(directory / WEIGHTS) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
+        prepare_for(model, config, plain)
         dropped = fit(model, config, plain)
         if dropped:
             warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)

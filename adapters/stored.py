@@ -21,9 +21,11 @@ from adapters.peft_config import (
     FINGERPRINT,
     IA3_KEYS,
     LORA_KEYS,
+    NO_PLACE,
     PREFIX,
     QUANTIZATION,
     STARTED_BY,
+    TASK_SCORE,
     TOKENS_KEYS,
     WEIGHTS,
     adapts,
@@ -90,6 +92,8 @@ class StoredAdapter:
         kind = values["peft_type"]
         if kind in UNMERGEABLE:
             raise InputError(f"{self.directory}: an adapter of type {kind} cannot be merged: {UNMERGEABLE[kind]}")
+        if values.get("task_type") == TASK_SCORE:
+            raise InputError(f"{self.directory}: cannot be merged: {NO_PLACE}")
         self.settings = read_settings(values, self.directory / CONFIG, *MERGEABLE[kind])
         if self.settings.get("init") in START:
             raise InputError(

@@ -32,7 +32,8 @@ class CausalLM(nn.Cell):
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
     an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
     `set_fast` was last told; `adapter_state` changes with the adapters that take part;
-    `generation_config` holds the generation_config.json beside the weights.
+    `scoring` says that one of these is a reward model's; `generation_config` holds the generation_config.json beside
+    the weights.
     """
 
     def __init__(self, config: Config):
@@ -45,6 +46,7 @@ class CausalLM(nn.Cell):
         self.decoding = False
         self.runs_fast = False
         self.adapter_state = ()
+        self.scoring = False
         self.generation_config: dict[str, Any] = {}
 
     @property

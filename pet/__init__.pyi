@@ -74,6 +74,7 @@ from pet.export import merge_checkpoint as merge_checkpoint
 from pet.info import describe as describe
 from pet.text_generation import pipeline as pipeline
 from pet.train.objectives.rdrop import RDropLoss as RDropLoss, rdrop_repeat as rdrop_repeat
+from pet.train.objectives.reward import scores as scores
 from pet.train.trainer import Trainer as Trainer
 
 __version__: str

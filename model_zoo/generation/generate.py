@@ -76,6 +76,8 @@ def generate(
     Raises:
         InputError: arguments out of range or at odds, ids outside the vocabulary, an answer beyond the context.
     """
+    if model.scoring:
+        raise InputError("the active adapter is a reward model's: it scores answers and writes none (pet.scores)")
     ids = np.asarray(input_ids.asnumpy() if hasattr(input_ids, "asnumpy") else input_ids)
     ids = as_int_tensor("input_ids", ids[None] if ids.ndim == 1 else ids, 2).asnumpy().astype(np.int64)
     if attention_mask is None:

@@ -144,7 +144,8 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
     """
     if objective != "sft":
         t.put("train.objective", objective)
-        t.put("train.beta", 0.1)
+        if objective in OPTIONS["beta"]:
+            t.put("train.beta", 0.1)
     for name in keys.keys() & given.keys():
         key = keys[name]
         if objective in OPTIONS.get(key, ()) and given[name] is not None:

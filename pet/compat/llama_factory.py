@@ -35,6 +35,8 @@ from pet.recipe.translation import Ignored, Refused, Translation
 
 PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
+STAGES = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
+"""Stages of preferences -> objectives."""
 KEYS = {
     **dict.fromkeys(("pref_beta", "dpo_beta", "orpo_beta", "kto_beta"), "beta"),
     **dict.fromkeys(("pref_ftx", "dpo_ftx"), "sft_weight"),
@@ -67,7 +69,7 @@ TABLE = {
     **ARGUMENTS,
     "model_name_or_path": local_model,
     "adapter_name_or_path": "adapter.load",
-    "stage": Refused("supported are sft, pt, dpo, orpo and kto", harmless=("sft", "pt", "dpo", "orpo", "kto")),
+    "stage": Refused(f"supported are sft, pt, {', '.join(STAGES)}", harmless=("sft", "pt", *STAGES)),
     **dict.fromkeys(
         ("pref_loss", "dpo_loss"), Refused(f"supported are {', '.join(PREFERENCES)}", harmless=tuple(PREFERENCES))
     ),
@@ -235,8 +237,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
-    stages = {"dpo": PREFERENCES.get(str(loss), "dpo"), "orpo": "orpo", "kto": "kto"}
-    given = preferences(t, stages.get(str(values.get("stage")), "sft"), given, KEYS)
+    objective = STAGES.get(str(values.get("stage")), "sft")
+    given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
     t.apply({name: given[name] for name in order}, TABLE)
     home = Path("data")

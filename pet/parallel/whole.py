@@ -11,7 +11,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.dropout import dropouts
+from adapters.peft_config import SCORE
 from adapters.registry import registry
+from adapters.score import add_cell
 from model_zoo.auto import MODEL_OF
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint
@@ -59,6 +61,8 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
     for name in ("loaded_from", "generation_config", "base_fingerprint", "base_form"):
         if hasattr(model, name):
             setattr(whole, name, getattr(model, name))
+    if hasattr(model, SCORE):
+        add_cell(whole)
     state = registry(model)
     for name, adapter in state.adapters.items():
         fresh = registry(whole).add(adapter.config, name)

@@ -37,7 +37,10 @@ OBJECTIVES = {
     **dict.fromkeys(("causal", "sft"), "pet.train.objectives.causal:CausalLM"),
     **PAIRS,
     "kto": "pet.train.objectives.kto:KTO",
+    "reward": "pet.train.objectives.reward:Reward",
 }
+COMPARED = {**dict.fromkeys((*PAIRS, "reward"), 2), "kto": 1}
+"""Objectives over rows that compare answers, and how many answers a row has."""
 OPTIONS = {
     "label_smoothing": ("causal", "sft", "dpo", "robust"),
     "r_drop_alpha": ("causal", "sft"),
@@ -75,12 +78,11 @@ def find_objective(name: str) -> type:
 def rows_of(objective: str) -> dict[str, Any]:
     """How an objective reads rows, as settings of the data; nothing where it leaves that to ``data.format``."""
     if objective in OBJECTIVES:  # their classes are MindSpore's, which looking at data does without
-        paired = objective in PAIRS
-        if not paired and objective != "kto":
+        if objective not in COMPARED:
             return {}
-        forms = importlib.import_module("pet.data.preferences")
-        read = forms.pairs if paired else forms.labelled
-        return {"conversations": read, "documents": 2 if paired else 1, "train_on": "last"}
+        forms, documents = importlib.import_module("pet.data.preferences"), COMPARED[objective]
+        read = forms.pairs if documents == 2 else forms.labelled
+        return {"conversations": read, "documents": documents, "train_on": "last"}
     cls = find_objective(objective)
     return {"conversations": cls.conversations, "documents": cls.documents}
 

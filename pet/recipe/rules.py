@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from adapters.peft_config import NO_PLACE
 from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
 from model_zoo.counting import config_of
@@ -154,6 +155,13 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
             yield _find("adapter.load", "train.objective", "kto's reference is the base; merge the adapter first")
         if train.batch_size // recipe.parallel.data % 2:
             yield _find("train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number")
+    if train.objective == "reward":
+        if recipe.adapter.method == "none":
+            yield _find("adapter.method", "train.objective", "reward trains a head beside an adapter; choose one")
+        if recipe.output.merged:
+            yield _find("output.merged", "train.objective", NO_PLACE)
+        if written := [name for name in recipe.eval.metrics if name in GENERATED]:
+            yield _find("eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers")
     if train.objective in (*OPTIONS["reference"], "kto"):  # it is computed before the first step, by the whole model
         without = "orpo and simpo have no reference"
         if recipe.parallel.pipeline > 1:

@@ -100,7 +100,8 @@ class Train(Section):
     objective: str = Field(
         "causal",
         description="Training objective: causal (next token; also called sft); of preferred and rejected answers dpo, "
-        "ipo, robust, simpo or orpo; of answers with a label kto; or module:Class for a custom one.",
+        "ipo, robust, simpo or orpo, or a reward model's head (reward); of answers with a label kto; or module:Class "
+        "for a custom one.",
     )
     beta: float | None = Field(
         None,

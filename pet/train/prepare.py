@@ -13,6 +13,7 @@ import numpy as np
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.recipe.adapter import MANAGEMENT, recipe_method
+from pet.recipe.classes import find_objective
 
 log = logging.getLogger("pet")
 
@@ -131,10 +132,12 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
         load_adapter(model, section.load, name=section.name)
         set_adapter(model, section.name)
         check_loaded(model, recipe, config)
-        return
-    from adapters.apply import apply
+    else:
+        from adapters.apply import apply
 
-    apply(model, config, name=section.name)
+        apply(model, config, name=section.name)
+    if (extend := getattr(find_objective(recipe.train.objective), "extend", None)) is not None:
+        extend(model)
 
 
 def check_loaded(model, recipe, config) -> None:
@@ -242,7 +245,8 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
     from pet.train.evaluate import context_of
 
     written = [metric for metric in recipe.eval.metrics if metric in GENERATED]
-    if prepared.evaluation is None or not (written or recipe.eval.shown_samples):
+    silent = recipe.train.objective == "reward" or not (written or recipe.eval.shown_samples)
+    if prepared.evaluation is None or silent:
         return []
     limit = recipe.eval.generated_samples if written else recipe.eval.shown_samples
     if limit is not None:

@@ -137,6 +137,7 @@ class Trainer(Measuring, Saving):
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
         self.phase, self.callbacks, self.compiled, self.finish = LOADING, make_callbacks(callbacks), compiled, finish
+        self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)
         names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
         segments = make_segments(trainable_parameters(model), **{name: getattr(self.settings, name) for name in names})

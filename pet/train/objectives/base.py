@@ -40,6 +40,10 @@ class Objective(nn.Cell):
         """From a recipe's ``train`` section."""
         return cls()
 
+    @staticmethod
+    def extend(model) -> None:
+        """Adds to a model, adapter included, what is trained for this objective alone. May be called again."""
+
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """A batch of the loader with all the arrays that are needed, on the host; rows may be added in training."""
         return batch

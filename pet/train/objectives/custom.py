@@ -31,6 +31,9 @@ class CustomForward(Objective):
         self.known = (*MODEL_ARRAYS, *objective.arrays)
         self.names: tuple[str, ...] | None = None
 
+    def extend(self, model) -> None:
+        self.objective.extend(model)
+
     def begin(self, *arguments) -> None:
         self.objective.begin(*arguments)
 

@@ -75,8 +75,7 @@ class Preference(Objective):
         return {**batch, "document": documents, "reference_chosen": chosen, "reference_rejected": rejected}
 
     def count(self, batch: dict[str, Any]) -> int:
-        learnt = np.asarray(batch["labels"]) != IGNORED
-        return sum(len(np.unique(row[mask] // 2)) for row, mask in zip(batch["document"], learnt, strict=True))
+        return count_pairs(batch)
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         """Computes the reference's log-probabilities of a feed's answers.
@@ -205,6 +204,11 @@ def documents_of(batch: dict[str, Any]) -> np.ndarray:
     """``(B, S)`` the number of each token's document in its row; padding has numbers of its own, without labels."""
     start = np.asarray(batch["start"])
     return (np.cumsum(start == np.arange(start.shape[1]), axis=1) - 1).astype(np.int32)
+
+
+def count_pairs(batch: dict[str, Any]) -> int:
+    """Pairs of a prepared batch."""
+    return sum(counts_of(batch, batch["document"])) // 2
 
 
 def counts_of(batch: dict[str, Any], documents: np.ndarray) -> list[int]:

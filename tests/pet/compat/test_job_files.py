@@ -56,7 +56,7 @@ def test_llama_factory(base, tmp_path):
     assert recipe.eval.load_best_model_at_end
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
-        ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo and kto"),
+        ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo, kto, rm"),
         ({"stage": "dpo", "pref_loss": "hinge"}, "pref_loss: 'hinge': supported are sigmoid, ipo, orpo, simpo"),
         ({"use_galore": True}, "use_galore: True: an optimizer that is not here"),
         ({"template": "alpaca"}, "template: 'alpaca': the prompt is that of the model's own tokenizer"),
@@ -301,6 +301,7 @@ DPO = {"objective": "dpo"}
         ),
         ("llama_factory", {"stage": "orpo", "orpo_beta": 0.2}, {"objective": "orpo", "beta": 0.2}),
         ("llama_factory", {"stage": "sft", "pref_beta": 0.3}, {}),
+        ("llama_factory", {"stage": "rm"}, {"objective": "reward"}),
         (
             "llama_factory",
             {"stage": "kto", "kto_rejected_weight": 1.3},
