@@ -164,7 +164,11 @@ class TokenDataset:
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         span = slice(self.starts[index], self.starts[index] + self.lengths[index])
-        return np.asarray(self.tokens[span]), np.asarray(self.trained[span]).astype(bool)
+        return np.asarray(self.tokens[span]), self.marks(index).astype(bool)
+
+    def marks(self, index: int) -> np.ndarray:
+        """``trained`` of one sample."""
+        return np.asarray(self.trained[self.starts[index] : self.starts[index] + self.lengths[index]])
 
     def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 import unicodedata
 from typing import IO, Any
@@ -15,6 +17,9 @@ from .settings import DataSettings
 from .streaming import StreamDataset
 
 LEARNT, CONTEXT, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+WORSE = "\x1b[31m"
+WORD = re.compile(r"[A-Za-z0-9_]+|.", re.DOTALL)
+"""What is compared between two answers: words, or single characters of other scripts."""
 
 
 def wants_colour(stream: IO[str]) -> bool:
@@ -54,6 +59,26 @@ def sample_text(ids: np.ndarray, trained: np.ndarray, tokenizer: Any, colour: bo
     return "".join(marks[learnt][0] + visible(text) + marks[learnt][1] for learnt, text in pieces if text)
 
 
+def pair_text(chosen, rejected, tokenizer: Any, colour: bool) -> str:
+    """Two answers to one question, each ``(ids, trained)``: what they share, then the chosen one behind ``+`` and the
+    rejected one behind ``-``. With colour, what only the chosen one says is green and what only the other says red."""
+
+    def text(ids: np.ndarray) -> str:
+        decoder = tokenizer.stream_decoder(skip_special_tokens=False)
+        return "".join(map(decoder.put, ids.tolist())) + decoder.end()
+
+    begin = int(np.argmax(chosen[1]))
+    better, worse = (WORD.findall(text(ids[begin:])) for ids, _ in (chosen, rejected))
+    parts: tuple[list[str], list[str]] = ([], [])
+    for same, i, j, k, m in difflib.SequenceMatcher(None, better, worse, autojunk=False).get_opcodes():
+        for side, words, mark in ((0, better[i:j], LEARNT), (1, worse[k:m], WORSE)):
+            shown = visible("".join(words))
+            parts[side].append(f"{mark}{shown}{PLAIN}" if colour and shown and same != "equal" else shown)
+    question = visible(text(chosen[0][:begin]))
+    shared = f"{CONTEXT}{question}{PLAIN}" if colour else question
+    return "\n".join([shared, f"+ {''.join(parts[0])}", f"- {''.join(parts[1])}"])
+
+
 def histogram(lengths: np.ndarray, width: int = 40, bars: int = 12) -> str:
     """Samples by length, a line for each range."""
     edges = np.unique(np.linspace(int(lengths.min()) - 1, int(lengths.max()), bars + 1).astype(int))
@@ -88,11 +113,16 @@ def describe(
 
     if len(dataset) == 0:
         return "\n".join([*lines, f"no sample: {dataset.counts}"])
-    for index in range(min(samples, len(dataset))):
-        ids, trained = dataset[index]
-        learnt = int(dataset.label_counts[index])
-        lines.append(heading(f"{dataset.where(index)} · {len(ids)} tokens, {learnt} learnt"))
-        lines.append(sample_text(ids, trained, tokenizer, colour))
+    for index in range(0, min(samples * dataset.documents, len(dataset)), dataset.documents):
+        members = [dataset[number] for number in range(index, index + dataset.documents)]
+        tokens = " and ".join(str(len(ids)) for ids, _ in members)
+        learnt = " and ".join(str(int(dataset.label_counts[index + number])) for number in range(len(members)))
+        unwanted = ", undesirable" if (dataset.marks(index) == 2).any() else ""
+        lines.append(heading(f"{dataset.where(index)} · {tokens} tokens, {learnt} learnt{unwanted}"))
+        if len(members) == 2:
+            lines.append(pair_text(*members, tokenizer, colour))
+        else:
+            lines += [sample_text(ids, trained, tokenizer, colour) for ids, trained in members]
         lines.append("")
     total, labels = int(dataset.lengths.sum()), int(dataset.label_counts.sum())
     lines.append(heading("samples"))

@@ -142,9 +142,11 @@ class ParallelContext(DistributedContext):
         for index, part in zip(which, ops.split(total, sizes), strict=True):
             vectors[index] = part
 
-    def statistics(self, loss: float, squares: Sequence[float], segments: Sequence) -> tuple[float, float]:
+    def statistics(
+        self, sums: Sequence[float], squares: Sequence[float], segments: Sequence
+    ) -> tuple[list[float], float]:
         """All in one message: a device waits for the host once. The members of a tensor-parallel group have the same
-        loss, and replicas the same gradients; divided parameters are summed over the members, whole ones counted once.
+        sums, and replicas the same gradients; divided parameters are summed over the members, whole ones counted once.
         """
         own = whole = 0.0
         for square, segment in zip(squares, segments, strict=True):
@@ -155,8 +157,8 @@ class ParallelContext(DistributedContext):
                 whole += square
         counted = 1.0 if self.mesh.shard == 0 else 0.0
         square = 0.0 if self.mesh.replica else own + (whole if counted else 0.0)
-        total, square = collectives.sum_numbers([loss if counted else 0.0, square], self.everybody)
-        return total, square
+        *sums, square = collectives.sum_numbers([*(counted * value for value in sums), square], self.everybody)
+        return sums, square
 
     def any(self, flag: bool) -> bool:
         return collectives.sum_numbers([float(flag)], self.everybody)[0] > 0

@@ -80,7 +80,7 @@ class Pipeline:
         self.arrays = step.objective.arrays
         self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
         if mesh.is_last:
-            backward = last_gradient(step.objective.forward(model, compiled), weights, tuple(spans))
+            backward = last_gradient(weighted(step.objective, model, compiled), weights, tuple(spans))
         else:
             backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
         around = functools.partial(in_whole, model, weights, not mesh.is_first)
@@ -91,8 +91,8 @@ class Pipeline:
         """Time of first calls so far."""
         return self.forward.seconds + self.backward.seconds
 
-    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
-        """As `TrainStep.accumulate`. The loss is the last stage's; the others have 0."""
+    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[np.ndarray, Sequence]:
+        """As `TrainStep.accumulate`. The sums are the last stage's; the others have 0."""
         pieces = [piece for batch in batches for piece in pieces_of(batch, self.micro_batches, self.arrays)]
         # of the whole batch, and the place of the piece's rows in it: what is drawn is what one process would draw
         first = self.step.distributed.data_rank * self.micro_batches
@@ -127,7 +127,7 @@ class Pipeline:
             return dx
 
         one_forward_one_backward(self.mesh, sizes, forward, backward, self.before, self.behind)
-        return sum_of(losses), vectors
+        return sum_of(losses, self.step.objective), vectors
 
     def _report(self, pieces: int) -> None:
         """Says once how the layers lie, and how long each stage waits."""
@@ -208,8 +208,12 @@ def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callabl
 
 
 def last_gradient(loss: Callable, weights, spans) -> Callable:
-    """``(x, layout …, the objective's arrays …, weight) → (summed loss, dx, gradient vectors …)`` of the last stage."""
-    differentiate = ms.value_and_grad(weighted(loss), 0, weights, has_aux=True)
+    """``(x, layout …, the objective's arrays …, weight) → (sums, dx, gradient vectors …)`` of the last stage.
+
+    Args:
+        loss: see `pet.train.step.weighted`.
+    """
+    differentiate = ms.value_and_grad(loss, 0, weights, has_aux=True)
 
     def last(*arguments):
         (_, total), (dx, gradients) = differentiate(*arguments)

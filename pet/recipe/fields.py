@@ -22,6 +22,7 @@ class PathKind:
     ``"here"``: the current directory, for what a run writes.
     ``"model"``: a bundled or preset name, or else a directory beside the recipe.
     ``"template"``: a text, but for a Jinja file's name, which is relative to the recipe's directory.
+    ``"reference"``: one of `REFERENCES`, or else a directory beside the recipe.
     A path given on the command line is always relative to the current directory. ``${NAME}`` is replaced by the
     environment variable and ``~`` by the home directory.
     """
@@ -46,6 +47,8 @@ def _one_or_many(item: dict[str, Any]) -> dict[str, Any]:
 RecipePath = Annotated[str, PathKind("recipe"), Field(min_length=1)]
 HerePath = Annotated[str, PathKind("here"), Field(min_length=1)]
 TemplatePath = Annotated[str, PathKind("template"), Field(min_length=1)]
+REFERENCES = PRECOMPUTE, ADAPTERS_OFF = ("precompute", "adapters_off")
+ReferencePath = Annotated[str, PathKind("reference"), Field(min_length=1)]
 ModelPath = Annotated[str, PathKind("model"), Field(min_length=1)]
 RecipePaths = Annotated[
     list[str],

@@ -16,7 +16,7 @@ from pet.hub import fetch, hub_name
 from pet.recipe import rules, variables
 from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
-from pet.recipe.fields import is_template_file
+from pet.recipe.fields import REFERENCES, is_template_file
 from pet.recipe.keys import path_keys, text_keys
 from pet.recipe.overrides import apply_overrides
 from pet.recipe.problems import Report, translate
@@ -190,11 +190,9 @@ def _expand(text: str, base: Path, kind: str, path: KeyPath, report: Report, che
             report.add(path, f"the environment variable {name!r} is not set{similar(name, os.environ)}")
 
     expanded = variables.expand(text, missing)
-    known = expanded in names.bundled_models() or expanded in names.preset_names()
-    if kind == "model" and (known or hub_name(expanded, base)):
-        found = expanded
-    else:
-        found = _absolute(expanded, base, path, report)
+    known = {"model": lambda: {*names.bundled_models(), *names.preset_names()}, "reference": lambda: REFERENCES}
+    whole = (kind in known and expanded in known[kind]()) or (kind == "model" and hub_name(expanded, base))
+    found = expanded if whole else _absolute(expanded, base, path, report)
     if expanded != text:
         variables.note(found, text, expanded, base)
     return found

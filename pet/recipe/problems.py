@@ -9,6 +9,7 @@ from model_zoo.errors import nearest, similar
 from pet.recipe.keys import known_keys, sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
+from pet.recipe.trl_names import hint
 from pet.recipe.variables import hide
 
 _KINDS = {
@@ -116,7 +117,8 @@ def _unknown(path: KeyPath, tree: Any) -> str:
     place = f"the section {dotted(parent)}" if parent else "a recipe"
     if parent == ("adapter",) and isinstance(tree, dict):
         place = f"the method {tree['adapter'].get('method')!r}"
-    return f"{place} has no such key{similar(key, names) or _elsewhere(key, parent) or nearest(key, names)}"
+    found = hint(key) or similar(key, names) or _elsewhere(key, parent) or nearest(key, names)
+    return f"{place} has no such key{found}"
 
 
 def _method_names() -> list[str]:

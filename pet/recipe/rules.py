@@ -17,7 +17,7 @@ from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.fields import is_template_file
+from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_template_file
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
@@ -166,7 +166,11 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
         without = "orpo and simpo have no reference"
         if recipe.parallel.pipeline > 1:
             yield _find("parallel.pipeline", "train.objective", f"{train.objective} needs the whole model; {without}")
-        if recipe.data.streaming:
+        off = ADAPTERS_OFF if recipe.data.streaming and not getattr(recipe.adapter, "load", None) else PRECOMPUTE
+        off = train.objective != "kto" and (train.reference or off) == ADAPTERS_OFF
+        if off and recipe.adapter.method == "none":
+            yield _find("adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off")
+        if recipe.data.streaming and not off:
             yield _find("data.streaming", "train.objective", f"{train.objective} reads the data beforehand; {without}")
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:

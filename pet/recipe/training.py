@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from pet.recipe.fields import HerePath, Names, RecipePath, Section, StepsOrShare
+from pet.recipe.fields import HerePath, Names, ReferencePath, Section, StepsOrShare
 
 
 class LossScale(Section):
@@ -115,10 +115,12 @@ class Train(Section):
     gamma: float = Field(0.5, ge=0, description="Of simpo: margin that the preferred answer is to have.")
     desirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is true.")
     undesirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is false.")
-    reference: RecipePath | None = Field(
+    reference: ReferencePath | None = Field(
         None,
-        description="Of dpo, ipo and robust: directory of the adapter that is the reference. Default: adapter.load "
-        "where the run starts from one, else the base.",
+        description="Of dpo, ipo and robust: precompute (the log-probabilities of adapter.load where the run starts "
+        "from one, else of the base, computed before the first step and kept on disk), adapters_off (those of the "
+        "base, by one forward pass more in each step), or the directory of an adapter. Default: precompute; "
+        "adapters_off where the data streams.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")
     base_dropout: dict[Literal["embedding", "hidden", "attention"], Annotated[float, Field(ge=0, lt=1)]] = Field(

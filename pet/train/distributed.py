@@ -44,15 +44,17 @@ class DistributedContext:
         """The whole gradients from each process's terms: a vector per segment."""
         return list(vectors)
 
-    def statistics(self, loss: float, squares: Sequence[float], segments: Sequence) -> tuple[float, float]:
-        """The summed loss of all replicas, and the squared norm of all gradients, each parameter counted once.
+    def statistics(
+        self, sums: Sequence[float], squares: Sequence[float], segments: Sequence
+    ) -> tuple[list[float], float]:
+        """The sums of all replicas, the loss first, and the squared norm of all gradients, each parameter counted once.
 
         Args:
-            loss: of this process's rows; of a pipeline the last stage alone has one, the others give 0.
+            sums: over this process's rows; of a pipeline the last stage alone has them, the others give 0.
             squares: of each of this process's segments.
             segments: the same.
         """
-        return loss, float(sum(squares))
+        return list(sums), float(sum(squares))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""

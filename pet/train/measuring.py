@@ -6,7 +6,9 @@ import contextlib
 import math
 from typing import Any
 
+from adapters.apply import disable_adapters
 from pet.train.evaluate import Answer
+from pet.train.objectives.reference import Reference
 from pet.train.state import Best
 
 
@@ -17,6 +19,7 @@ class Measuring:
         evaluation: gives the metrics by name; None where there is nothing to measure on. Between the first and the
             last evaluation it is asked for those ``from_logits`` alone, where the settings say so.
         before, before_samples: metrics and answers of the model before its first step.
+        base_samples: answers of the base, where the run starts from a tuned adapter.
         best: the best evaluation so far.
         last_measured: the model's state at the last full evaluation, and its results.
     """
@@ -26,6 +29,7 @@ class Measuring:
         self.evaluation, self.eval_settings = evaluation, settings
         self.before: dict[str, float] | None = None
         self.before_samples: list[Answer] = []
+        self.base_samples: list[Answer] = []
         self.best = Best()
         self.last_measured: tuple[tuple, dict[str, float]] | None = None
 
@@ -34,6 +38,16 @@ class Measuring:
         if self.before is None and self.evaluation is not None and self.eval_settings.before:
             self.before = self.evaluation()
             self.before_samples = list(getattr(self.evaluation, "samples", []))
+            if self.before_samples and Reference.started_from_file(self.model):
+                with disable_adapters(self.model):
+                    self.base_samples = self.evaluation.answers(len(self.before_samples))
+
+    def measured_in_step(self, result) -> dict[str, float]:
+        """What the objective measures beside the loss, of a step's own batch."""
+        if not getattr(self.objective, "reported", False):
+            return {}
+        measured = self.objective.metrics(result.sums, result.count)
+        return {name: value for name, value in measured.items() if name != "loss"}
 
     def evaluate_if_due(self, record: dict[str, Any], last: bool) -> None:
         """Evaluates where the settings ask for it, and adds the numbers to the record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import unicodedata
 from collections.abc import Sequence
@@ -114,23 +115,24 @@ def comparison(first: dict[str, float] | None, last: dict[str, float] | None) ->
     return "\n".join(table(rows))
 
 
-def samples(first: Sequence[Answer], last: Sequence[Answer], columns: int = WIDTH) -> str:
-    """Answers side by side: what the base wrote, and what the tuned model writes."""
-    half = (columns - 3) // 2
-    by_place = {(answer.where, answer.prompt): answer.answer for answer in first}
+def samples(first: Sequence[Answer], last: Sequence[Answer], columns: int = WIDTH, base: Sequence[Answer] = ()) -> str:
+    """Answers side by side: before and after training, and the base's in front where the run started from a tuned
+    adapter."""
+    titles = ("base", "before", "after") if base else ("base", "tuned")
+    earlier = [{(answer.where, answer.prompt): answer.answer for answer in each} for each in (base, first) if each]
+    earlier = earlier or [{}]
+    share = (columns - 3 * (len(titles) - 1)) // len(titles)
     blocks = []
     for answer in last:
         lines = [*(f"  {line}" for line in wrapped(f"? {answer.prompt}", columns - 2))]
         if answer.reference:
             lines += [f"  {line}" for line in wrapped(f"= {answer.reference}", columns - 2)]
-        left = wrapped(by_place.get((answer.where, answer.prompt), "–") or "(nothing)", half)
-        right = wrapped(answer.answer or "(nothing)", half)
-        lines.append(f"{padded('base', half)} │ tuned")
-        lines.append("─" * half + "─┼─" + "─" * half)
-        for row in range(max(len(left), len(right))):
-            one = left[row] if row < len(left) else ""
-            two = right[row] if row < len(right) else ""
-            lines.append(f"{padded(one, half)} │ {two}".rstrip())
+        texts = [each.get((answer.where, answer.prompt), "–") for each in earlier] + [answer.answer]
+        cells = [wrapped(text or "(nothing)", share) for text in texts]
+        lines.append(" │ ".join(padded(title, share) for title in titles).rstrip())
+        lines.append("─┼─".join("─" * share for _ in titles))
+        for row in itertools.zip_longest(*cells, fillvalue=""):
+            lines.append(" │ ".join(padded(cell, share) for cell in row).rstrip())
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -216,6 +218,8 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
         parts.append(compared)
     if evaluation is not None and evaluation.samples:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
-        parts.append(samples(trainer.before_samples, evaluation.samples, max(60, min(columns, 120))))
+        parts.append(
+            samples(trainer.before_samples, evaluation.samples, max(60, min(columns, 120)), trainer.base_samples)
+        )
     parts.append(where(directory, CONTENTS))
     return "\n" + "\n\n".join(parts)

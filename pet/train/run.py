@@ -75,13 +75,14 @@ def start(
     from pet import run_directory
     from pet.planning.room import check_room
     from pet.recipe.classes import OPTIONS
+    from pet.recipe.fields import PRECOMPUTE
     from pet.train.prepare import make_distributed_context, prepare
 
     if recipe.output.only_save_strategy:
         return save_strategies(recipe, show)
     recipe = recipe.model_copy(deep=True)
-    if recipe.train.objective in OPTIONS["reference"] and recipe.train.reference is None:
-        recipe.train.reference = getattr(recipe.adapter, "load", None)
+    if recipe.train.objective in OPTIONS["reference"] and recipe.train.reference in (None, PRECOMPUTE):
+        recipe.train.reference = getattr(recipe.adapter, "load", None) or recipe.train.reference
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
     distributed = distributed or make_distributed_context(recipe)
     with locked(recipe, distributed):

@@ -17,12 +17,13 @@ def with_settings(train, settings: dict[str, Any]):
     from pydantic import ValidationError
 
     from pet.recipe.training import Train
+    from pet.recipe.trl_names import hint
 
     unknown = [name for name in settings if name not in Train.model_fields]
     if unknown:
         raise InputError.collect(
-            f"Trainer has no setting {name!r}{nearest(name, Train.model_fields)}; MindFormers' arguments go with "
-            "train_dataset, not with batches (train_data)"
+            f"Trainer has no setting {name!r}{hint(name) or nearest(name, Train.model_fields)}; MindFormers' arguments "
+            "go with train_dataset, not with batches (train_data)"
             for name in unknown
         )
     try:

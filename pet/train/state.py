@@ -89,6 +89,7 @@ def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dic
         "watch": trainer.watch.state(),
         "before": trainer.before,
         "before_samples": [dataclasses.asdict(sample) for sample in trainer.before_samples],
+        "base_samples": [dataclasses.asdict(sample) for sample in trainer.base_samples],
         "unfinished": trainer.unfinished,
         "origins": trainer.origins,
         **fixed(trainer),
@@ -149,6 +150,7 @@ def restore(trainer, found: Checkpoint) -> None:
     trainer.watch.load(state["watch"])
     trainer.before, trainer.unfinished = state["before"], state.get("unfinished")
     trainer.before_samples = [Answer(**sample) for sample in state["before_samples"]]
+    trainer.base_samples = [Answer(**sample) for sample in state.get("base_samples", [])]
 
 
 def restore_weights(trainer, found: Checkpoint) -> None:

@@ -40,6 +40,7 @@ class StepResult:
         finite: whether all gradients and the loss are.
         applied: whether the update was made: finite, and the loss not above the limit.
         count: what the objective divides the loss by, such as label tokens.
+        sums: what the objective's `measure` gives, over all processes, where it is ``reported``; else the loss alone.
         useful_tokens, tokens: tokens that are not padding, and all tokens of the step.
         compile_seconds: time of first calls with a new batch shape; 0 in most steps.
     """
@@ -49,6 +50,7 @@ class StepResult:
     finite: bool
     applied: bool
     count: int
+    sums: list[float]
     useful_tokens: int
     tokens: int
     compile_seconds: float
@@ -102,14 +104,19 @@ def tensors(batch: dict[str, Any], arrays: Sequence[str]) -> list[Tensor]:
     return [Tensor(np.ascontiguousarray(array, kind)) for array, kind in zip(found, kinds, strict=True)]
 
 
-def weighted(forward: Callable) -> Callable:
-    """``(*arrays, weight) → (summed loss · weight, summed loss)``: what is differentiated, and what is reported."""
+def weighted(objective: Objective, model, compiled: bool = True) -> Callable:
+    """``(*arrays, weight) → (summed loss · weight, sums)``: what is differentiated, and what is reported."""
+    forward = objective.forward(model, compiled)
 
     def scaled(*arguments):
         total = forward(*arguments[:-1])
         return total * arguments[-1], total
 
-    return scaled
+    def scaled_first(*arguments):
+        sums = forward(*arguments[:-1])
+        return sums[0] * arguments[-1], ops.stack(sums)
+
+    return scaled_first if getattr(objective, "reported", False) else scaled
 
 
 class TrainStep:
@@ -147,7 +154,7 @@ class TrainStep:
         borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
         spans = tuple(itertools.pairwise(borders))
         weights = ParameterTuple([parameter for group in groups for parameter in group])
-        differentiate = ms.value_and_grad(weighted(objective.forward(model, compiled)), None, weights, has_aux=True)
+        differentiate = ms.value_and_grad(weighted(objective, model, compiled), None, weights, has_aux=True)
 
         def gradient(*arguments):
             (_, total), gradients = differentiate(*arguments)
@@ -201,11 +208,11 @@ class TrainStep:
         count = sum(map(self.objective.count, batches))
         count, useful, tokens = (int(number) for number in self.distributed.sum_numbers([count, useful, tokens]))
         weight = scalar(scale / max(count, 1))
-        total, vectors = self.accumulate(batches, step, weight)
+        sums, vectors = self.accumulate(batches, step, weight)
         vectors = self.distributed.all_reduce_sum(vectors, self.optimizer.segments)
-        total, square = self.distributed.statistics(total, self.squares_of(vectors), self.optimizer.segments)
+        sums, square = self.distributed.statistics(sums.tolist(), self.squares_of(vectors), self.optimizer.segments)
         norm = math.sqrt(square) / scale if math.isfinite(square) else math.nan
-        loss = total / max(count, 1)
+        loss = sums[0] / max(count, 1)
         finite = math.isfinite(norm) and math.isfinite(loss)
         applied = finite and loss <= limit
         if applied:
@@ -217,13 +224,14 @@ class TrainStep:
             finite=finite,
             applied=applied,
             count=count,
+            sums=sums,
             useful_tokens=useful,
             tokens=tokens,
             compile_seconds=self.compile_seconds - compiled_before,
         )
 
-    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[float, Sequence]:
-        """The micro-batches' summed loss, and the sum of their gradients of ``loss · weight`` as vectors."""
+    def accumulate(self, batches: Sequence[dict[str, Any]], step: int, weight: Tensor) -> tuple[np.ndarray, Sequence]:
+        """The sums of the micro-batches, the loss first, and of their gradients of ``loss · weight`` as vectors."""
         losses, vectors = [], None
         for micro, batch in enumerate(batches):
             if self.set_key is not None:
@@ -232,7 +240,7 @@ class TrainStep:
             summed, fresh = self.gradient(*tensors(batch, self.objective.arrays), weight)
             losses.append(summed)
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
-        return sum_of(losses), vectors
+        return sum_of(losses, self.objective), vectors
 
     @property
     def compile_seconds(self) -> float:
@@ -244,10 +252,13 @@ class TrainStep:
         return self.squares(*vectors).asnumpy().astype(np.float64).tolist()
 
 
-def sum_of(losses: Sequence[Tensor]) -> float:
-    """The micro-batches' losses, added in double precision. Read when all are launched: a device need not wait for the
-    host between two of them."""
-    return sum(float(loss.asnumpy()) for loss in losses)
+def sum_of(found: Sequence[Tensor], objective: Objective) -> np.ndarray:
+    """The micro-batches' losses, or all their sums where the objective is ``reported``, added in double precision; of
+    none of them 0. Read when all are launched: a device need not wait for the host between two of them."""
+    total = np.zeros(objective.sums if getattr(objective, "reported", False) else 1)
+    for each in found:
+        total = total + each.asnumpy().astype(np.float64)
+    return total
 
 
 def mix(*numbers: int) -> int:

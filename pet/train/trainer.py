@@ -320,6 +320,7 @@ class Trainer(Measuring, Saving):
             "step": position.step,
             "epoch": self.epochs_done(),
             "loss": result.loss,
+            **self.measured_in_step(result),
             "learning_rate": rate,
             "gradient_norm": result.gradient_norm if math.isfinite(result.gradient_norm) else None,
             self.objective.counted: result.count,

@@ -70,7 +70,7 @@ def disturb(model) -> None:
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
 
-def gradients(model, batch, fast: bool) -> tuple[float, np.ndarray]:
+def gradients(model, batch, fast: bool) -> tuple[np.ndarray, np.ndarray]:
     """The summed loss of a batch, and all gradients end to end."""
     model.set_fast(fast)
     trained = [parameter for parameter in model.get_parameters() if parameter.requires_grad]

@@ -50,7 +50,8 @@ def draw(lines: list[dict[str, Any]], path: Path, title: str, before: float | No
 
 
 def picture(lines: list[dict[str, Any]], title: str, before: float | None = None):
-    """The training loss (each step faint, smoothed bold), the evaluations, and the learning rate below.
+    """The training loss (each step faint, smoothed bold), the evaluations, the rewards where answers are compared, and
+    the learning rate below.
 
     Args:
         lines: those of metrics.jsonl.
@@ -58,7 +59,7 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
         before: evaluation loss of the untrained model, if it was measured.
 
     Returns:
-        A matplotlib figure with two axes.
+        A matplotlib figure with an axis for each of these.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -67,7 +68,10 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
     steps, losses = [line["step"] for line in lines], [line["loss"] for line in lines]
     figure = Figure(figsize=(9, 5.6), dpi=140, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    compared = [line for line in lines if "reward_margin" in line]
+    heights = [4, 2, 1] if compared else [4, 1]
+    figure.set_figheight(0.8 * sum(heights) + 1.6)
+    upper, *middle, lower = axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     few = len(steps) < 20
     upper.plot(steps, losses, color=TRAIN, alpha=0.9 if few else 0.25, linewidth=1.8 if few else 0.9)
     measured = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
@@ -95,7 +99,8 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
                 fontsize=9,
                 fontweight="bold",
             )
-    upper.set_ylabel("loss per label token", color=INK)
+    counted = next((one for one in ("pair", "answer") if f"{one}s" in lines[0]), "label token")
+    upper.set_ylabel(f"loss per {counted}", color=INK)
     top, bottom = max(shown), min(shown)
     if wide:
         upper.set_yscale("log")
@@ -116,8 +121,11 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
     lower.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     lower.set_xlabel("step", color=INK)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    for axis in (upper, lower):
-        axis.grid(color=GRID, linewidth=0.8)
+    if compared:
+        axes = [*axes, draw_rewards(middle[0], compared, memory)]
+    for axis in axes:
+        if axis not in axes[len(heights) :]:  # another scale over an axis that has its grid
+            axis.grid(color=GRID, linewidth=0.8)
         axis.set_axisbelow(True)
         axis.tick_params(colors=INK, length=0, which="both")
         for side in ("top", "right"):
@@ -125,6 +133,29 @@ def picture(lines: list[dict[str, Any]], title: str, before: float | None = None
         for side in ("left", "bottom"):
             axis.spines[side].set_color(FAINT)
     return figure
+
+
+def draw_rewards(axis, lines: list[dict[str, Any]], memory: float):
+    """The rewards of preferred and other answers, smoothed, with the margin between them as the area; the share of
+    answers in the right order by an axis on the right, which is returned."""
+    steps = [line["step"] for line in lines]
+    chosen, rejected, ahead = (
+        smoothed([line[f"reward_{name}"] for line in lines], memory) for name in ("chosen", "rejected", "accuracy")
+    )
+    axis.plot(steps, chosen, color=TRAIN, linewidth=1.8, label="chosen")
+    axis.plot(steps, rejected, color=EVALUATION, linewidth=1.8, label="rejected")
+    axis.fill_between(steps, chosen, rejected, color=TRAIN, alpha=0.08, linewidth=0)
+    axis.set_ylabel("reward", color=INK)
+    right = axis.twinx()
+    right.plot(steps, ahead, "--", color=RATE, linewidth=1.4, label="accuracy")
+    held_out = [(line["step"], line["eval_reward_accuracy"]) for line in lines if "eval_reward_accuracy" in line]
+    if held_out:
+        right.plot(*zip(*held_out, strict=True), "o", color=RATE, markersize=5, mec="white", label="held out")
+    right.set_ylim(-0.05, 1.05)
+    right.set_ylabel("accuracy", color=INK)
+    handles = [*axis.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    axis.legend(handles=handles, frameon=False, labelcolor=INK, loc="center right", fontsize=8, ncols=2)
+    return right
 
 
 class LossPlot(Callback):

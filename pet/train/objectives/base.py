@@ -27,6 +27,7 @@ class Objective(nn.Cell):
             and a row is one document.
         sums: how many numbers `measure` gives.
         counted: what `count` counts, as it is called in metrics.jsonl.
+        reported: whether a training step gives the sums of `measure`, too, for its line in metrics.jsonl.
     """
 
     arrays: tuple[str, ...] = ("labels",)
@@ -34,6 +35,7 @@ class Objective(nn.Cell):
     conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
     sums: int = 1
     counted: str = "label_tokens"
+    reported: bool = False
 
     @classmethod
     def from_settings(cls, settings) -> Objective:
@@ -82,7 +84,7 @@ class Objective(nn.Cell):
     # Graph functions over a batch's arrays
 
     def forward(self, model, fast: bool = False) -> Callable:
-        """``(*arrays) → summed loss``.
+        """``(*arrays) → summed loss``, or all sums of `measure` where the objective is ``reported``.
 
         Args:
             model: a `CausalLM` (or a pipeline's last stage, whose first array are hidden states), or any cell that maps

@@ -12,7 +12,8 @@ from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
 from pet.data.packing import collate
 from pet.train.objectives.causal import shift_labels
-from pet.train.objectives.preference import Preference, Score, counts_of, documents_of, keys_of
+from pet.train.objectives.preference import Preference
+from pet.train.objectives.reference import Score, counts_of, keys_of
 
 
 class KTO(Preference):
@@ -29,7 +30,7 @@ class KTO(Preference):
     arrays = ("labels", "document", "reference", "weight", "moved")
     documents = 1
     counted = "answers"
-    sums = 7
+    sums = 9
 
     def __init__(self, beta: float | None = None, desirable_weight: float = 1.0, undesirable_weight: float = 1.0):
         super().__init__(beta)
@@ -40,34 +41,36 @@ class KTO(Preference):
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         from pet.train.feed import layout_of
 
-        if training in self.known:
+        if training in self.reference.known:
             return
         if not hasattr(feed, "dataset"):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
+        if training and self.reference.started_from_file(model):
+            raise InputError("kto: the reference is the base, and the adapter was loaded; merge it first (pet merge)")
         super().begin(model, feed, training, distributed, compiled)
         dataset = feed.dataset
         last = np.asarray(dataset.starts) + np.asarray(dataset.lengths) - 1
         self.desirable[training] = dict(enumerate((np.asarray(dataset.trained)[last] != 2).tolist()))
         if self.scores is None:
             self.distributed, self.layout = distributed, layout_of(model)
-            self.scores = Score(model, compiled), Score(model, compiled)
+            offset = getattr(model, "position_offset", 0)
+            self.scores = Score(model, compiled, offset), Score(model, compiled, offset)
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
-        documents = documents_of(batch)
-        reference, weight = np.zeros(documents.shape, np.float32), np.zeros(documents.shape, np.float32)
+        batch = super().prepare(batch, training)
+        documents = batch["document"]
+        weight = np.zeros(documents.shape, np.float32)
         for row, keys in enumerate(keys_of(batch, documents)):
-            reference[row, : len(keys)] = [self.known[training][key] for key in keys]
             liked = [self.desirable[training][key] for key in keys]
             weight[row, : len(keys)] = [self.weights[0] if one else -self.weights[1] for one in liked]
-        moved = np.full(len(documents), self.moved(batch, documents), np.float32)
-        return {**batch, "document": documents, "reference": reference, "weight": weight, "moved": moved}
+        return {**batch, "weight": weight, "moved": np.full(len(documents), self.moved(batch, documents), np.float32)}
 
     def moved(self, batch: dict[str, Any], documents: np.ndarray) -> float:
         """z₀ of a batch."""
         mixed = mismatched(batch, documents, self.layout)
-        mine = [value for row in self.scores[0](mixed) for value in row]
-        with self.as_reference(self.scores[1].model, self.distributed):
-            theirs = [value for row in self.scores[1](mixed) for value in row]
+        mine = [float(value.sum(dtype=np.float64)) for row in self.scores[0](mixed) for value in row]
+        with self.reference.on(self.scores[1].model, self.distributed):
+            theirs = [float(value.sum(dtype=np.float64)) for row in self.scores[1](mixed) for value in row]
         total, count = self.distributed.sum_numbers([sum(mine) - sum(theirs), float(len(mine))])
         return max(0.0, total / max(count, 1.0))
 
@@ -77,38 +80,42 @@ class KTO(Preference):
     # Graph code
 
     def of_answers(self, picked, labels, document, reference, weight, moved):
-        """→ per answer ``(N,)``: loss, reward, 1.0 if desirable, 1.0 if not."""
+        """→ per answer ``(N,)``: loss, reward, log-probability, 1.0 if desirable, 1.0 if not."""
         rows, length = labels.shape
         size = rows * length
         place = (document + int_range(rows).reshape(rows, 1) * length).reshape(-1)
         learnt = (shift_labels(labels) != IGNORED).reshape(-1).astype(picked.dtype)
-        ratio = ops.unsorted_segment_sum(picked * learnt, place, size) - reference.reshape(-1)
+        ratio = ops.unsorted_segment_sum((picked - reference.reshape(-1)) * learnt, place, size)
+        whole = ops.unsorted_segment_sum(picked * learnt, place, size)
         weight, moved = weight.reshape(-1), ops.tile(moved.reshape(rows, 1), (1, length)).reshape(-1)
         losses = ops.abs(weight) * (1.0 - ops.sigmoid(self.beta * ops.sign(weight) * (ratio - moved)))
-        return losses, self.beta * ratio, (weight > 0).astype(picked.dtype), (weight < 0).astype(picked.dtype)
+        return losses, self.beta * ratio, whole, (weight > 0).astype(picked.dtype), (weight < 0).astype(picked.dtype)
 
     def loss_of(self, picked, arrays):
         return self.of_answers(picked, *arrays)[0].sum()
 
     def measures_of(self, picked, arrays):
-        losses, rewards, liked, others = self.of_answers(picked, *arrays)
+        losses, rewards, whole, liked, others = self.of_answers(picked, *arrays)
         moved = ops.tile(arrays[-1].reshape(-1, 1), (1, arrays[0].shape[1])).reshape(-1)
         above = (rewards > self.beta * moved).astype(picked.dtype)
         right = (above * liked + (1.0 - above) * others).sum()
-        moved = (moved * (liked + others)).sum()
-        return losses.sum(), right, (rewards * liked).sum(), liked.sum(), (rewards * others).sum(), others.sum(), moved
+        found = losses.sum(), right, (rewards * liked).sum(), (whole * liked).sum(), liked.sum()
+        found = (*found, (rewards * others).sum(), (whole * others).sum(), others.sum())
+        return (*found, (moved * (liked + others)).sum())
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of answers on the right side of z₀; the mean rewards of both kinds
-        and the margin between them; ``kl``, the mean z₀."""
-        loss, right, chosen, liked, rejected, others, moved = sums
-        chosen, rejected = chosen / max(liked, 1), rejected / max(others, 1)
+        and the margin between them; the log-probabilities of both; ``kl``, the mean z₀."""
+        loss, right, chosen, chosen_logp, liked, rejected, rejected_logp, others, moved = sums
+        liked, others = max(liked, 1), max(others, 1)
         return {
             "loss": loss / max(count, 1),
             "reward_accuracy": right / max(count, 1),
-            "reward_margin": chosen - rejected,
-            "reward_chosen": chosen,
-            "reward_rejected": rejected,
+            "reward_margin": chosen / liked - rejected / others,
+            "reward_chosen": chosen / liked,
+            "reward_rejected": rejected / others,
+            "logp_chosen": chosen_logp / liked,
+            "logp_rejected": rejected_logp / others,
             "kl": moved / max(count, 1),
         }
 

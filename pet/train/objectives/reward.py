@@ -12,7 +12,8 @@ from mindspore import ops
 from model_zoo.errors import InputError
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import Objective, through
-from pet.train.objectives.preference import count_pairs, counts_of, documents_of
+from pet.train.objectives.preference import count_pairs
+from pet.train.objectives.reference import counts_of, documents_of
 
 
 class Reward(Objective):
@@ -26,6 +27,7 @@ class Reward(Objective):
     documents = 2
     counted = "pairs"
     sums = 4
+    reported = True
 
     @staticmethod
     def extend(model) -> None:
@@ -67,10 +69,9 @@ class Reward(Objective):
         return losses.sum(), (better > worse).astype(losses.dtype).sum(), better.sum(), worse.sum()
 
     def forward(self, model, fast: bool = False) -> Callable:
-        return through(model, None, scored(model, self.loss))
-
-    def measured(self, model, fast: bool = False) -> Callable:
         return through(model, None, scored(model, self.measure))
+
+    measured = forward
 
     def metrics(self, sums, count: int) -> dict[str, float]:
         """``loss``; ``reward_accuracy``, the share of pairs whose preferred answer has the higher score; the mean

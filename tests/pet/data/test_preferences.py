@@ -17,6 +17,7 @@ EXPECTED = [[USER, GOOD], [USER, BAD]]
         {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
         {"prompt": "Q", "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 1.0},
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "Q", "messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 8.0},
         {"messages": [USER], "chosen": GOOD, "rejected": BAD},
         {"instruction": "Q", "input": "", "chosen": "A", "rejected": "B"},
         {"chosen": "\n\nHuman: Q\n\nAssistant: A", "rejected": "\n\nHuman: Q\n\nAssistant: B"},

@@ -7,6 +7,7 @@ import pytest
 
 from pet.data import DataSettings, TokenDataset, describe, load_dataset, show
 from pet.data.show import histogram
+from pet.recipe.classes import rows_of
 
 
 @pytest.fixture
@@ -69,3 +70,31 @@ def test_nothing_and_streams(write, letters, tmp_path):
     data = load_dataset(write("rows.jsonl", [{"text": "abc"}] * 7), letters, settings=settings)
     text = describe(data, letters)
     assert text.startswith("7 rows in 3 windows; of the first window:") and "<s>[[abc</s>]]" in text
+
+
+@pytest.fixture
+def pairs(write, letters, tmp_path):
+    rows = [
+        {"prompt": "ask", "chosen": "a red cup", "rejected": "a blue cup"},
+        {"prompt": "q", "chosen": "x", "rejected": "y"},
+    ]
+    settings = DataSettings(max_length=40, cache_dir=str(tmp_path / "cache"), **rows_of("dpo"))
+    return load_dataset(write("pairs.jsonl", rows), letters, settings=settings), settings
+
+
+def test_a_pair_is_shown_once_with_what_differs(pairs, letters):
+    data, settings = pairs
+    text = describe(data, letters, settings=settings, samples=1)
+    assert "pairs.jsonl:1 · " in text and "pairs.jsonl:2" not in text
+    assert "\n<s>ask<a>\n+ a red cup</s>\n- a blue cup</s>\n" in text and "\x1b" not in text
+    coloured = describe(data, letters, settings=settings, colour=True)
+    assert "+ a \x1b[32mred\x1b[0m cup</s>\n- a \x1b[31mblue\x1b[0m cup</s>\n" in coloured
+    assert "\x1b[2m<s>ask<a>\x1b[0m\n" in coloured
+
+
+def test_undesirable_answers_are_called_so(write, letters, tmp_path):
+    rows = [{"prompt": "ask", "completion": text, "label": label} for text, label in (("yes", True), ("no", False))]
+    settings = DataSettings(max_length=40, cache_dir=str(tmp_path / "cache"), **rows_of("kto"))
+    text = describe(load_dataset(write("labelled.jsonl", rows), letters, settings=settings), letters, settings=settings)
+    first, second = (line for line in text.splitlines() if "labelled.jsonl:" in line)
+    assert first.endswith("learnt") and second.endswith("learnt, undesirable")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_zoo.errors import InputError
-from pet.recipe import dump, json_schema, load
+from pet.recipe import dump, json_schema, load, trl_names
 from pet.recipe.keys import known_keys, path_keys, walk
 from pet.recipe.loading import from_dict
 from pet.recipe.overrides import parse_override
@@ -387,4 +387,19 @@ def test_path_keys():
     assert path_keys()[("output", "dir")] == "here"
     assert path_keys()[("model", "path")] == "model"
     assert path_keys()[("adapter", "load")] == "recipe"
+    assert path_keys()[("train", "reference")] == "reference"
     assert ("adapter", "rank") in known_keys()
+
+
+def test_names_of_trl_are_recognised(write):
+    text = GOOD + "  loss_type: sigmoid\n  rpo_alpha: 1\n  per_device_train_batch_size: 2\n"
+    said = problems(write(text))
+    assert "(TRL's loss_type is train.objective (sigmoid is dpo))" in said[0]
+    assert "(TRL's rpo_alpha is train.sft_weight)" in said[1]
+    assert "(TRL's per_device_train_batch_size is train.batch_size, over all processes)" in said[2]
+
+
+def test_every_key_that_a_hint_names_is_there():
+    for text in trl_names.NAMES.values():
+        if (key := tuple(text.split(",")[0].split(" ")[0].rstrip(":").split(".")))[0] in ("train", "data", "eval"):
+            assert key in known_keys(), text

@@ -187,6 +187,15 @@ def test_a_picture_of_one_step_and_of_a_constant_loss(tmp_path):
     assert (tmp_path / "one.png").stat().st_size > 5000 and (tmp_path / "same.png").stat().st_size > 5000
 
 
+def test_rewards_have_a_panel_of_their_own():
+    rewards = {"reward_chosen": 1.0, "reward_rejected": -2.0, "reward_accuracy": 0.75, "reward_margin": 3.0, "pairs": 2}
+    plain = [{"step": step, "loss": 1.0, "learning_rate": 0.1} for step in (1, 2)]
+    assert [axis.get_ylabel() for axis in picture(plain, "").axes] == ["loss per label token", "learning rate"]
+    axes = picture([{**line, **rewards} for line in plain], "").axes
+    assert [axis.get_ylabel() for axis in axes] == ["loss per pair", "reward", "learning rate", "accuracy"]
+    assert [line.get_ydata()[-1] for line in (*axes[1].lines, *axes[3].lines)] == [1.0, -2.0, 0.75]
+
+
 def test_short_numbers():
     assert [short(value) for value in (7.4, 999, 1234, 56_789, 2.5e6, 3e9)] == [
         "7",

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from pet import AutoModel, apply_lora
+import pet
+from pet import AutoModel, InputError, apply_lora
 from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
@@ -18,9 +19,10 @@ from pet.data.packing import causal_layout
 from pet.data.settings import DataSettings
 from pet.names import bundled_models
 from pet.recipe.training import Train
-from pet.train.objectives import make_objective
+from pet.train.distributed import DistributedContext
+from pet.train.objectives import make_objective, reference
 from pet.train.objectives.kto import mismatched
-from pet.train.objectives.preference import documents_of, keys_of, picked_of_hidden, picked_of_logits
+from pet.train.objectives.reference import documents_of, keys_of, picked_of_hidden, picked_of_logits
 from pet.train.trainer import Trainer
 
 VOCABULARY = 11
@@ -54,6 +56,17 @@ def dataset(documents, together: int = 2) -> TokenDataset:
 def packed(documents, rows: int = 2, together: int = 2):
     settings = DataSettings(packing="pack", max_length=24 // together, shuffle=False)
     return next(iter(Loader(dataset(documents, together), rows, settings).batches(0)))
+
+
+def per_token(documents, references):
+    """Log-probabilities of whole answers as those of their tokens, some of which are learnt."""
+    found = {}
+    for key, total in references.items():
+        learnt = np.flatnonzero(documents[key][1]) - 1
+        found[key] = np.zeros(len(documents[key][0]), np.float32)
+        shares = np.arange(1, len(learnt) + 1)
+        found[key][learnt] = shares / shares.sum() * total
+    return found
 
 
 def by_torch(name: str, settings, logits, batch, references):
@@ -99,7 +112,7 @@ def test_losses_and_gradients_are_the_formulas(name):
     references = dict(enumerate(np.random.default_rng(2).normal(-5, 1, len(documents)).tolist()))
     if not objective.uses_reference:
         references = dict.fromkeys(references, 0.0)
-    objective.known[True] = references
+    objective.reference.known[True] = per_token(documents, references)
     batch = objective.prepare(packed(documents), training=True)
     assert objective.count(batch) == 5
     logits = np.random.default_rng(3).normal(0, 1, (*batch["labels"].shape, VOCABULARY)).astype(np.float32)
@@ -115,8 +128,6 @@ def test_losses_and_gradients_are_the_formulas(name):
 
 
 def test_log_probabilities_of_labels_without_logits():
-    import pet
-
     model = pet.AutoModel.from_pretrained("llama_tiny")
     for parameter in model.get_parameters():
         parameter.requires_grad = False
@@ -150,7 +161,8 @@ def test_ktos_losses_and_gradients_are_the_formulas(moved):
     random = np.random.default_rng(5)
     references = random.normal(-5, 1, len(documents)).tolist()
     liked = [True, False, True, True, False, False]
-    objective.known[True], objective.desirable[True] = dict(enumerate(references)), dict(enumerate(liked))
+    objective.reference.known[True] = per_token(documents, dict(enumerate(references)))
+    objective.desirable[True] = dict(enumerate(liked))
     objective.moved = lambda *_: moved
     batch = objective.prepare(batch, training=True)
     assert objective.count(batch) == 6
@@ -231,6 +243,18 @@ def test_a_fresh_adapter_begins_at_ln_2_and_learns_to_prefer(finetune, tmp_path)
     assert abs(other[0]["loss"] - np.log(2)) > 1e-3
 
 
+def test_a_step_says_what_it_measured(finetune):
+    """Its own batch, so that without dropout a single step is what the evaluation of the same rows says."""
+    lines, _ = finetune("steps")
+    first, last = lines[0], lines[-1]
+    assert first["kl"] == pytest.approx(0, abs=1e-9) and first["reward_margin"] == pytest.approx(0, abs=1e-5)
+    assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], abs=1e-6)
+    assert last["reward_margin"] > 1 and last["reward_accuracy"] == 1 and last["kl"] > 0.01
+    assert last["logp_chosen"] > last["logp_rejected"] and last["win_rate"] == 1
+    without, _ = finetune("without", "train.steps=1", objective="orpo")
+    assert "kl" not in without[0] and "reward_margin" in without[0]
+
+
 def test_a_file_of_pairs_in_python(tmp_path):
     rows = [{"prompt": "On which street?", "chosen": "Moon Street.", "rejected": f"None of {n}."} for n in range(6)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -240,6 +264,74 @@ def test_a_file_of_pairs_in_python(tmp_path):
     trainer.train()
     assert trainer.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert trainer.history[-1]["loss"] < 0.4
+    pet.save_adapter(model, tmp_path / "tuned")
+    for start, first in ((None, "is the base"), (tmp_path / "tuned", "is the adapter that was loaded")):
+        again = AutoModel.from_pretrained("llama_tiny")
+        if start is None:
+            apply_lora(again, rank=4, targets="all-linear")
+        else:
+            pet.load_adapter(again, start)
+        tuned = Trainer(again, file, objective="dpo", **{**settings, "steps": 1})
+        tuned.train()
+        assert tuned.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), f"the reference {first}"
+    with pytest.raises(InputError, match="kto: the reference is the base, and the adapter was loaded"):
+        labelled = [{"prompt": "?", "completion": row["chosen"], "label": True} for row in rows]
+        (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+        Trainer(again, tmp_path / "labelled.jsonl", objective="kto", steps=1, batch_size=2)
+
+
+@pytest.fixture
+def references(monkeypatch):
+    """The feeds for which a reference is computed, one entry each."""
+    found, compute = [], reference.computed
+    monkeypatch.setattr(reference, "computed", lambda *arguments: found.append(arguments[1]) or compute(*arguments))
+    return found
+
+
+def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp_path):
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    first, _ = finetune("first", cache)
+    assert len(references) == 2, "of the training and of the evaluation data"
+    second, _ = finetune("second", cache, "train.seed=42", "adapter.rank=4")
+    assert len(references) == 2 and second[0]["logp_chosen"] == first[0]["logp_chosen"]
+    finetune("other data", cache, "data.max_samples=12")
+    assert len(references) == 4
+    base = tmp_path / "base"
+    model = AutoModel.from_pretrained("llama_tiny")
+    weight = model.model.norm.weight
+    weight.set_data(weight * (1 + 1e-6))
+    pet.save_pretrained(model, base)
+    finetune("other base", cache, f"model.path={base}")
+    assert len(references) == 6, "however little it differs"
+    for file in (tmp_path / "cache").glob("reference-*.npz"):
+        file.write_bytes(file.read_bytes()[:-40])
+    again, _ = finetune("damaged", cache)
+    assert len(references) == 8 and [line["loss"] for line in again] == [line["loss"] for line in first]
+
+
+def test_a_reference_by_batch_is_the_precomputed_one(finetune, references):
+    (expected, _), kept = finetune("kept", steps=3), len(references)
+    for name, settings in (
+        ("by batch", ["train.reference=adapters_off", "data.eval_fraction=0.25"]),
+        ("streamed", ["data.streaming=true", "data.eval_fraction=0"]),
+    ):
+        lines, _ = finetune(name, *settings, "data.shuffle=false", steps=3)
+        assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+        if name == "by batch":
+            plain, _ = finetune("plain", "data.shuffle=false", steps=3)
+            assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in plain], rel=1e-5)
+        assert lines[-1]["loss"] < expected[0]["loss"]
+    assert kept == 2
+
+
+def test_a_prefix_takes_no_part_in_the_reference(finetune, references):
+    """Nor do the positions that it takes up: GPT-2 has learned ones."""
+    finetune("prefix", "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
+    feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
+    expected = dict(reference.computed(model, Loader(feed.dataset, feed.batch_size, feed.settings)))
+    found = reference.kept(model, feed, DistributedContext(), offset=4)
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, atol=1e-5)
 
 
 def test_packed_pairs_are_measured_as_single_ones(finetune):
@@ -277,7 +369,7 @@ def test_resuming_gives_the_same_bits(finetune, tmp_path):
 
 
 def test_a_pipeline_and_streams_have_no_reference(finetune):
-    said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0")
+    said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0", "train.reference=precompute")
     assert "data.streaming: dpo reads the data beforehand; orpo and simpo have no reference" in said
     said, _ = finetune("wrong", "parallel.pipeline=2", "parallel.micro_batches=2", objective="ipo")
     assert "parallel.pipeline: ipo needs the whole model; orpo and simpo have no reference" in said
@@ -324,8 +416,6 @@ def test_the_curve_of_trl(trl, tmp_path, objective):
     from peft import LoraConfig, get_peft_model
     from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import pet
 
     kind, batch = {"dpo": (trl.DPOTrainer, 4), "kto": (trl.KTOTrainer, 2)}[objective]
     rows, losses = [], []

@@ -26,6 +26,13 @@ def test_answers_stand_side_by_side():
     assert any(line.startswith("–") and "(nothing)" in line for line in lines)
 
 
+def test_a_run_from_a_tuned_adapter_shows_the_base_too():
+    base, first, last = ([Answer("?", text, "", "f:1")] for text in ("one", "two", "three"))
+    lines = report.samples(first, last, 62, base).splitlines()
+    assert [cell.strip() for cell in lines[1].split("│")] == ["base", "before", "after"]
+    assert [cell.strip() for cell in lines[3].split("│")] == ["one", "two", "three"]
+
+
 @given(st.text(max_size=200), st.integers(4, 60))
 def test_wrapped_lines_fit_and_lose_nothing_but_spaces(text, columns):
     lines = report.wrapped(text, columns)

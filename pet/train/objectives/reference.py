@@ -1,0 +1,284 @@
+"""The reference that preferences are measured against: its log-probabilities, computed once and kept on disk.
+
+The reference never changes: it is the model without its adapters, or an adapter that the run started from. So its
+log-probabilities are computed before the first step, and a step costs no more than one over the same tokens. They lie
+beside the tokenised data, named by a digest of all that they depend on: a resumed run, or another one over the same
+base and data, reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_zoo.engine import available, token_cross_entropy
+from model_zoo.errors import InputError
+from pet.data.cache import writable_directory
+from pet.data.dataset import IGNORED
+from pet.files import atomic_file
+from pet.recipe.fields import ADAPTERS_OFF, REFERENCES
+from pet.train.compiled import Compiled
+from pet.train.objectives.base import through
+from pet.train.objectives.causal import CausalLM, head_numbers, plain_head, shift_labels
+
+log = logging.getLogger("pet")
+
+VERSION = 1  # goes into every digest: raise it when the same input gives other numbers than before
+
+
+class Reference:
+    """A reference's log-probabilities of the answers of a run's feeds.
+
+    Args:
+        chosen: ``train.reference``: None or ``precompute``, ``adapters_off``, or an adapter's directory.
+
+    Attributes:
+        known: for training (True) and evaluation: the key of a document → the log-probability, at each of its tokens,
+            of the token after it where that is learnt, else 0.
+        as_it_is: the reference is the model as it is before the first step, with the adapter that was loaded into it.
+    """
+
+    def __init__(self, chosen: str | None = None):
+        self.by_batch = chosen == ADAPTERS_OFF
+        self.directory = None if chosen in REFERENCES else chosen
+        self.known: dict[bool, dict[Any, np.ndarray]] = {}
+        self.as_it_is = False
+        self.score: Score | None = None
+
+    def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
+        """Computes, or reads, what is needed of a feed's answers.
+
+        Raises:
+            InputError: the feed streams and the reference is an adapter, or this process has a part of the model only.
+        """
+        if training in self.known or (training and self.score is not None):
+            return
+        if not distributed.can_generate:
+            raise InputError("parallel.pipeline: the reference needs the whole model; orpo and simpo have none")
+        if training:
+            self.as_it_is = self.directory is None and not self.by_batch and self.started_from_file(model)
+        self.distributed, offset = distributed, getattr(model, "position_offset", 0)
+        if training and (self.by_batch or feed.steps_per_epoch(0) is None):
+            if self.directory is not None or self.as_it_is:
+                raise InputError("data.streaming: an adapter as reference needs data that does not stream")
+            self.score = Score(model, compiled, offset)
+            return
+        with self.on(model, distributed):
+            self.known[training] = kept(model, feed, distributed, compiled, offset)
+
+    def of(self, batch: dict[str, Any], documents: np.ndarray, training: bool) -> list[list[np.ndarray]]:
+        """The log-probabilities of each row's documents."""
+        if training and self.score is not None:
+            with self.on(self.score.model, self.distributed):
+                return self.score(batch)
+        known = self.known[training]
+        return [[known[key] for key in keys] for keys in keys_of(batch, documents)]
+
+    @staticmethod
+    def started_from_file(model) -> bool:
+        """Whether an adapter that takes part was loaded."""
+        from adapters.registry import registry
+
+        state = registry(model) if hasattr(model, "adapter_state") else None
+        return state is not None and any(state.get(name).source for name in state.running)
+
+    @contextlib.contextmanager
+    def on(self, model, distributed):
+        """The model as the reference within the block."""
+        from adapters.apply import delete_adapter, disable_adapters, set_adapter
+        from adapters.registry import registry
+        from adapters.saving import load_adapter
+
+        if self.directory is None:
+            bare = hasattr(model, "adapter_state") and not self.as_it_is
+            with disable_adapters(model) if bare else contextlib.nullcontext():
+                yield
+            return
+        if distributed.divides_model:
+            raise InputError("train.reference: an adapter as reference needs the whole model in each process")
+        selected = list(registry(model).selected)
+        load_adapter(model, self.directory, name="reference")
+        try:
+            set_adapter(model, "reference")
+            yield
+        finally:
+            set_adapter(model, selected)
+            delete_adapter(model, "reference")
+
+
+def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> dict[Any, np.ndarray]:
+    """The log-probabilities of a feed's answers by the model as it is, by their keys; those of a dataset from disk
+    where they are there, and on disk afterwards."""
+    if not hasattr(feed, "dataset"):
+        return dict(computed(model, feed, compiled, offset))
+    lengths = np.asarray(feed.dataset.lengths)
+    file = writable_directory(feed.settings.cache_dir) / f"reference-{digest(model, feed, distributed, compiled)}.npz"
+    whole = read(file, int(lengths.sum()))
+    ends = np.cumsum(lengths)
+    if distributed.any(whole is None):  # all compute together, or none
+        whole = np.zeros(int(lengths.sum()), np.float32)
+        for key, values in computed(model, feed, compiled, offset):
+            whole[ends[key] - lengths[key] : ends[key]] = values
+        if distributed.data_size > 1:
+            whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
+        atomic_file(file, lambda temporary: write(temporary, whole))
+        log.info("reference: log-probabilities of %d answers are kept in %s", len(lengths), file)
+    else:
+        log.info("reference: log-probabilities of %d answers were in %s", len(lengths), file)
+    return dict(enumerate(np.split(whole, ends[:-1])))
+
+
+def computed(model, feed, compiled: bool = True, offset: int = 0):
+    """The keys of a feed's documents and their log-probabilities, by the model as it is."""
+    score = Score(model, compiled, offset)
+    for batch in feed.batches(0, 0):
+        for keys, values in zip(keys_of(batch, documents_of(batch)), score(batch), strict=True):
+            yield from zip(keys, values, strict=True)
+
+
+def write(file: Path, values: np.ndarray) -> None:
+    """Puts numbers into a file with a check sum."""
+    with open(file, "wb") as stream:
+        np.savez(stream, values=values)
+
+
+def read(file: Path, length: int) -> np.ndarray | None:
+    """So many numbers out of a file; None where there is none. A damaged one is None too, with a warning."""
+    if not file.is_file():
+        return None
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            values = stored["values"]
+        if values.shape != (length,) or values.dtype != np.float32:
+            raise ValueError(f"{values.shape} numbers, {length} expected")
+        return values
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.error) as error:
+        log.warning("%s: damaged log-probabilities of a reference (%s); they are computed again", file, error)
+        return None
+
+
+def digest(model, feed, distributed, compiled: bool) -> str:
+    """What the log-probabilities of a dataset's answers depend on: every number of the model as it is, how it
+    computes, the tokens, and how these lie in rows (which changes roundings)."""
+    import pet
+
+    found = hashlib.blake2b(digest_size=16)
+    place = [distributed.data_rank, distributed.data_size, distributed.tensor_rank, distributed.size]
+    how = [VERSION, pet.__version__, compiled, available(), place, feed.batch_size, feed.accumulation]
+    names = ("packing", "max_length", "buckets", "shuffle", "seed")
+    how += [getattr(feed.settings, name) for name in names] + [feed.dataset.documents]
+    found.update(repr(how).encode())
+    for path, cell in model.cells_and_names():
+        found.update(f"{path} {type(cell).__name__}\0".encode())
+    for parameter in model.get_parameters():
+        if getattr(parameter, "adapter", None) is None or takes_part(model, parameter.adapter):
+            found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())
+            found.update(np.ascontiguousarray(parameter.asnumpy()).view(np.uint8).data)
+    for index in range(len(feed.dataset)):
+        ids, trained = feed.dataset[index]
+        found.update(np.ascontiguousarray(ids, np.int32).data)
+        found.update(np.ascontiguousarray(trained, np.uint8).data)
+        found.update(b"\0")
+    return found.hexdigest()
+
+
+def takes_part(model, adapter: str) -> bool:
+    """Whether a forward goes through this adapter now."""
+    from adapters.registry import registry
+
+    return adapter in registry(model).running
+
+
+def documents_of(batch: dict[str, Any]) -> np.ndarray:
+    """``(B, S)`` the number of each token's document in its row; padding has numbers of its own, without labels."""
+    start = np.asarray(batch["start"])
+    return (np.cumsum(start == np.arange(start.shape[1]), axis=1) - 1).astype(np.int32)
+
+
+def counts_of(batch: dict[str, Any], documents: np.ndarray) -> list[int]:
+    """How many documents each row has; each has labels."""
+    learnt = np.asarray(batch["labels"]) != IGNORED
+    return [int(own[mask].max()) + 1 if mask.any() else 0 for own, mask in zip(documents, learnt, strict=True)]
+
+
+def keys_of(batch: dict[str, Any], documents: np.ndarray) -> list[list[Any]]:
+    """What each row's documents are known by: their numbers in the dataset, or those in a row of the user's own."""
+    found = []
+    for samples, count in zip(batch["sample_ids"], counts_of(batch, documents), strict=True):
+        own = isinstance(samples, list) and len(samples) == count
+        found.append(list(samples) if own else [(samples, number) for number in range(count)])
+    return found
+
+
+class Score:
+    """The log-probabilities of the learnt tokens of a batch's documents (`Reference.known`), a list for each row, by
+    the model as it is when this is first called.
+
+    Args:
+        offset: the positions that the batches leave out in front, for an adapter that need not take part here.
+    """
+
+    def __init__(self, model, compiled: bool = True, offset: int = 0):
+        from pet.train.step import in_whole
+
+        self.model, self.compiled, self.offset = model, compiled, offset
+        of_hidden = picked_of_hidden(model, measured=True) if compiled else None
+        forward = through(model, functools.partial(picked_of_logits, CausalLM()), of_hidden)
+        self.graph = Compiled(forward, compiled, functools.partial(in_whole, model), model.get_parameters())
+
+    def __call__(self, batch: dict[str, Any]) -> list[list[np.ndarray]]:
+        from pet.train.measuring import fast
+        from pet.train.step import tensors
+
+        documents, labels = documents_of(batch), np.asarray(batch["labels"])
+        batch = moved_back(batch, self.offset - getattr(self.model, "position_offset", 0))
+        training = self.model.training
+        self.model.set_train(False)
+        try:
+            with fast(self.model) if self.compiled else contextlib.nullcontext():
+                picked = self.graph(*tensors(batch, ("labels",))).asnumpy().reshape(labels.shape)
+        finally:
+            self.model.set_train(training)
+        return [
+            [values[own == number] for number in range(count)]
+            for own, values, count in zip(documents, picked, counts_of(batch, documents), strict=True)
+        ]
+
+
+def moved_back(batch: dict[str, Any], offset: int) -> dict[str, Any]:
+    """The batch with positions that begin so much earlier; the first of two rows says the place in the text."""
+    if not offset:
+        return batch
+    positions = np.array(batch["position_ids"])
+    place = positions if positions.ndim == 2 else positions[:, 0]
+    place[...] = np.maximum(place - offset, 0)
+    return {**batch, "position_ids": positions}
+
+
+def picked_of_logits(token: CausalLM, logits, labels):
+    """Logits → the log-probability of each position's label ``(N,)``, 0 where it has none. Graph code."""
+    picked, learnt = token.label_log_probabilities(token.log_probabilities(logits), shift_labels(labels).reshape(-1))
+    return picked * learnt
+
+
+def picked_of_hidden(model, measured: bool = False) -> Callable | None:
+    """``(hidden (N, H), labels) →`` the same without logits; None where that is unsupported."""
+    head = plain_head(model)
+    if head is None or (head.weight.requires_grad and not measured):
+        return None
+    losses = token_cross_entropy(measured, *head_numbers(model, head))
+    if losses is None:
+        return None
+
+    def picked(hidden, labels):
+        return -losses(hidden, head.weight, shift_labels(labels).reshape(-1))[0]
+
+    return picked
