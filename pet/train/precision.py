@@ -114,6 +114,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     Args:
         precision: ``fp32``, ``fp16`` or ``bf16``; see `choose_precision`.
     """
+    model.product_precision = precision
     rounded = precision == "bf16" and ms.get_context("device_target") == "CPU"
     cells = [cell for _, cell in model.cells_and_names()]
     for cell in [cell for cell in cells if not (isinstance(cell, (NarrowProduct, Rounded)) or is_product(cell))]:

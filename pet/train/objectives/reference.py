@@ -174,10 +174,9 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     place = [distributed.data_rank, distributed.data_size, distributed.tensor_rank, distributed.size]
     how = [VERSION, pet.__version__, compiled, available(), place, feed.batch_size, feed.accumulation]
     names = ("packing", "max_length", "buckets", "shuffle", "seed")
+    how += [getattr(model, "product_precision", "fp32"), getattr(model, "position_offset", 0)]
     how += [getattr(feed.settings, name) for name in names] + [feed.dataset.documents]
     found.update(repr(how).encode())
-    for path, cell in model.cells_and_names():
-        found.update(f"{path} {type(cell).__name__}\0".encode())
     for parameter in model.get_parameters():
         if getattr(parameter, "adapter", None) is None or takes_part(model, parameter.adapter):
             found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())

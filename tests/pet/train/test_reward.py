@@ -182,7 +182,7 @@ def test_what_a_reward_model_cannot_do_is_refused(trained, job, capsys, tmp_path
     with pytest.raises(InputError, match="no active adapter has a reward model's head"):
         pet.scores(model, [[1, 2]])
     with pytest.raises(InputError, match="reward model's head"):
-        pet.merge_checkpoint("llama_tiny", trained / "adapter", tmp_path / "merged")
+        pet.merge_checkpoint(bundled_models()["llama_tiny"], trained / "adapter", tmp_path / "merged")
     pet.load_adapter(model, trained / "adapter")
     with pytest.raises(InputError, match="reward model's head"):
         pet.merge(model)
