@@ -206,11 +206,23 @@ def finetune(tmp_path, capsys):
         {"prompt": f"What is {number}?", "chosen": f"two {number}", "rejected": f"one {number}"} for number in range(24)
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(tmp_path / "labelled.jsonl", "w") as file:
+        for number, row in enumerate(rows):
+            label = number % 3 != 0
+            answer = {"completion": row["chosen" if label else "rejected"], "label": label}
+            file.write(json.dumps({"prompt": row["prompt"], **answer}) + "\n")
+
+    rows_of = {False: "pairs.jsonl", True: "labelled.jsonl"}
 
     def run(name: str, *settings: str, adapter=None, **train):
         recipe = {
             "model": {"path": "llama_tiny"},
-            "data": {"train": "pairs.jsonl", "eval_fraction": 0.25, "max_length": 48, "packing": "none"},
+            "data": {
+                "train": rows_of[train.get("objective") == "kto"],
+                "eval_fraction": 0.25,
+                "max_length": 48,
+                "packing": "none",
+            },
             "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
             "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
             "eval": {"shown_samples": 0},
@@ -327,13 +339,15 @@ def test_a_prefix_takes_no_part_in_the_reference(finetune, references):
         np.testing.assert_allclose(found[key], values, atol=1e-5)
 
 
-def test_packed_pairs_are_measured_as_single_ones(finetune):
-    (_, alone), (lines, together) = (
-        finetune("alone", "train.steps=1", objective="ipo"),
-        finetune("packed", "train.steps=1", "data.packing=pack", objective="ipo"),
+@pytest.mark.parametrize("objective", ["ipo", "kto"])
+def test_packed_answers_are_measured_as_single_ones(finetune, objective):
+    (first, alone), (lines, together) = (
+        finetune("alone", "train.steps=1", objective=objective),
+        finetune("packed", "train.steps=1", "data.packing=pack", objective=objective),
     )
     assert together["before"] == pytest.approx(alone["before"], rel=1e-4, abs=1e-4)
-    assert lines[0]["pairs"] > 6, "several pairs in a row"
+    counted = "pairs" if objective == "ipo" else "answers"
+    assert lines[0][counted] > first[0][counted], "several in a row"
 
 
 def test_every_weight_may_be_trained(finetune):
@@ -343,20 +357,34 @@ def test_every_weight_may_be_trained(finetune):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
 @pytest.mark.parametrize("layout", ["data", "tensor"])
-def test_layouts_equal_one_process(finetune, layout):
-    (one, alone), (lines, divided) = finetune("one", steps=3), finetune("two", f"parallel.{layout}=2", steps=3)
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+def test_layouts_equal_one_process(finetune, layout, objective):
+    how = {"objective": objective, "steps": 3, "batch_size": 8}
+    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel.{layout}=2", **how)
+    assert len({line["loss"] for line in one}) > 1
+    for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
+        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[name] for line in lines] == expected, name
     assert divided["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_resuming_gives_the_same_bits(finetune, tmp_path):
-    finetune("whole", "train.save_every=2", steps=4)
+def test_a_pipeline_of_an_objective_without_a_reference(finetune):
+    layout = "parallel={pipeline: 2, micro_batches: 2}"
+    one, lines = (finetune(name, *more, objective="simpo", steps=3)[0] for name, more in (("1", []), ("2", [layout])))
+    for name in ("loss", "reward_margin"):
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in one], rel=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
+    finetune("whole", "train.save_every=2", objective=objective, steps=4)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
     shutil.rmtree(tmp_path / "resumed/adapter")
-    finetune("resumed", "--resume", "train.save_every=2", steps=4)
+    finetune("resumed", "--resume", "train.save_every=2", objective=objective, steps=4)
     name = "adapter/adapter_model.safetensors"
     assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
