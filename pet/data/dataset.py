@@ -49,6 +49,7 @@ class Counts:
             question alone fills ``max_length``.
         dropped_empty: rows left out because an answer of theirs, or their text, is empty.
         first_empty: ``file:line`` of the first of these.
+        dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         longest: tokens of the longest row, before it is cut.
     """
 
@@ -60,6 +61,7 @@ class Counts:
     dropped_unlabelled: int = 0
     dropped_empty: int = 0
     first_empty: str = ""
+    dropped_equal: int = 0
     longest: int = 0
 
     def add(self, other: Counts) -> None:
@@ -76,11 +78,12 @@ class Counts:
     @property
     def dropped(self) -> int:
         """All that was left out."""
-        return self.dropped_long + self.dropped_unlabelled + self.dropped_empty
+        return self.dropped_long + self.dropped_unlabelled + self.dropped_empty + self.dropped_equal
 
     def __str__(self) -> str:
         divided = f"{self.divided} divided, " if self.divided else ""
         empty = f", {self.dropped_empty} dropped for an empty answer" if self.dropped_empty else ""
+        empty += f", {self.dropped_equal} whose answers are the same once cut" if self.dropped_equal else ""
         return (
             f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
             f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} without an answer to learn from"
@@ -102,6 +105,11 @@ class Counts:
             )
         elif self.dropped_unlabelled:
             found.append(f"{self.dropped_unlabelled} {rows} left out: none of their tokens is a label")
+        if self.dropped_equal:
+            found.append(
+                f"{self.dropped_equal} {rows} left out: cut at data.max_length={max_length} their answers are the "
+                "same; raise it"
+            )
         if self.dropped_empty:
             found.append(
                 f"{self.dropped_empty} {rows} left out: their answer or text is empty (the first: {self.first_empty})"

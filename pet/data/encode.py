@@ -88,6 +88,9 @@ class Encoder:
                 if not all(any(trained[1:]) for _, trained in documents):
                     encoded.counts.dropped_unlabelled += 1
                     continue
+                if len(documents) > 1 and all(ids == documents[0][0] for ids, _ in documents[1:]):
+                    encoded.counts.dropped_equal += 1
+                    continue
                 for ids, trained in documents:
                     marks = np.asarray(trained, np.uint8) * (1 if row.desirable else 2)
                     encoded.samples.append((np.asarray(ids, np.int32), marks))

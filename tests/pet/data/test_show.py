@@ -98,3 +98,14 @@ def test_undesirable_answers_are_called_so(write, letters, tmp_path):
     text = describe(load_dataset(write("labelled.jsonl", rows), letters, settings=settings), letters, settings=settings)
     first, second = (line for line in text.splitlines() if "labelled.jsonl:" in line)
     assert first.endswith("learnt") and second.endswith("learnt, undesirable")
+
+
+def test_pairs_that_are_the_same_once_cut_are_left_out(write, letters, tmp_path):
+    rows = [{"prompt": "ask", "chosen": "a" * 30 + end, "rejected": "a" * 30 + "no"} for end in ("yes", "b")]
+    rows += [{"prompt": "ask", "chosen": "", "rejected": "b"}, *[{"prompt": "ask", "chosen": "c", "rejected": "b"}] * 3]
+    settings = DataSettings(max_length=20, cache_dir=str(tmp_path / "cache"), **rows_of("dpo"))
+    data = load_dataset(write("long.jsonl", rows), letters, settings=settings)
+    assert len(data) == 6 and "2 whose answers are the same once cut" in str(data.counts)
+    said = "\n".join(data.counts.findings(20))
+    assert "2 of 6 rows are left out: cut at data.max_length=20 their answers are the same" in said
+    assert "1 of 6 rows are left out: their answer or text is empty" in said
