@@ -340,6 +340,12 @@ def registry(model: nn.Cell) -> Registry:
     return found
 
 
+def started_from_file(model: nn.Cell) -> bool:
+    """Whether an adapter that takes part in a model was loaded."""
+    state = model.__dict__.get("_adapter_registry")
+    return state is not None and any(state.get(name).source for name in state.running)
+
+
 def name_module(module: AdapterModule, path: str, adapter: str) -> None:
     """Names a module's parameters after the cell: ``q_proj.lora_A.weight``, and with the adapter's name in it
     (``q_proj.lora_A.second.weight``) for any adapter but ``default``."""

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from adapters.apply import disable_adapters
+from adapters.registry import started_from_file
 from pet.train.evaluate import Answer
-from pet.train.objectives.reference import Reference
 from pet.train.state import Best
 
 
@@ -38,7 +38,7 @@ class Measuring:
         if self.before is None and self.evaluation is not None and self.eval_settings.before:
             self.before = self.evaluation()
             self.before_samples = list(getattr(self.evaluation, "samples", []))
-            if self.before_samples and Reference.started_from_file(self.model):
+            if self.before_samples and started_from_file(self.model):
                 with disable_adapters(self.model):
                     self.base_samples = self.evaluation.answers(len(self.before_samples))
 

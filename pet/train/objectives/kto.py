@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import ops
 
+from adapters.registry import started_from_file
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
@@ -45,7 +46,7 @@ class KTO(Preference):
             return
         if not hasattr(feed, "dataset"):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
-        if training and self.reference.started_from_file(model):
+        if training and started_from_file(model):
             raise InputError("kto: the reference is the base, and the adapter was loaded; merge it first (pet merge)")
         super().begin(model, feed, training, distributed, compiled)
         dataset = feed.dataset

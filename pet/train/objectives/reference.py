@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.registry import started_from_file
 from model_zoo.engine import available, token_cross_entropy
 from model_zoo.errors import InputError
 from pet.data.cache import writable_directory
@@ -64,7 +65,7 @@ class Reference:
         if not distributed.can_generate:
             raise InputError("parallel.pipeline: the reference needs the whole model; orpo and simpo have none")
         if training:
-            self.as_it_is = self.directory is None and not self.by_batch and self.started_from_file(model)
+            self.as_it_is = self.directory is None and not self.by_batch and started_from_file(model)
         self.distributed, offset = distributed, getattr(model, "position_offset", 0)
         if training and (self.by_batch or feed.steps_per_epoch(0) is None):
             if self.directory is not None or self.as_it_is:
@@ -81,14 +82,6 @@ class Reference:
                 return self.score(batch)
         known = self.known[training]
         return [[known[key] for key in keys] for keys in keys_of(batch, documents)]
-
-    @staticmethod
-    def started_from_file(model) -> bool:
-        """Whether an adapter that takes part was loaded."""
-        from adapters.registry import registry
-
-        state = registry(model) if hasattr(model, "adapter_state") else None
-        return state is not None and any(state.get(name).source for name in state.running)
 
     @contextlib.contextmanager
     def on(self, model, distributed):
