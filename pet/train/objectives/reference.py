@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import logging
 import zipfile
 from collections.abc import Callable
@@ -109,8 +110,8 @@ class Reference:
 
 def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> dict[Any, np.ndarray]:
     """The log-probabilities of a feed's answers by the model as it is, by their keys; those of a dataset from disk
-    where they are there, and on disk afterwards."""
-    if not hasattr(feed, "dataset"):
+    where they are there, and on disk afterwards. No digest says what a model of the user's own computes."""
+    if not hasattr(feed, "dataset") or not hasattr(model, "family"):
         return dict(computed(model, feed, compiled, offset))
     lengths = np.asarray(feed.dataset.lengths)
     file = writable_directory(feed.settings.cache_dir) / f"reference-{digest(model, feed, distributed, compiled)}.npz"
@@ -137,7 +138,7 @@ def computed(model, feed, compiled: bool = True, offset: int = 0):
             yield from zip(keys, values, strict=True)
 
 
-def write(file: Path, values: np.ndarray) -> None:
+def write(file: str, values: np.ndarray) -> None:
     """Puts numbers into a file with a check sum."""
     with open(file, "wb") as stream:
         np.savez(stream, values=values)
@@ -162,16 +163,18 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     """What the log-probabilities of a dataset's answers depend on: every number of the model as it is, how it
     computes, the tokens, and how these lie in rows (which changes roundings)."""
     import pet
+    from adapters.registry import registry
 
-    found = hashlib.blake2b(digest_size=16)
-    place = [distributed.data_rank, distributed.data_size, distributed.tensor_rank, distributed.size]
-    how = [VERSION, pet.__version__, compiled, available(), place, feed.batch_size, feed.accumulation]
+    found, state = hashlib.blake2b(digest_size=16), registry(model)
+    layout = [distributed.data_size, distributed.tensor_rank, distributed.size]
+    how = [VERSION, pet.__version__, compiled, available(), layout, feed.batch_size, feed.accumulation]
+    how += [model.config.to_dict(), [vars(state.get(name).config) for name in state.running]]
     names = ("packing", "max_length", "buckets", "shuffle", "seed")
     how += [getattr(model, "product_precision", "fp32"), getattr(model, "position_offset", 0)]
     how += [getattr(feed.settings, name) for name in names] + [feed.dataset.documents]
-    found.update(repr(how).encode())
+    found.update(json.dumps(how, sort_keys=True, default=lambda value: sorted(map(str, value))).encode())
     for parameter in model.get_parameters():
-        if getattr(parameter, "adapter", None) is None or takes_part(model, parameter.adapter):
+        if getattr(parameter, "adapter", None) in (None, *state.running):
             found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())
             found.update(np.ascontiguousarray(parameter.asnumpy()).view(np.uint8).data)
     for index in range(len(feed.dataset)):
@@ -180,13 +183,6 @@ def digest(model, feed, distributed, compiled: bool) -> str:
         found.update(np.ascontiguousarray(trained, np.uint8).data)
         found.update(b"\0")
     return found.hexdigest()
-
-
-def takes_part(model, adapter: str) -> bool:
-    """Whether a forward goes through this adapter now."""
-    from adapters.registry import registry
-
-    return adapter in registry(model).running
 
 
 def documents_of(batch: dict[str, Any]) -> np.ndarray:

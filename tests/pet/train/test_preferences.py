@@ -23,6 +23,7 @@ from pet.train.distributed import DistributedContext
 from pet.train.objectives import make_objective, reference
 from pet.train.objectives.kto import mismatched
 from pet.train.objectives.reference import documents_of, keys_of, picked_of_hidden, picked_of_logits
+from pet.train.precision import set_precision
 from pet.train.trainer import Trainer
 
 VOCABULARY = 11
@@ -319,6 +320,33 @@ def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp
         file.write_bytes(file.read_bytes()[:-40])
     again, _ = finetune("damaged", cache)
     assert len(references) == 8 and [line["loss"] for line in again] == [line["loss"] for line in first]
+
+
+def test_all_that_a_reference_depends_on_is_in_its_name():
+    found = []
+    data = Loader(dataset(pairs_of(1, 4)), 2, DataSettings(packing="none", max_length=8))
+    other = Loader(dataset(pairs_of(2, 4)), 2, DataSettings(packing="none", max_length=8))
+
+    def note(model, feed=data):
+        found.append(reference.digest(model, feed, DistributedContext(), True))
+
+    model = AutoModel.from_pretrained("llama_tiny")
+    note(model)
+    note(model, other)
+    model.config.rope_theta *= 2
+    note(model)
+    model.config.rope_theta /= 2
+    apply_lora(model, rank=2)
+    note(model)
+    with pet.disable_adapters(model):
+        note(model)
+    pet.set_alpha(model, 3.0)
+    note(model)
+    set_precision(model, "fp16")
+    note(model)
+    assert found[4] == found[0], "an adapter that takes no part changes nothing"
+    del found[4]
+    assert len(set(found)) == len(found)
 
 
 def test_a_reference_by_batch_is_the_precomputed_one(finetune):
