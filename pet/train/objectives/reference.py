@@ -172,7 +172,7 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     names = ("packing", "max_length", "buckets", "shuffle", "seed")
     how += [getattr(model, "product_precision", "fp32"), getattr(model, "position_offset", 0)]
     how += [getattr(feed.settings, name) for name in names] + [feed.dataset.documents]
-    found.update(json.dumps(how, sort_keys=True, default=lambda value: sorted(map(str, value))).encode())
+    found.update(json.dumps(how, sort_keys=True, default=plain).encode())
     for parameter in model.get_parameters():
         if getattr(parameter, "adapter", None) in (None, *state.running):
             found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())
@@ -183,6 +183,11 @@ def digest(model, feed, distributed, compiled: bool) -> str:
         found.update(np.ascontiguousarray(trained, np.uint8).data)
         found.update(b"\0")
     return found.hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no form for, such as a set, as a text or a list in one order."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def documents_of(batch: dict[str, Any]) -> np.ndarray:
