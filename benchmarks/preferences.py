@@ -3,8 +3,9 @@
     python benchmarks/preferences.py [--seconds 8] [--rounds 2]
 
 The model is `small` of cases.py with LoRA on all linear layers; a batch is 4 pairs whose answers have 128 tokens each
-with their question, so 1024 tokens. The two supervised steps have the chosen and the rejected answers' rows. Both
-sides have the reference's log-probabilities beforehand. Every side is a process of its own; the rounds take turns.
+with their question, so 1024 tokens. `supervised` is two steps, of the chosen and of the rejected answers' rows; `whole`
+is one step over all of these rows, whose memory DPO's is to be compared with. DPO has the reference's log-probabilities
+beforehand, here and in TRL. Every side is a process of its own; the rounds take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from cases import LLAMA_ALL, MODELS
 
 PAIRS, LENGTH, QUESTION, RATE = 4, 128, 32, 1e-4
-SIDES = ("dpo", "supervised", "trl")
+SIDES = ("dpo", "supervised", "whole", "trl")
 
 
 def pairs() -> list[list[list[int]]]:
@@ -36,8 +37,8 @@ def pairs() -> list[list[list[int]]]:
     return found
 
 
-def ours(objective: str) -> Callable[[], None]:
-    """One step of DPO, or the two supervised ones, of this library."""
+def ours(side: str) -> Callable[[], None]:
+    """One step of DPO, or the supervised ones, of this library."""
     import pet
     from pet.data.dataset import TokenDataset
     from pet.data.loader import Loader
@@ -48,14 +49,20 @@ def ours(objective: str) -> Callable[[], None]:
     pet.apply_lora(model, targets=list(LLAMA_ALL))
     marks = [False] * QUESTION + [True] * (LENGTH - QUESTION)
     kept = DataSettings(packing="none", max_length=LENGTH, shuffle=False, cache_dir=tempfile.mkdtemp())
-    how = {"objective": objective, "steps": 10**6, "learning_rate": RATE, "schedule": "constant", "warmup": 0}
-    both = list(zip(*pairs(), strict=True))
-    rows = [[ids for pair in pairs() for ids in pair]] if objective == "dpo" else both
+    how = {
+        "objective": "dpo" if side == "dpo" else "causal",
+        "steps": 10**6,
+        "learning_rate": RATE,
+        "schedule": "constant",
+        "warmup": 0,
+    }
+    together = [[ids for pair in pairs() for ids in pair]]
+    rows = list(zip(*pairs(), strict=True)) if side == "supervised" else together
     loaders = []
     for documents in rows:
         data = TokenDataset.from_samples([(ids, marks) for ids in documents])
-        data.documents = 2 if objective == "dpo" else 1
-        loaders.append(Loader(data, PAIRS, kept))
+        data.documents = 2 if side == "dpo" else 1
+        loaders.append(Loader(data, len(documents) // data.documents, kept))
     trainer = Trainer(model, loaders[0], **how)
     model.set_train(True)
     model.set_fast(True)
@@ -121,7 +128,7 @@ def trl() -> Callable[[], None]:
 def side(name: str, seconds: float) -> None:
     """Prints the median time of a side's step and its peak memory."""
     with contextlib.redirect_stdout(sys.stderr):
-        step = trl() if name == "trl" else ours("dpo" if name == "dpo" else "causal")
+        step = trl() if name == "trl" else ours(name)
         for _ in range(2):
             step()
         times, end = [], time.perf_counter() + seconds
