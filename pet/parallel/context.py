@@ -157,7 +157,9 @@ class ParallelContext(DistributedContext):
                 whole += square
         counted = 1.0 if self.mesh.shard == 0 else 0.0
         square = 0.0 if self.mesh.replica else own + (whole if counted else 0.0)
-        *sums, square = collectives.sum_numbers([*(counted * value for value in sums), square], self.everybody)
+        *sums, square = collectives.sum_numbers(
+            [*(value if counted else 0.0 for value in sums), square], self.everybody
+        )
         return sums, square
 
     def any(self, flag: bool) -> bool:
