@@ -85,6 +85,7 @@ def job(tmp_path_factory, pairs):
         }
         (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
         code = main([*command[:1], str(home / f"{name}.yaml"), *command[1:], *settings])
+        assert code == 0 or capsys is not None, "it was to succeed"
         return capsys.readouterr().err if code else home / name
 
     return run
