@@ -10,14 +10,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from adapters.peft_config import NO_PLACE
 from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from pet.recipe import preference_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE, is_template_file
+from pet.recipe.fields import is_template_file
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
@@ -146,38 +146,18 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
                 f"train.{chooser}",
                 f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}",
             )
-    if train.objective == "robust" and train.label_smoothing >= 0.5:
-        yield _find("train.label_smoothing", "train.objective", "robust takes less than half of the pairs to be wrong")
-    if train.objective == "kto":
-        if recipe.adapter.method == "none":
-            yield _find("adapter.method", "train.objective", "kto asks the base beside the adapter; choose one")
-        elif recipe.adapter.load is not None:
-            yield _find("adapter.load", "train.objective", "kto's reference is the base; merge the adapter first")
-        if train.batch_size // recipe.parallel.data % 2:
-            yield _find("train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number")
-    if train.objective == "reward":
-        if recipe.adapter.method == "none":
-            yield _find("adapter.method", "train.objective", "reward trains a head beside an adapter; choose one")
-        if recipe.output.merged:
-            yield _find("output.merged", "train.objective", NO_PLACE)
-        if written := [name for name in recipe.eval.metrics if name in GENERATED]:
-            yield _find("eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers")
-    if train.objective in (*OPTIONS["reference"], "kto"):  # it is computed before the first step, by the whole model
-        without = "orpo and simpo have no reference"
-        if recipe.parallel.pipeline > 1:
-            yield _find("parallel.pipeline", "train.objective", f"{train.objective} needs the whole model; {without}")
-        off = ADAPTERS_OFF if recipe.data.streaming and not getattr(recipe.adapter, "load", None) else PRECOMPUTE
-        off = train.objective != "kto" and (train.reference or off) == ADAPTERS_OFF
-        if off and recipe.adapter.method == "none":
-            yield _find("adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off")
-        if recipe.data.streaming and not off:
-            yield _find("data.streaming", "train.objective", f"{train.objective} reads the data beforehand; {without}")
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
     dropout = getattr(recipe.adapter, "dropout", None)
     if train.r_drop_alpha > 0 and dropout == 0:
         yield _find("train.r_drop_alpha", "adapter.dropout", "compares two dropouts of a row, but adapter.dropout is 0")
+
+
+def preferences(recipe: Recipe) -> Iterator[Finding]:
+    """Settings that do not go with learning from preferences."""
+    for at, other, message in preference_rules.problems(recipe):
+        yield _find(at, other, message)
 
 
 def evaluation(recipe: Recipe) -> Iterator[Finding]:
@@ -401,4 +381,4 @@ def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-RULES = (adapter, length, batches, optimizer, evaluation, generation, data, streaming, model, packed)
+RULES = (adapter, length, batches, optimizer, preferences, evaluation, generation, data, streaming, model, packed)
