@@ -163,23 +163,31 @@ def test_two_steps_of_preferences(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_preferences_are_learnt_and_what_was_known_stays(tmp_path):
+@pytest.mark.parametrize("name", ["llama_dpo", "gpt_kto"])
+def test_preferences_are_learnt_and_what_was_known_stays(name, tmp_path):
     """A held-out win rate from about a half to at least 0.9; the bases' own held-out loss stays within a tenth."""
     home = tmp_path / "run"
-    assert main(["finetune", "llama_dpo", "eval.shown_samples=0", f"output.dir={home}"]) == 0
+    assert main(["finetune", name, "eval.shown_samples=0", f"output.dir={home}"]) == 0
     summary = json.loads((home / "summary.json").read_text())
-    assert 0.35 < summary["before"]["win_rate"] < 0.65 and summary["after"]["win_rate"] >= 0.9
-    assert summary["before"]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    first = math.log(2) if name == "llama_dpo" else 0.5
+    assert summary["before"]["loss"] == pytest.approx(first, abs=1e-5)
     assert summary["after"]["reward_accuracy"] >= 0.9
-    held_out = bundled_recipes()["glm_lora"].parent / "data/pretrain/held_out.jsonl"
-    recipe = tmp_path / "known.yaml"
-    data = {"eval": str(held_out), "max_length": 256, "cache_dir": str(tmp_path / "cache")}
-    recipe.write_text(json.dumps({"model": {"path": "llama_tiny"}, "data": data, "eval": {"shown_samples": 0}}))
-    losses = []
-    for more in (["--base"], ["--adapter", str(home / "adapter")]):
-        assert main(["evaluate", str(recipe), *more, "--output", str(tmp_path / "found.json")]) == 0
-        losses.append(json.loads((tmp_path / "found.json").read_text())["loss"])
-    assert losses[1] < 1.1 * losses[0]
+    files = bundled_recipes()["glm_lora"].parent / "data"
+    found = {"known": [], "pairs": []}
+    for kind, file, objective in (
+        ("known", files / "pretrain/held_out.jsonl", "causal"),
+        ("pairs", files / "preferences/held_out.jsonl", "dpo"),
+    ):
+        recipe = tmp_path / f"{kind}.yaml"
+        data = {"eval": str(file), "max_length": 256, "cache_dir": str(tmp_path / "cache")}
+        text = {"model": {"path": f"{name.partition('_')[0]}_tiny"}, "data": data, "eval": {"shown_samples": 0}}
+        recipe.write_text(json.dumps({**text, "train": {"objective": objective}, "adapter": {"method": "lora"}}))
+        for more in (["--base"], ["--adapter", str(home / "adapter")]):
+            assert main(["evaluate", str(recipe), *more, "--output", str(tmp_path / "found.json")]) == 0
+            found[kind].append(json.loads((tmp_path / "found.json").read_text()))
+    before, after = (one["win_rate"] for one in found["pairs"])
+    assert 0.35 < before < 0.65 and after >= 0.9
+    assert found["known"][1]["loss"] < 1.1 * found["known"][0]["loss"]
 
 
 @pytest.mark.parametrize("name", REAL_SIZES)
