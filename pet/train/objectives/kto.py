@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from pet.data.packing import collate
 from pet.train.objectives.causal import shift_labels
 from pet.train.objectives.preference import Preference
 from pet.train.objectives.reference import Score, counts_of, keys_of
+
+log = logging.getLogger("pet")
 
 
 class KTO(Preference):
@@ -35,6 +38,7 @@ class KTO(Preference):
 
     def __init__(self, beta: float | None = None, desirable_weight: float = 1.0, undesirable_weight: float = 1.0):
         super().__init__(beta)
+        self.reference.of_base = True  # it is asked in every step
         self.weights = desirable_weight, undesirable_weight
         self.desirable: dict[bool, dict[Any, bool]] = {}
         self.scores: tuple[Score, Score] | None = None
@@ -47,7 +51,7 @@ class KTO(Preference):
         if not hasattr(feed, "dataset"):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
         if training and started_from_file(model):
-            raise InputError("kto: the reference is the base, and the adapter was loaded; merge it first (pet merge)")
+            log.warning("kto: the reference is the base, not the adapter that was loaded (pet merge makes it the base)")
         super().begin(model, feed, training, distributed, compiled)
         dataset = feed.dataset
         last = np.asarray(dataset.starts) + np.asarray(dataset.lengths) - 1

@@ -45,6 +45,7 @@ class Reference:
     Attributes:
         known: for training (True) and evaluation: the key of a document → the log-probability, at each of its tokens,
             of the token after it where that is learnt, else 0.
+        of_base: the reference is the base, whatever adapter the run started from.
         as_it_is: the reference is the model as it is before the first step, with the adapter that was loaded into it.
     """
 
@@ -52,7 +53,7 @@ class Reference:
         self.by_batch = chosen == ADAPTERS_OFF
         self.directory = None if chosen in REFERENCES else chosen
         self.known: dict[bool, dict[Any, np.ndarray]] = {}
-        self.as_it_is = False
+        self.as_it_is = self.of_base = False
         self.score: Score | None = None
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
@@ -66,7 +67,8 @@ class Reference:
         if not distributed.can_generate:
             raise InputError("parallel.pipeline: the reference needs the whole model; orpo and simpo have none")
         if training:
-            self.as_it_is = self.directory is None and not self.by_batch and started_from_file(model)
+            base = self.directory is not None or self.by_batch or self.of_base
+            self.as_it_is = not base and started_from_file(model)
         self.distributed, offset = distributed, getattr(model, "position_offset", 0)
         if training and (self.by_batch or feed.steps_per_epoch(0) is None):
             if self.directory is not None or self.as_it_is:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 
 import mindspore as ms
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 import pet
-from pet import AutoModel, InputError, apply_lora
+from pet import AutoModel, apply_lora
 from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
@@ -268,7 +269,7 @@ def test_a_step_says_what_it_measured(finetune):
     assert "kl" not in without[0] and "reward_margin" in without[0]
 
 
-def test_a_file_of_pairs_in_python(tmp_path):
+def test_a_file_of_pairs_in_python(tmp_path, caplog):
     rows = [{"prompt": "On which street?", "chosen": "Moon Street.", "rejected": f"None of {n}."} for n in range(6)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=4, targets="all-linear")
@@ -287,10 +288,12 @@ def test_a_file_of_pairs_in_python(tmp_path):
         tuned = Trainer(again, file, objective="dpo", **{**settings, "steps": 1})
         tuned.train()
         assert tuned.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), f"the reference {first}"
-    with pytest.raises(InputError, match="kto: the reference is the base, and the adapter was loaded"):
-        labelled = [{"prompt": "?", "completion": row["chosen"], "label": True} for row in rows]
-        (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
-        Trainer(again, tmp_path / "labelled.jsonl", objective="kto", steps=1, batch_size=2)
+    labelled = [{"prompt": "?", "completion": row["chosen"], "label": True} for row in rows]
+    (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    with caplog.at_level(logging.WARNING, "pet"):
+        trainer = Trainer(again, tmp_path / "labelled.jsonl", objective="kto", steps=1, batch_size=2)
+    assert "kto: the reference is the base, not the adapter that was loaded" in caplog.text
+    assert not trainer.objective.reference.as_it_is
 
 
 @pytest.fixture
