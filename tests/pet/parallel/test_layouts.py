@@ -162,11 +162,11 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
 def test_plans_are_what_is_measured(jobs, case):
     """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step and for a file."""
     meta_model = MetaModel(case.config)
+    divided = shares(meta_model, config_for(case.method, meta_model.family), case.tensor, case.pipeline)
     optimizer = dict(case.settings).get("optimizer", "adamw")
-    adapter = config_for(case.method, meta_model.family)
-    sizes = (ACCUMULATION * ROWS, LENGTH, "float32", optimizer)
-    work = Work(meta_model, adapter, *sizes, quantization=case.quantization)
-    divided = shares(meta_model, adapter, case.tensor, case.pipeline)
+    work = Work(
+        meta_model, config_for(case.method, meta_model.family), ACCUMULATION * ROWS, LENGTH, "float32", optimizer
+    )
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
     recompute = int(dict(case.settings).get("recompute", 0))
