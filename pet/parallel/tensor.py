@@ -225,8 +225,11 @@ class _SplitMagnitude(Magnitude):
 
     def construct(self, magnitude, wa, a, b):
         norm = ops.maximum(self.norm, SMALLEST)
-        cross = (self.sum(wa) * b).sum(1)
-        square = (self.product(b, self.sum(self.product(a, a))) * b).sum(1)
+        wide = self.sum(wa)
+        cross = (wide * b).sum(1)
+        # behind the other sum: of two that do not depend on each other members may run either first
+        small = self.sum(ops.depend(self.product(a, a), wide))
+        square = (self.product(b, small) * b).sum(1)
         change = (2.0 * self.scale * cross + self.scale * self.scale * square) / (norm * norm)
         current = norm * ops.sqrt(ops.maximum(1.0 + change, SMALLEST))
         return magnitude / ops.stop_gradient(current)
