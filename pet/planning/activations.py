@@ -14,6 +14,8 @@ columns; V: vocabulary.
 
 from __future__ import annotations
 
+import itertools
+
 from model_zoo.engine import MemoryProfile, available, logit_bytes
 from pet.parallel.shares import Layout, cell_of, in_feed_forward, place_of, side_of
 from pet.planning.layer_memory import layer_memory
@@ -44,6 +46,13 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     if stage == steps.pipeline - 1:
         found = max(found, steps.tokens * held + sizes.head_bytes())
     return int(found)
+
+
+def operators(layers: range, again: range) -> list[tuple[bool, int]]:
+    """The operators of a stage as (whether it is computed again, its layers): those are single, the others between them
+    one."""
+    runs = itertools.groupby(layers, lambda layer: layer if layer in again else -1)
+    return [(layer >= 0, len(list(run))) for layer, run in runs]
 
 
 class Sizes:
@@ -127,14 +136,14 @@ class Sizes:
             layers: of the stage.
             again: those that are computed again, each an operator of its own; the others between them are one.
         """
-        operators = len(again) + sum(
-            layer not in again and (layer - 1 in again or layer == layers.start) for layer in layers
-        )
-        held = sum(profiles[layer in again].saved for layer in layers) + operators * self.hidden + 2 * self.rotated
         out = 0 if self.stage == 0 and self.work.adapter is not None and not self.trained_at("first") else self.hidden
-        backward, forward = (max(getattr(one, way) for one in profiles.values()) for way in ("backward", "forward"))
-        besides = max(backward + self.hidden + out, forward + self.hidden)
-        peak = 4 * self.steps.tokens * (held + besides)
+        held, peak = 2 * self.rotated, 0
+        for twice, count in operators(layers, again):
+            profile = profiles[twice]
+            held += count * profile.saved + self.hidden
+            # in the backward pass what the operators behind this one kept is gone
+            peak = max(peak, held + self.hidden + max(profile.backward + out, profile.forward))
+        peak *= 4 * self.steps.tokens
         if self.stage == self.steps.pipeline - 1:
             peak = max(peak, 4 * self.steps.tokens * held + self.head_bytes())
         return int(peak)

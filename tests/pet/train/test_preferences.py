@@ -360,9 +360,10 @@ def test_a_reference_by_batch_is_the_precomputed_one(finetune):
     assert streamed[0]["loss"] == pytest.approx(np.log(2), abs=1e-5) and streamed[-1]["loss"] < streamed[0]["loss"]
 
 
-def test_a_prefix_takes_no_part_in_the_reference(finetune, references):
+def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path):
     """Nor do the positions that it takes up: GPT-2 has learned ones."""
-    finetune("prefix", "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    finetune("prefix", cache, "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
     feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
     expected = dict(reference.computed(model, Loader(feed.dataset, feed.batch_size, feed.settings)))
     found = reference.kept(model, feed, DistributedContext(), offset=4)
