@@ -1,10 +1,11 @@
-"""The values of MindSpore's parameters, read and written where they lie."""
+"""The values of MindSpore's parameters, read and written where they lie.
+
+MindSpore is imported when one is at hand: checkpoints are merged and counted without it.
+"""
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
 
 from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
 
@@ -16,6 +17,9 @@ def read_parameter(parameter) -> np.ndarray:
     it brings to the host with the tensor that it is called on, so that a model that was once saved would have all its
     weights on the host, in every process.
     """
+    import mindspore as ms
+    from mindspore import ops
+
     if ms.get_context("device_target") == "CPU":
         return parameter.asnumpy()
     return ops.deepcopy(parameter).asnumpy()
@@ -27,6 +31,9 @@ def write_parameter(parameter, values: np.ndarray) -> None:
     bfloat16 values may come as bits (uint16) or as MindSpore's NumPy type. Not by ``ops.assign`` on the CPU: it has no
     kernel for bfloat16 there.
     """
+    import mindspore as ms
+    from mindspore import Tensor, ops
+
     if tuple(values.shape) != tuple(parameter.shape):
         raise ValueError(f"{parameter.name} has shape {tuple(parameter.shape)}, the values {values.shape}")
     target = float_name(parameter.dtype)

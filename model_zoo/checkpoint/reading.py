@@ -20,6 +20,7 @@ import numpy as np
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.directory import INDEX, find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
+from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
@@ -353,8 +354,6 @@ def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = N
     tensor is read into an array of its own and assigned.
     """
     import mindspore as ms
-
-    from model_zoo.checkpoint.parameters import write_parameter
 
     if (cell := getattr(parameter, "packed_in", None)) is not None:
         from model_zoo.quantization.loading import fill
