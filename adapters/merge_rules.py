@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from mindspore import nn
 
 from adapters.method import AdapterModule
-from adapters.peft_config import NO_PLACE
 from adapters.registry import Registry
+from adapters.settings import NO_PLACE
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 

@@ -26,7 +26,6 @@ FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization",
 """What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
 SCORE, TASK_SCORE = "score", "SEQ_CLS"
 """The cell of a reward model's head (`adapters.score`), and the ``task_type`` of its adapter."""
-NO_PLACE = "a checkpoint of the model has no place for a reward model's head"
 
 COMMON_KEYS = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "revision", "task_type")
 """Keys that every adapter_config.json has."""

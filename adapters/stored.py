@@ -21,7 +21,6 @@ from adapters.peft_config import (
     FINGERPRINT,
     IA3_KEYS,
     LORA_KEYS,
-    NO_PLACE,
     PREFIX,
     QUANTIZATION,
     STARTED_BY,
@@ -38,7 +37,7 @@ from adapters.peft_config import (
     tokens_settings,
 )
 from adapters.schema import Settings
-from adapters.settings import IA3, SETTINGS, BitFit, LoRA
+from adapters.settings import IA3, NO_PLACE, SETTINGS, BitFit, LoRA
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest

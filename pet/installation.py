@@ -46,13 +46,15 @@ def needed(package: str, extra: str, purpose: str) -> ModuleType:
         purpose: what needs it, as the error says.
 
     Raises:
-        InputError: it is not installed; says how to get it.
+        InputError: it is not installed, or not one that can be used here; says how to get it.
     """
     try:
         return import_module(package)
     except ImportError as error:
-        what = f"package {package.partition('.')[0]}"
-        raise InputError(f"{purpose} needs the {what}: pip install 'mindspore-pet[{extra}]'") from error
+        name = package.partition(".")[0]
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (name, package)
+        why = "" if missing else f", and not the one that is installed ({error})"
+        raise InputError(f"{purpose} needs the package {name}{why}: pip install 'mindspore-pet[{extra}]'") from error
 
 
 def installed(package: str) -> str | None:

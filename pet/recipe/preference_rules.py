@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapters.peft_config import NO_PLACE
+from adapters.settings import NO_PLACE
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE
 from pet.recipe.schema import Recipe
