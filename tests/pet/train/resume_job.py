@@ -72,16 +72,18 @@ def main() -> None:
         precision="fp16",
         loss_scale={"initial": 2.0**24, "factor": 16.0, "window": 2},
     )
-    norm = trainer.train_step.norm  # asked for between gradients and update, also where the update is skipped
+    squares_of = (
+        trainer.train_step.squares_of
+    )  # asked for between gradients and update, also where the update is skipped
 
-    def dying(vectors) -> float:
+    def dying(vectors) -> list[float]:
         if trainer.position.step + 1 == arguments.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if trainer.position.step + 1 == arguments.signal_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return norm(vectors)
+        return squares_of(vectors)
 
-    trainer.train_step.norm = dying
+    trainer.train_step.squares_of = dying
     outcome = trainer.train(resume=arguments.resume)
     weights = {p.name: p.asnumpy() for p in model.get_parameters() if p.requires_grad}
     np.savez(Path(arguments.directory) / "final.npz", **weights)
