@@ -103,11 +103,27 @@ def card(
     return [*lines, "", "## How to load it", "", *_loading(stage, base, known, adapter)]
 
 
+def _summary(run: Path) -> dict[str, Any]:
+    """What a run's summary.json holds; {} where there is none.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path = run / "summary.json"
+    found = read_json(path) if path.is_file() else {}
+    wanted = {"trainable": int, "total": int, "before": dict, "after": dict}
+    for key, kind in wanted.items():
+        if found.get(key) is not None and not isinstance(found[key], kind):
+            raise InputError(f"{path}: {key}: {'a number' if kind is int else 'a table of numbers'} was expected")
+    return found
+
+
 def _facts(recipe: Recipe, run: Path | None) -> list[str]:
-    summary = read_json(run / "summary.json") if run is not None and (run / "summary.json").is_file() else {}
+    summary = _summary(run) if run is not None else {}
     files = ", ".join(Path(path).name for path in recipe.data.train or []) or "objects of a program"
     held_out = ", ".join(Path(path).name for path in recipe.data.eval or [])
     adapter, train = recipe.adapter, recipe.train
+    trained, total = summary.get("trainable"), summary.get("total")
     shown = {
         "trained on": files,
         "evaluated on": held_out or (f"{recipe.data.eval_fraction:.0%} of it" if recipe.data.eval_fraction else None),
@@ -118,7 +134,7 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
         "alpha": getattr(adapter, "alpha", None),
         "targets": ", ".join(targets) if isinstance(targets := getattr(adapter, "targets", None), list) else targets,
         "base in": recipe.model.quantization and recipe.model.quantization.type,
-        "trained weights": f"{summary['trainable']:,} of {summary['total']:,}" if "trainable" in summary else None,
+        "trained weights": f"{trained:,} of {total:,}" if trained is not None and total is not None else None,
         "objective": train.objective,
         "steps": summary.get("steps"),
         "batch size": train.batch_size,
@@ -132,7 +148,7 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
 
 
 def _numbers(run: Path, picture: bool) -> list[str]:
-    summary = read_json(run / "summary.json") if (run / "summary.json").is_file() else {}
+    summary = _summary(run)
     before, after = summary.get("before") or {}, summary.get("after") or {}
     lines = ["", "## Numbers"] if after or picture else []
     if after:

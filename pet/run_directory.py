@@ -56,7 +56,7 @@ def check(recipe: Recipe) -> None:
 
     Raises:
         InputError: another run lies there and neither ``train.resume`` nor ``output.force`` is set; another job is
-            running there; the path is a file; or it cannot be written to.
+            running there; the path is a file, or a file of the run a directory; or it cannot be written to.
     """
     directory = Path(recipe.output.dir)
     where = recipe.where("output.dir")
@@ -75,6 +75,9 @@ def check(recipe: Recipe) -> None:
             f"{where}: {directory} holds another run ({', '.join(found)}); go on with it by --resume, delete it by "
             "--force, or give another output.dir"
         )
+    for name in found if recipe.train.resume else ():
+        if "." in name and not (directory / name).is_file():
+            raise InputError(f"{where}: {directory / name} is a directory, and a file of the run has this name")
 
 
 def claim(directory: str | os.PathLike) -> bool:

@@ -36,6 +36,13 @@ def test_another_run_is_refused_and_untouched(recipe):
     assert (directory / "recipe.yaml").read_text() == before
 
 
+def test_a_directory_in_place_of_a_file_is_refused_before_the_run(recipe):
+    directory = run_directory.open_for(recipe())
+    (directory / "summary.json").mkdir()
+    with pytest.raises(InputError, match=r"summary\.json is a directory, and a file of the run has this name"):
+        run_directory.open_for(recipe(train__resume=True))
+
+
 def test_resume_and_force(recipe):
     directory = run_directory.open_for(recipe())
     (directory / "checkpoints").mkdir()

@@ -371,6 +371,13 @@ def test_a_run_of_a_packed_base_with_a_tokenizer_of_elsewhere_is_asked_and_measu
     assert json.loads((copied / "again.json").read_text())["loss"] == pytest.approx(after["loss"], rel=1e-6)
 
 
+def test_a_damaged_summary_is_not_put_into_a_model_card(copied, capsys):
+    path = copied / "output" / "job" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "total": [0]}))
+    assert main(["export", "output/job", "--output", "carded"]) == 2
+    assert "summary.json: total: a number was expected" in capsys.readouterr().err
+
+
 def test_predict_a_file(here, capsys):
     assert main(["predict", "--run", "output/job", "--file", "data.jsonl", "--output", "answers.jsonl"]) == 0
     rows = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
