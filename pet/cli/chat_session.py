@@ -93,7 +93,7 @@ def base_of(adapter: Path, option: str = "--model") -> str:
     from pet.names import find_model
 
     base = read_adapter_config(adapter, BY_PEFT_TYPE).get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise InputError(f"{adapter}: its adapter_config.json names no base; give it by {option}")
     try:
         find_model(base)

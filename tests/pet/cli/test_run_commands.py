@@ -314,6 +314,7 @@ def test_an_adapter_whose_base_is_gone_or_another(here, capsys):
     for base, words in (
         ("nowhere", "its base is not here, give it by --model (model 'nowhere'"),
         (None, "names no base; give it by --model"),
+        ([[]], "names no base; give it by --model"),
         ("gpt_tiny", "made on another base"),
     ):
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
