@@ -19,6 +19,8 @@ class Tracker(Callback):
     there is no recipe to record. A resumed run is a new run of the tracker, with the steps that follow.
     """
 
+    is_open = False  # a run may end before it starts
+
     def open(self, directory: Path, title: str, config: dict[str, Any], step: int) -> None:
         """Begin.
 
@@ -51,7 +53,7 @@ class Tracker(Callback):
         self.write(found, record["step"])
 
     def end(self, trainer, summary) -> None:
-        if getattr(self, "is_open", False):
+        if self.is_open:
             self.close()
 
 

@@ -65,3 +65,51 @@ def batch():
 def weights():
     """The parameters of a model as arrays."""
     return lambda model: {name: value.asnumpy().copy() for name, value in model.parameters_dict().items()}
+
+
+class Peer:
+    """TRL's side of a comparison: its data in their order, the loss of every step, settings that change nothing else.
+
+    Attributes:
+        losses: of the steps.
+        settings: of its configurations, for twenty steps.
+    """
+
+    def __init__(self, directory):
+        self.losses: list[float] = []
+        self.settings = {
+            "output_dir": str(directory / "run"),
+            "max_steps": 20,
+            "logging_steps": 1,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "report_to": [],
+            "save_strategy": "no",
+            "bf16": False,
+            "max_length": None,
+            "gradient_checkpointing": False,
+            "use_cpu": True,
+            "disable_tqdm": True,
+        }
+
+    def in_order(self, kind):
+        """A trainer class that does so."""
+        import torch
+        from torch.utils.data import SequentialSampler
+
+        losses = self.losses
+
+        class InOrder(kind):
+            def _get_train_sampler(self, *_):
+                return SequentialSampler(self.train_dataset)
+
+            def training_step(self, *arguments, **keywords):
+                losses.append(float(super().training_step(*arguments, **keywords)))
+                return torch.tensor(losses[-1])
+
+        return InOrder
+
+
+@pytest.fixture
+def trl_side(tmp_path):
+    return Peer(tmp_path)

@@ -462,16 +462,15 @@ def trl():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_the_curve_of_trl(trl, tmp_path, objective):
+def test_the_curve_of_trl(trl, trl_side, tmp_path, objective):
     """Twenty steps of TRL's trainer with PEFT, and of this library from the same adapter on the same tokens."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
-    from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kind, batch = {"dpo": (trl.DPOTrainer, 4), "kto": (trl.KTOTrainer, 2)}[objective]
-    rows, losses = [], []
+    rows = []
     for number in range(20 * batch):
         good, bad = f"Cup {number} is red.", "Red!"
         row = {"prompt": f"What colour is cup {number}? It is red."}
@@ -480,14 +479,6 @@ def test_the_curve_of_trl(trl, tmp_path, objective):
         else:
             rows.append({**row, "completion": good if number % 3 else bad, "label": number % 3 != 0})
 
-    class InOrder(kind):
-        def _get_train_sampler(self, *_):
-            return SequentialSampler(self.train_dataset)
-
-        def training_step(self, *arguments, **keywords):
-            losses.append(float(super().training_step(*arguments, **keywords)))
-            return torch.tensor(losses[-1])
-
     torch.manual_seed(0)
     directory = bundled_models()["llama_tiny"]
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -495,23 +486,14 @@ def test_the_curve_of_trl(trl, tmp_path, objective):
     adapted = get_peft_model(plain, config)
     adapted.save_pretrained(tmp_path / "start")
     settings = {"dpo": trl.DPOConfig, "kto": trl.KTOConfig}[objective](
-        output_dir=str(tmp_path / "run"),
         per_device_train_batch_size=batch,
-        max_steps=20,
-        logging_steps=1,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        report_to=[],
-        save_strategy="no",
-        bf16=False,
-        max_length=None,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        disable_tqdm=True,
+        **trl_side.settings,
         **({"train_sampling_strategy": "sequential"} if objective == "kto" else {}),
     )
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    theirs = InOrder(adapted, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    theirs = trl_side.in_order(kind)(
+        adapted, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
     documents = []
     for row in theirs.train_dataset:
         answers = [row[name] for name in ("chosen_ids", "rejected_ids", "completion_ids") if name in row]
@@ -526,6 +508,7 @@ def test_the_curve_of_trl(trl, tmp_path, objective):
     loader = Loader(dataset(documents, len(answers)), batch, order)
     ours = Trainer(model, loader, objective=objective, steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
     ours.train()
+    losses = trl_side.losses
     assert losses[0] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-6)
     np.testing.assert_allclose([line["loss"] for line in ours.history], losses, atol=1e-4)
     if objective == "kto":

@@ -221,26 +221,17 @@ def test_packed_pairs_are_scored_as_single_ones_and_resuming_gives_the_same_bits
 
 
 @pytest.mark.slow
-def test_the_curve_of_trl(tmp_path):
+def test_the_curve_of_trl(trl_side, tmp_path):
     """Twenty steps of TRL's RewardTrainer with PEFT, and of this library from the same adapter on the same tokens."""
     torch = pytest.importorskip("torch")
     try:
         from datasets import Dataset
         from peft import LoraConfig, get_peft_model
-        from torch.utils.data import SequentialSampler
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from trl import RewardConfig, RewardTrainer
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"TRL cannot be imported here: {str(error).splitlines()[0]}")
-    losses, random = [], np.random.default_rng(0)
-
-    class InOrder(RewardTrainer):
-        def _get_train_sampler(self, *_):
-            return SequentialSampler(self.train_dataset)
-
-        def training_step(self, *arguments, **keywords):
-            losses.append(float(super().training_step(*arguments, **keywords)))
-            return torch.tensor(losses[-1])
+    random = np.random.default_rng(0)
 
     torch.manual_seed(0)
     directory = bundled_models()["llama_tiny"]
@@ -252,22 +243,11 @@ def test_the_curve_of_trl(tmp_path):
     adapted.save_pretrained(tmp_path / "start")
     pairs = [[random.integers(10, 200, random.integers(4, 12)).tolist() for _ in range(2)] for _ in range(80)]
     settings = RewardConfig(
-        output_dir=str(tmp_path / "run"),
         per_device_train_batch_size=4,
-        max_steps=20,
-        logging_steps=1,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        report_to=[],
-        save_strategy="no",
-        bf16=False,
-        max_length=None,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        disable_tqdm=True,
+        **trl_side.settings,
     )
     rows = Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
-    theirs = InOrder(adapted, args=settings, train_dataset=rows, processing_class=tokenizer)
+    theirs = trl_side.in_order(RewardTrainer)(adapted, args=settings, train_dataset=rows, processing_class=tokenizer)
     theirs.train()
     documents = [(ids, [0] + [1] * (len(ids) - 1)) for pair in pairs for ids in pair]
     data = TokenDataset.from_samples(documents)
@@ -277,5 +257,6 @@ def test_the_curve_of_trl(tmp_path):
     pet.load_adapter(model, tmp_path / "start")
     ours = Trainer(model, loader, objective="reward", steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
     ours.train()
+    losses = trl_side.losses
     assert max(losses) - min(losses) > 0.1
     np.testing.assert_allclose([line["loss"] for line in ours.history], losses, atol=1e-4)
