@@ -19,6 +19,7 @@ class TrainSettings(TypedDict, total=False):
     lora_plus_ratio: float | None
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"]
     warmup: Any
+    warmup_power: float
     final_ratio: float
     cycles: int
     power: float
@@ -49,57 +50,81 @@ class TrainSettings(TypedDict, total=False):
     max_loss_ratio: float | None
 
 class TrainingArgumentSettings(TypedDict, total=False):
+    run_name: Any
+    overwrite_output_dir: Any
+    only_save_strategy: Any
+    train_dataset: Any
+    eval_dataset: Any
+    data_seed: Any
+    num_samples: Any
+    shuffle: Any
+    group_by_length: Any
+    dataloader_num_workers: Any
+    dataloader_drop_last: Any
+    max_length: Any
+    seq_length: Any
+    seed: Any
     num_train_epochs: Any
     max_steps: Any
+    gradient_accumulation_steps: Any
+    label_smoothing_factor: Any
+    neftune_noise_alpha: Any
+    fp16: Any
+    bf16: Any
+    max_grad_norm: Any
+    use_clip_grad: Any
     batch_size: Any
     per_device_train_batch_size: Any
-    per_device_eval_batch_size: Any
     eval_batch_size: Any
-    gradient_accumulation_steps: Any
+    per_device_eval_batch_size: Any
+    gradient_checkpointing: Any
+    recompute: Any
     learning_rate: Any
     weight_decay: Any
     adam_beta1: Any
     adam_beta2: Any
     adam_epsilon: Any
-    max_grad_norm: Any
     warmup_steps: Any
     warmup_ratio: Any
+    warmup_epochs: Any
+    lr_end: Any
     lr_scheduler_type: Any
     lr_scheduler: Any
     optim: Any
     optimizer: Any
-    label_smoothing_factor: Any
-    seed: Any
-    data_seed: Any
-    num_samples: Any
+    layer_scale: Any
+    lr_scale: Any
+    warmup_lr_init: Any
+    total_steps: Any
+    repeat: Any
     save_steps: Any
-    save_strategy: Any
+    save_prefix: Any
     save_total_limit: Any
-    logging_steps: Any
-    report_interval: Any
+    save_strategy: Any
     eval_strategy: Any
     evaluation_strategy: Any
+    logging_steps: Any
+    report_interval: Any
     eval_steps: Any
     eval_step_interval: Any
     eval_epoch_interval: Any
+    eval_epochs: Any
     metric_for_best_model: Any
     greater_is_better: Any
+    load_best_model_at_end: Any
     resume_from_checkpoint: Any
     resume_training: Any
-    overwrite_output_dir: Any
-    fp16: Any
-    bf16: Any
-    gradient_checkpointing: Any
-    recompute: Any
-    neftune_noise_alpha: Any
-    max_length: Any
-    seq_length: Any
+    ignore_data_skip: Any
+    data_skip_steps: Any
     profile: Any
-    only_save_strategy: Any
-    group_by_length: Any
+    remote_save_url: Any
+    push_to_hub: Any
+    hub_model_id: Any
+    logging_dir: Any
+    logging_strategy: Any
+    disable_tqdm: Any
+    report_to: Any
     do_eval: Any
-    do_train: Any
-    do_predict: Any
     use_parallel: Any
     load_checkpoint: Any
     data_parallel: Any
@@ -117,23 +142,12 @@ class TrainingArgumentSettings(TypedDict, total=False):
     vocab_emb_dp: Any
     gradient_aggregation_group: Any
     micro_batch_interleave_num: Any
-    train_dataset: Any
-    eval_dataset: Any
-    remote_save_url: Any
-    eval_epochs: Any
-    save_prefix: Any
-    shuffle: Any
-    use_clip_grad: Any
-    lr_end: Any
-    layer_scale: Any
-    lr_scale: Any
-    warmup_lr_init: Any
-    warmup_epochs: Any
-    total_steps: Any
+    do_train: Any
+    do_predict: Any
     expert_num: Any
-    repeat: Any
-    ignore_data_skip: Any
-    data_skip_steps: Any
+    ddp_timeout: Any
+    deepspeed: Any
+    fsdp: Any
     auto_trans_ckpt: Any
     src_strategy: Any
     transform_process_num: Any
@@ -207,16 +221,3 @@ class TrainingArgumentSettings(TypedDict, total=False):
     calculate_per_token_loss: Any
     sink_mode: Any
     sink_size: Any
-    dataloader_num_workers: Any
-    dataloader_drop_last: Any
-    logging_dir: Any
-    logging_strategy: Any
-    disable_tqdm: Any
-    report_to: Any
-    run_name: Any
-    ddp_timeout: Any
-    load_best_model_at_end: Any
-    deepspeed: Any
-    fsdp: Any
-    push_to_hub: Any
-    hub_model_id: Any

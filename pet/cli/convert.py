@@ -7,6 +7,7 @@ from pathlib import Path
 
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser, free_output
+from pet.compat.command_line import boolean
 
 EXAMPLES = [
     ("pet convert glm_tiny --output glm_tiny.ckpt", "a model directory or bundled base as a file for MindFormers"),
@@ -26,21 +27,14 @@ def _is_yaml(name: str | None) -> bool:
     return name is not None and Path(name).suffix in (".yaml", ".yml")
 
 
-def _boolean(text: str) -> bool:
-    words = {"true": True, "yes": True, "false": False, "no": False}
-    if text.lower() not in words:
-        raise InputError(f"expected true or false, not {text!r}")
-    return words[text.lower()]
-
-
 def _form(options):
     from pet.compat.ckpt.names import Form
     from pet.compat.mindformers.sizes import form_of, read_file
 
     given = form_of(read_file(Path(options.config))) if _is_yaml(options.config) else Form()
     return Form(
-        given.qkv_concat if options.qkv_concat is None else _boolean(options.qkv_concat),
-        given.mlp_concat if options.mlp_concat is None else _boolean(options.mlp_concat),
+        given.qkv_concat if options.qkv_concat is None else options.qkv_concat,
+        given.mlp_concat if options.mlp_concat is None else options.mlp_concat,
         given.use_rearrange_rope or options.rearranged_rope,
         options.old_names,
     )
@@ -64,8 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", choices=["model", "adapter"], help="of a .ckpt file that holds weights and LoRA")
     parser.add_argument("--alpha", type=float, metavar="N", help="lora_alpha of a .ckpt file's LoRA matrices")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; default: as each tensor is stored")
-    parser.add_argument("--qkv-concat", metavar="BOOL", help="writing .ckpt: one matrix for query, key and value")
-    parser.add_argument("--mlp-concat", metavar="BOOL", help="writing .ckpt of ChatGLM2: one matrix for gate and up")
+    parser.add_argument(
+        "--qkv-concat", type=boolean, metavar="BOOL", help="writing .ckpt: one matrix for query, key and value"
+    )
+    parser.add_argument(
+        "--mlp-concat", type=boolean, metavar="BOOL", help="writing .ckpt of ChatGLM2: one matrix for gate and up"
+    )
     parser.add_argument(
         "--rearranged-rope", action="store_true", help="ChatGLM2: query and key as with use_rearrange_rope: True"
     )

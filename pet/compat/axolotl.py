@@ -9,26 +9,29 @@ from typing import Any
 
 from pet.compat.job_files import (
     CACHE,
+    COMMON,
     DOWNLOADS,
     GENERATION,
     LAYOUT,
     LOGS,
+    LOSS,
     MEDIA,
     MODEL,
     OWN_TOKENS,
     SPEED,
+    TOKENS,
     either,
     entry_problems,
     local_model,
     preferences,
     put_data,
     share,
-    steps,
     targets,
     template,
     without_evaluation,
 )
-from pet.compat.translation import OPTIMIZERS, SCHEDULES, both_betas, choice, first_of, flag, number
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.translation import first_of, flag, number, picked, same
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 FORMATS = {
@@ -135,149 +138,104 @@ def _peft(t: Translation, name: str, value: Any) -> None:
         t.settings.update({"model.quantization.type": "nf4", "adapter.init": "loftq"})
 
 
-def _every(key: str) -> Any:
-    return lambda t, n, v: t.put(key, 1.0 / v if v else None)
+NOTHING_GENERATED = Refused("nothing is generated in training")
+UPLOADED = Refused("nothing is uploaded")
+
+
+def _quadratic(t: Translation, name: str, value: Any) -> None:
+    """The warm-up of the cosine schedule alone, which then ends at 0."""
+    if not value:
+        return
+    if t.get("train.schedule") != "cosine":
+        t.ignore(name, "it is about lr_scheduler: cosine")
+        return
+    t.put("train.warmup_power", 2.0)
+    if t.settings.pop("train.final_ratio", None) is not None:
+        t.ignore("cosine_min_lr_ratio", "lr_quadratic_warmup leaves it out")
 
 
 TABLE = {
+    **COMMON,
+    **picked(
+        ARGUMENTS,
+        "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps warmup_ratio seed "
+        "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size gradient_checkpointing bf16 "
+        "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint",
+    ),
+    # the base
     "base_model": local_model,
-    "base_model_config": MODEL,
-    "base_model_ignore_patterns": MODEL,
-    "model_type": MODEL,
-    "tokenizer_type": MODEL,
     "tokenizer_config": "model.tokenizer",
-    "tokenizer_use_*": MODEL,
-    "tokenizer_legacy": MODEL,
-    "trust_remote_code": MODEL,
-    "is_*_derived_model": MODEL,
-    "torch_dtype": MODEL,
-    "float16": MODEL,
-    "bfloat16": MODEL,
     "special_tokens": _special_tokens,
-    "tokens": Refused("the tokenizer and the embedding stay as they are"),
-    "resize_token_embeddings_to_32x": Refused("the tokenizer and the embedding stay as they are"),
+    **same(TOKENS, "tokens resize_token_embeddings_to_32x"),
+    **same(MODEL, "base_model_config base_model_ignore_patterns model_type is_*_derived_model tokenizer_type"),
+    **same(MODEL, "tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 lora_fan_in_fan_out gptq gptq_*"),
+    "load_in_8bit": flag("model.quantization.type", "int8"),
+    "load_in_4bit": _four_bits,
+    "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
+    # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
     "lora_model_dir": "adapter.load",
     "lora_r": "adapter.rank",
-    "lora_alpha": number("adapter.alpha"),
-    "lora_dropout": number("adapter.dropout"),
     "lora_target_modules": targets,
     "lora_target_linear": flag("adapter.targets", ["all-linear"]),
     "lora_modules_to_save": "adapter.modules_to_save",
-    "lora_fan_in_fan_out": MODEL,
-    "lora_*_kernel": SPEED,
-    "fused_attn_kernel": SPEED,
     "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
     "peft_layers_to_transform": "adapter.layers",
     "peft": _peft,
     "relora*": Refused("an adapter is not merged and begun anew in training"),
-    "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
-    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
-    "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
-    "load_in_8bit": flag("model.quantization.type", "int8"),
-    "load_in_4bit": _four_bits,
-    "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
-    "gptq": MODEL,
-    "gptq_*": MODEL,
-    "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
-    "trl": Refused("nothing is generated in training"),
-    "vllm": Refused("nothing is generated in training"),
-    "precompute_ref_log_probs": SPEED,
-    "dpo_use_*": Refused("a loss that is not here; see train.objective"),
-    "dpo_loss_*": Refused("a loss that is not here; see train.objective"),
-    "cpo_alpha": Refused("a loss that is not here; see train.objective"),
-    "datasets": _datasets,
-    "test_datasets": _datasets,
+    # data
+    **same(_datasets, "datasets test_datasets"),
     "dataset_prepared_path": CACHE,
     "dataset_processes": "data.workers",
-    "dataset_exact_deduplication": Refused("rows are used as they are: deduplicate the file"),
-    "push_dataset_to_hub": Refused("nothing is uploaded"),
-    "hub_*": Refused("nothing is uploaded"),
+    "dataset_exact_deduplication": "data.deduplicate",
     "hf_use_auth_token": DOWNLOADS,
     "val_set_size": share("data.eval_fraction"),
     "sequence_len": "data.max_length",
     "max_packed_sequence_len": _packed_length,
     "sample_packing": either("data.packing", "pack", "longest"),
-    "sample_packing_*": SPEED,
-    "eval_sample_packing": SPEED,
-    "pad_to_sequence_len": SPEED,
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": either("data.shuffle", True, False),
-    "group_by_length": flag("data.packing", "buckets"),
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": template,
     "default_system_message": "data.system",
     "remove_unused_columns": Ignored("columns without a role are not read"),
-    "skip_prepare_dataset": MEDIA,
-    "processor_type": MEDIA,
-    "image_*": MEDIA,
+    **same(MEDIA, "skip_prepare_dataset processor_type image_*"),
+    # preferences
+    "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
+    **same(NOTHING_GENERATED, "trl vllm"),
+    **same(LOSS, "dpo_use_* dpo_loss_* cpo_alpha"),
+    # the run
     "micro_batch_size": "train.batch_size",
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
-    "eval_batch_size": "eval.batch_size",
-    "gradient_accumulation_steps": "train.accumulation",
     "num_epochs": number("train.epochs"),
     "max_steps": "train.steps",
-    "optimizer": choice("train.optimizer", OPTIMIZERS),
-    "adam_beta1": both_betas(0),
-    "adam_beta2": both_betas(1),
     "adam_eps*": number("train.eps"),
-    "lr_scheduler": choice("train.schedule", SCHEDULES),
     "cosine_min_lr_ratio": number("train.final_ratio"),
-    "lr_quadratic_warmup": Refused("the warm-up is linear"),
-    "learning_rate": number("train.learning_rate"),
-    "warmup_steps": "train.warmup",
-    "warmup_ratio": number("train.warmup"),
-    "weight_decay": number("train.weight_decay"),
-    "max_grad_norm": number("train.clip_norm"),
-    "neftune_noise_alpha": number("train.neftune_alpha"),
-    "seed": "train.seed",
-    "bf16": flag("train.precision", "bf16"),
-    "fp16": flag("train.precision", "fp16"),
-    "tf32": SPEED,
-    "gradient_checkpointing": flag("train.recompute"),
-    "gradient_checkpointing_kwargs": SPEED,
-    "output_dir": "output.dir",
-    "logging_steps": "train.log_every",
-    "eval_steps": steps("eval.every_steps"),
-    "evals_per_epoch": _every("eval.every_epochs"),
+    "lr_quadratic_warmup": _quadratic,
+    "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
+    "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
+    "evals_per_epoch": lambda t, n, v: t.put("eval.every_epochs", 1.0 / v if v else None),
     "eval_strategy": Ignored("eval_steps or evals_per_epoch says it"),
-    "eval_table_*": LOGS,
     "eval_max_new_tokens": GENERATION,
-    "save_steps": steps("train.save_every"),
+    "early_stopping_patience": "eval.patience",
     "save_strategy": Ignored("save_steps says it; a checkpoint is written at the end"),
     "saves_per_epoch": Ignored("give save_steps; a checkpoint is written at the end"),
-    "save_total_limit": "train.keep_last",
-    "save_only_model": Ignored("checkpoints can be resumed from in any case"),
-    "early_stopping_patience": "eval.patience",
-    "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
-    "attn_implementation": SPEED,
-    "*_attention": SPEED,
+    "auto_resume_from_checkpoints": flag("train.resume"),
+    # how it is run
     "s2_attention": Refused("every token sees all tokens before it"),
     "scaling_softmax": Refused("attention has the checkpoint's own scale"),
-    "flash_*": SPEED,
-    "torch_compile*": SPEED,
-    "torchdistx_path": SPEED,
-    "device_map": SPEED,
     "plugins": _plugins,
-    "liger_*": SPEED,
-    "cut_cross_entropy": SPEED,
-    "local_rank": LAYOUT,
-    "ddp*": LAYOUT,
-    "deepspeed": LAYOUT,
-    "fsdp*": LAYOUT,
-    "ray_*": LAYOUT,
-    "use_ray": LAYOUT,
-    "resources_per_worker": LAYOUT,
-    "dataloader_*": SPEED,
+    **same(SPEED, "lora_*_kernel fused_attn_kernel attn_implementation *_attention flash_* liger_* cut_cross_entropy"),
+    **same(SPEED, "sample_packing_* eval_sample_packing pad_to_sequence_len gradient_checkpointing_kwargs"),
+    **same(SPEED, "precompute_ref_log_probs torchdistx_path"),
+    **same(LAYOUT, "local_rank ddp* use_ray"),
+    **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
+    **same(LOGS, "use_tensorboard gc_*"),
+    **same(UPLOADED, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    "resume_from_checkpoint": flag("train.resume"),
-    "auto_resume_from_checkpoints": flag("train.resume"),
-    "debug": LOGS,
     "test_value": Ignored("axolotl reads no such key; it stands in its own examples"),
-    **{f"{prefix}*": LOGS for prefix in ("wandb_", "use_wandb", "mlflow_", "comet_", "swanlab_", "otel_", "gc_")},
-    **dict.fromkeys(("use_tensorboard", "use_mlflow", "use_comet", "use_swanlab", "use_otel_metrics"), LOGS),
 }
 DEFAULTS = {
     "train.batch_size": 1,
@@ -300,8 +258,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
     given = preferences(t, values["rl"] if values.get("rl") in RL else "sft", given, KEYS)
-    # of micro_batch_size and of datasets
-    order = sorted(given, key=lambda name: name in ("batch_size", "test_datasets"))
+    # of micro_batch_size, of datasets and of the schedule
+    order = sorted(given, key=lambda name: name in ("batch_size", "test_datasets", "lr_quadratic_warmup"))
     t.apply({name: given[name] for name in order}, TABLE)
     without_evaluation(t)
     return t

@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError, similar
-from pet.compat.translation import ANY_LAYOUT, COMPILED
+from pet.compat.translation import ANY_LAYOUT, COMPILED, same
 from pet.installation import tolerate_encodings
 
 log = logging.getLogger("pet")
 
 # Arguments of MindFormers' scripts that choose how its engine works; the results are the same without them.
 WITHOUT_MEANING = {
-    "enable_graph_kernel": "the compiler decides for itself",
-    "graph_kernel_flags": "the compiler decides for itself",
+    **same("the compiler decides for itself", "enable_graph_kernel graph_kernel_flags max_call_depth"),
+    **same(COMPILED.why, "sink_mode sink_size"),
+    **same(ANY_LAYOUT.why, "auto_trans_ckpt src_strategy strategy_load_checkpoint transform_process_num"),
     "mode": "training is compiled in any case",
     "device_target": "the device of this machine is used",
     "device_id": "pet launch --devices chooses",
@@ -25,17 +26,10 @@ WITHOUT_MEANING = {
     "gradient_aggregation_group": "gradients travel as one vector",
     "full_batch": "every process reads its own rows",
     "gradients_mean": "gradients are always those of the mean over the batch",
-    "sink_mode": COMPILED.why,
-    "sink_size": COMPILED.why,
     "save_graphs": "MindSpore's own MS_DEV_SAVE_GRAPHS does it",
     "save_graphs_path": "MindSpore's own MS_DEV_SAVE_GRAPHS_PATH does it",
     "max_device_memory": "memory is taken as it is needed",
-    "max_call_depth": "the compiler decides for itself",
     "num_workers": "data is read ahead in any case",
-    "auto_trans_ckpt": ANY_LAYOUT.why,
-    "src_strategy": ANY_LAYOUT.why,
-    "strategy_load_checkpoint": ANY_LAYOUT.why,
-    "transform_process_num": ANY_LAYOUT.why,
     "predict_batch_size": "an answer does not depend on the others",
     "trust_remote_code": "no code is loaded with a model",
     "modal_type": "models here read text only",
@@ -44,7 +38,7 @@ WITHOUT_MEANING = {
 
 def boolean(text: str) -> bool:
     """``True``, ``true``, ``1``, ``yes`` and their opposites."""
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    words = same(True, "true 1 yes") | same(False, "false 0 no")
     if text.lower() not in words:
         raise argparse.ArgumentTypeError(f"expected True or False, not {text!r}")
     return words[text.lower()]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_zoo.atomic import read_json
-from pet.compat.translation import OPTIMIZERS, choice, clip, flag, number
+from pet.compat.translation import OPTIMIZERS, choice, clip, flag, number, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
 ENGINE = Ignored("it says how DeepSpeed works, not what comes of it")
@@ -26,26 +26,23 @@ TABLE = {
     "gradient_accumulation_steps": "train.accumulation",
     "gradient_clipping": clip,
     "fp16.enabled": flag("train.precision", "fp16"),
-    "bf16.enabled": flag("train.precision", "bf16"),
-    "bfloat16.enabled": flag("train.precision", "bf16"),
+    **same(flag("train.precision", "bf16"), "bf16.enabled bfloat16.enabled"),
     "fp16.loss_scale": Refused("a fixed loss scale is not here; 0 lets it adapt"),
     "fp16.*": Ignored("the loss scale adapts itself"),
     "zero_optimization.stage": _stage,
-    "zero_optimization.*": ENGINE,
     "optimizer.type": choice("train.optimizer", OPTIMIZERS),
     "optimizer.params.lr": number("train.learning_rate"),
     "optimizer.params.betas": "train.betas",
     "optimizer.params.eps": number("train.eps"),
     "optimizer.params.weight_decay": number("train.weight_decay"),
-    "optimizer.params.*_adam*": ENGINE,
     "scheduler.type": choice("train.schedule", SCHEDULERS),
     "scheduler.params.warmup_max_lr": number("train.learning_rate"),
     "scheduler.params.warmup_min_lr": Refused("the warm-up begins at 0"),
     "scheduler.params.warmup_num_steps": number("train.warmup", int),
     "scheduler.params.total_num_steps": Ignored("the run's length says it"),
-    **dict.fromkeys(("activation_checkpointing.*", "steps_per_print", "wall_clock_breakdown", "zero_*"), ENGINE),
-    **dict.fromkeys(("communication_data_type", "prescale_gradients", "dump_state", "*.enabled"), ENGINE),
-    **dict.fromkeys(("flops_profiler.*", "comms_logger.*", "tensorboard.*", "wandb.*", "csv_monitor.*"), ENGINE),
+    **same(ENGINE, "activation_checkpointing.* steps_per_print wall_clock_breakdown zero_* communication_data_type"),
+    **same(ENGINE, "prescale_gradients dump_state *.enabled flops_profiler.* comms_logger.* tensorboard.* wandb.*"),
+    **same(ENGINE, "csv_monitor.* zero_optimization.* optimizer.params.*_adam*"),
 }
 
 

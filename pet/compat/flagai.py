@@ -13,80 +13,49 @@ from adapters.schema import require
 from model_zoo.errors import InputError, nearest
 from pet.compat.command_line import start_again
 from pet.compat.deepspeed import put_deepspeed
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.outputs import HIDDEN, Outputs, call, tensors
 from pet.compat.paths import modules_of
-from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number
+from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number, picked, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
 log = logging.getLogger("pet")
 
-ENVIRONMENTS = {
-    "pytorch": "standalone",
-    "standalone": "standalone",
-    "pytorchDDP": "data_parallel",
-    "data_parallel": "data_parallel",
-    "deepspeed": "optimizer_shard",
-    "optimizer_shard": "optimizer_shard",
-    "deepspeed+mpu": "hybrid",
-    "bmtrain": "optimizer_shard",
-    "hybrid": "hybrid",
-}
+ENVIRONMENTS = same("standalone", "pytorch standalone") | same("data_parallel", "pytorchDDP data_parallel")
+ENVIRONMENTS |= same("optimizer_shard", "deepspeed bmtrain optimizer_shard") | same("hybrid", "deepspeed+mpu hybrid")
 WHOLE = Ignored("checkpoints hold everything that a run goes on with")
 LAUNCHED = Ignored("pet launch says where the processes meet and what they run")
 TABLE = {
+    **picked(ARGUMENTS, "batch_size weight_decay gradient_accumulation_steps seed fp16"),
     "epochs": number("train.epochs"),
-    "batch_size": "train.batch_size",
     "lr": number("train.learning_rate"),
-    "weight_decay": number("train.weight_decay"),
     "warm_up": "train.warmup",
-    "gradient_accumulation_steps": "train.accumulation",
     "clip_grad": clip,
-    "seed": "train.seed",
     "log_interval": "train.log_every",
     "save_interval": "train.save_every",
     "eval_interval": "eval.every_steps",
-    "fp16": flag("train.precision", "fp16"),
     "checkpoint_activations": flag("train.recompute"),
     "experiment_name": "name",
     "save_dir": "output.dir",
-    "load_dir": elsewhere,
-    "num_gpus": elsewhere,
-    "model_parallel_size": elsewhere,
-    "pytorch_device": Ignored("the device of this machine is used"),
-    "num_nodes": elsewhere,
-    "master_ip": LAUNCHED,
-    "master_port": LAUNCHED,
-    "hostfile": elsewhere,
-    "training_script": LAUNCHED,
-    "training_paras": LAUNCHED,
-    "deepspeed_config": elsewhere,
     "optimizer_type": choice("train.optimizer", OPTIMIZERS),
-    "tokenizer": elsewhere,
-    "timers": Ignored("metrics.jsonl has each step's time"),
+    "tensorboard": callback("tensorboard"),
     "save_best": Refused("the best checkpoint is that of the smallest loss", (None,)),
+    "pytorch_device": Ignored("the device of this machine is used"),
+    "timers": Ignored("metrics.jsonl has each step's time"),
     "extra_args": Ignored("a script has its own arguments"),
-    "load_rng": WHOLE,
     "deepspeed_activation_checkpointing": Ignored("checkpoint_activations says it"),
     "num_checkpoints": Ignored("layers are recomputed as a whole or not at all"),
-    "tensorboard": callback("tensorboard"),
     "tensorboard_dir": Ignored("it is below the run directory"),
-    "save_optim": WHOLE,
-    "save_rng": WHOLE,
-    "load_type": WHOLE,
-    "load_optim": WHOLE,
-    "not_call_launch": elsewhere,
     "local_rank": Ignored("the environment says it"),
+    **same(
+        elsewhere, "load_dir num_gpus model_parallel_size num_nodes hostfile deepspeed_config tokenizer not_call_launch"
+    ),
+    **same(WHOLE, "load_rng save_rng load_optim save_optim load_type"),
+    **same(LAUNCHED, "master_ip master_port training_script training_paras"),
 }
 # FlagAI's own defaults, where ours are others
-DEFAULTS = {
-    "epochs": 1,
-    "lr": 1e-3,
-    "warm_up": 0.1,
-    "weight_decay": 0.0,
-    "batch_size": 1,
-    "clip_grad": 1.0,
-    "seed": 1234,
-}
+DEFAULTS = {"epochs": 1, "lr": 1e-3, "warm_up": 0.1, "weight_decay": 0.0, "batch_size": 1, "clip_grad": 1.0}
+DEFAULTS["seed"] = 1234
 
 
 class Trainer:

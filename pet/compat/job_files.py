@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.translation import number, same
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -25,6 +26,8 @@ LAYOUT = Ignored("how the work is divided is said by the section parallel")
 GENERATION = Ignored("the section generation says how answers are written")
 DOWNLOADS = Ignored("nothing is downloaded")
 MEDIA = Refused("models here read text only")
+TOKENS = Refused("the tokenizer and the embedding stay as they are")
+LOSS = Refused("a loss that is not here; see train.objective")
 TEMPLATES = (
     *("default", "empty", "tokenizer_default", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
     *("qwen3_nothink", "chatglm2", "chatglm3", "glm4"),
@@ -102,6 +105,22 @@ def local_model(t: Translation, name: str, value: Any) -> None:
     t.put("model.path", value)
     if not Path(value).expanduser().exists() and value not in (*bundled_models(), *preset_names()):
         t.lack("model.path", name, f"{value!r}: no such directory; nothing is downloaded")
+
+
+COMMON = {
+    "lora_alpha": number("adapter.alpha"),
+    "lora_dropout": number("adapter.dropout"),
+    "loraplus_lr_ratio": number("train.lora_plus_ratio"),
+    "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
+    "eval_steps": steps("eval.every_steps"),
+    "save_steps": steps("train.save_every"),
+    "save_only_model": Ignored("checkpoints can be resumed from in any case"),
+    "trust_remote_code": MODEL,
+    **same(SPEED, "dataloader_* torch_compile* tf32 device_map"),
+    **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker"),
+    **same(LOGS, "*swanlab* wandb_*"),
+}
+"""Names and rules that both systems' tables have."""
 
 
 def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, dict[str, str]]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
-from pet.recipe.translation import Ignored, Translation
+from pet.recipe.translation import Ignored, Rule, Translation
 
 COMPILED = Ignored("a step is one compiled graph in any case")
 ANY_LAYOUT = Ignored("checkpoints are whole and open on any layout")
@@ -28,45 +28,39 @@ def method_of(name: str | None) -> str:
     return methods[key]
 
 
-SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "constantwarmuplr": "constant",
-    "linear": "linear",
-    "linearwithwarmuplr": "linear",
-    "cosine": "cosine",
-    "cosinewithwarmuplr": "cosine",
-    "cosinedecaylr": "cosine",
-    "cosine_with_restarts": "cosine_restarts",
-    "cosine_restarts": "cosine_restarts",
-    "cosinewithrestartsandwarmuplr": "cosine_restarts",
-    "polynomial": "polynomial",
-    "polynomialwithwarmuplr": "polynomial",
-    "warmup_stable_decay": "wsd",
-    "wsd": "wsd",
-}
-OPTIMIZERS = {
-    "adamw": "adamw",
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_bnb_8bit": "adamw",
-    "adamw_8bit": "adamw",
-    "adamw_torch_4bit": "adamw",
-    "adamw_torch_8bit": "adamw",
-    "adamw_apex_fused": "adamw",
-    "paged_adamw_8bit": "adamw",
-    "paged_adamw_32bit": "adamw",
-    "fp32adamweightdecay": "adamw",
-    "fp32_adamw": "adamw",
-    "fusedadamweightdecay": "adamw",
-    "adamweightdecay": "adamw",
-    "adam": "adam",
-    "adafactor": "adafactor",
-    "lamb": "lamb",
-    "sgd": "sgd",
-    "momentum": "momentum",
-}
+def _words(names: Mapping[str, str]) -> dict[str, str]:
+    """Another system's word -> the recipe's, which also stands for itself."""
+    return {word: ours for ours, theirs in names.items() for word in (ours, *theirs.split())}
+
+
+SCHEDULES = _words(
+    {
+        "constant": "constant_with_warmup constantwarmuplr",
+        "linear": "linearwithwarmuplr",
+        "cosine": "cosinewithwarmuplr cosinedecaylr",
+        "cosine_restarts": "cosine_with_restarts cosinewithrestartsandwarmuplr",
+        "polynomial": "polynomialwithwarmuplr",
+        "wsd": "warmup_stable_decay",
+    }
+)
+OPTIMIZERS = _words(
+    {
+        "adamw": "adamw_torch adamw_torch_fused adamw_torch_4bit adamw_torch_8bit adamw_apex_fused adamw_hf adamw_8bit "
+        "adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit adamweightdecay fusedadamweightdecay fp32adamweightdecay "
+        "fp32_adamw",
+        **dict.fromkeys(("adam", "adafactor", "lamb", "sgd", "momentum"), ""),
+    }
+)
+
+
+def same(rule: Any, names: str) -> dict[str, Any]:
+    """Entries of a table that have one rule, for names with spaces between them."""
+    return dict.fromkeys(names.split(), rule)
+
+
+def picked(table: Mapping[str, Rule], names: str) -> dict[str, Rule]:
+    """The entries of another table, for names with spaces between them."""
+    return {name: table[name] for name in names.split()}
 
 
 def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, Any], None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from model_zoo.counting import layout_of, parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import is_lora, is_weight, rearrange
+from pet.compat.ckpt.view import is_lora, is_weight
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 _LORA = re.compile(LORA)
@@ -198,55 +198,38 @@ def _places(config: Mapping[str, Any], form: Form, names: list[str]) -> dict[str
 
 def _ours(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{our module: (A, B)} of what is there of a group."""
-    if len(group.theirs) == 1:
-        a, b = next(iter(present.values()))
-        parts = np.split(b, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [b]
-        if group.rearranged:
-            parts = [rearrange(one, width, back=True) for one, width in zip(parts, group.rearranged, strict=True)]
-        if len(group.ours) == 1:
-            return {group.ours[0].removesuffix(".weight"): (a, np.concatenate(parts))}
-        return {name.removesuffix(".weight"): (a, one) for name, one in zip(group.ours, parts, strict=True)}
-    widths = group.rearranged or (0,) * len(group.theirs)
-    pairs = {
-        place: (present[name][0], rearrange(present[name][1], widths[place], back=True))
-        for place, name in enumerate(group.theirs)
-        if name in present
-    }
-    first = next(iter(pairs.values()))[0]
-    if len(pairs) == len(group.theirs) and all(np.array_equal(a, first) for a, _ in pairs.values()):
-        return {group.ours[0].removesuffix(".weight"): (first, np.concatenate([b for _, b in pairs.values()]))}
-    b = np.zeros((sum(group.rows), sum(len(a) for a, _ in pairs.values())), first.dtype)
-    column = 0
-    for place, (a, part) in pairs.items():
-        row = sum(group.rows[:place])
-        b[row : row + group.rows[place], column : column + len(a)] = part
-        column += len(a)
-    return {group.ours[0].removesuffix(".weight"): (np.concatenate([a for a, _ in pairs.values()]), b)}
+    a, b = _side_by_side(group.theirs, group.rows, present)
+    parts = group.rearrange(group.cut(b), back=True)
+    names = [name.removesuffix(".weight") for name in group.ours]
+    return {name: (a, b) for name, b in zip(names, parts if len(names) > 1 else [np.concatenate(parts)], strict=True)}
 
 
 def _theirs(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{their name: (A, B)} of what is there of a group."""
-    if len(group.ours) > 1:
-        pairs = {place: present[name] for place, name in enumerate(group.ours) if name in present}
-        first = next(iter(pairs.values()))[0]
-        same = all(np.array_equal(a, first) for a, _ in pairs.values())
-        width = len(first) if same else sum(len(a) for a, _ in pairs.values())
-        b, column = np.zeros((sum(group.rows), width), first.dtype), 0
-        for place, (a, part) in pairs.items():
-            row = sum(group.rows[:place])
-            b[row : row + group.rows[place], column : column + len(a)] = part
-            column += 0 if same else len(a)
-        return {group.theirs[0]: (first if same else np.concatenate([a for a, _ in pairs.values()]), b)}
-    a, b = present[group.ours[0]]
-    parts = np.split(b, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [b]
-    if group.rearranged:
-        parts = [rearrange(one, width) for one, width in zip(parts, group.rearranged, strict=True)]
+    a, b = _side_by_side(group.ours, group.rows, present)
+    parts = group.rearrange(group.cut(b))
     if len(group.theirs) == 1:
         return {group.theirs[0]: (a, np.concatenate(parts))}
     blocks = _blocks(parts)
     if blocks is None:
         return {name: (a, part) for name, part in zip(group.theirs, parts, strict=True)}
     return {group.theirs[place]: (a[columns], parts[place][:, columns]) for place, columns in blocks.items()}
+
+
+def _side_by_side(names: Sequence[str], rows: Sequence[int], present: dict[str, Pair]) -> Pair:
+    """LoRA on parts of a matrix as LoRA on the whole: B in blocks, in the same columns where all parts have one A."""
+    downs = [present[name][0] for name in names if name in present]
+    if len(names) == 1:
+        return present[names[0]]
+    shared = all(np.array_equal(a, downs[0]) for a in downs)
+    whole = np.zeros((sum(rows), len(downs[0]) if shared else sum(map(len, downs))), downs[0].dtype)
+    column = 0
+    for part, name in zip(np.split(whole, np.cumsum(rows)[:-1]), names, strict=True):
+        if name in present:
+            a, b = present[name]
+            part[:, column : column + len(a)] = b
+            column += 0 if shared else len(a)
+    return (downs[0] if shared else np.concatenate(downs)), whole
 
 
 def _blocks(parts: list[np.ndarray]) -> dict[int, slice] | None:

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from model_zoo.configs import Dims
 from model_zoo.counting import layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
@@ -161,6 +163,34 @@ class Group:
     transposed: bool = False
     rearranged: tuple[int, ...] = ()
 
+    def cut(self, whole: np.ndarray) -> list[np.ndarray]:
+        """The parts of a matrix by its outputs, the first axis."""
+        return np.split(whole, np.cumsum(self.rows)[:-1])
+
+    def rearrange(self, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
+        """The parts with the outputs of every head in MindFormers' order, even ones first and then the odd ones; or
+        `back` in ours."""
+        return [
+            _rearrange(part, width, back)
+            for part, width in zip(parts, self.rearranged or (0,) * len(parts), strict=True)
+        ]
+
+
+def _rearrange(part: np.ndarray, width: int, back: bool) -> np.ndarray:
+    if not width:
+        return part
+    order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+    order = np.argsort(order) if back else order
+    return part.reshape(-1, width, *part.shape[1:])[:, order].reshape(part.shape)
+
+
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors; also of a tied head, which MindFormers' files hold, but for GPT-2's."""
+    shapes = dict(parameter_shapes(config))
+    if (head := tied_head(config)) is not None and layout_of(config) != "gpt2":
+        shapes[head[0]] = shapes[head[1]]
+    return shapes
+
 
 def groups(config: Mapping[str, Any], form: Form | None = None) -> list[Group]:
     """All tensors of a model, theirs beside ours.
@@ -179,10 +209,7 @@ def groups(config: Mapping[str, Any], form: Form | None = None) -> list[Group]:
         )
     if layout == "gpt2" and config.get("tie_word_embeddings") is False:
         raise InputError("MindFormers' GPT-2 has no head of its own, this model has (tie_word_embeddings: false)")
-    shapes, n = dict(parameter_shapes(config)), sizes(config)
-    head = tied_head(config)
-    if head is not None and layout != "gpt2":  # there every head has a weight
-        shapes[head[0]] = shapes[head[1]]
+    shapes, n = shapes_of(config), sizes(config)
     found, covered = [], set()
     for theirs, ours in _table(layout, form).items():
         for layer in range(n.layers if "{}" in str(theirs) else 1):

@@ -19,7 +19,7 @@ from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from model_zoo.families import config_class
-from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups
+from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups, shapes_of
 
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
 _LORA = re.compile(LORA)
@@ -33,15 +33,6 @@ def is_weight(name: str) -> bool:
 def is_lora(name: str) -> bool:
     """Whether a name is that of a LoRA matrix."""
     return _LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None
-
-
-def rearrange(array: np.ndarray, width: int, back: bool = False) -> np.ndarray:
-    """The outputs (first axis) of every head, even ones first and then the odd ones; `back` undoes it."""
-    if not width:
-        return array
-    order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
-    order = np.argsort(order) if back else order
-    return array.reshape(-1, width, *array.shape[1:])[:, order].reshape(array.shape)
 
 
 class MindFormersCheckpoint(Checkpoint):
@@ -67,14 +58,11 @@ class MindFormersCheckpoint(Checkpoint):
         weights = [name for name in self.file.tensors if is_weight(name)]
         self.left_out = [name for name in self.file.tensors if not is_weight(name)]
         self.form = form_of(weights, form)
-        found = groups(config, self.form)
+        found, self._shapes = groups(config, self.form), shapes_of(config)
         self._check(found, weights)
         self._where: dict[str, tuple[Group, int]] = {}
         for group in found:
             self._where.update({name: (group, place) for place, name in enumerate(group.ours)})
-        self._shapes = dict(parameter_shapes(config))
-        if (head := tied_head(config)) is not None:
-            self._shapes[head[0]] = self._shapes[head[1]]
 
     def _check(self, found: list[Group], weights: Iterable[str]) -> None:
         wanted = {name for group in found for name in group.theirs}
@@ -92,11 +80,8 @@ class MindFormersCheckpoint(Checkpoint):
             for name in weights
             if name not in wanted
         ]
-        shapes = dict(parameter_shapes(self.config))
-        if (head := tied_head(self.config)) is not None:
-            shapes[head[0]] = shapes[head[1]]
         for group in found:
-            for name, shape in zip(group.theirs, their_shapes(group, shapes), strict=True):
+            for name, shape in zip(group.theirs, their_shapes(group, self._shapes), strict=True):
                 there = self.file.tensors.get(name, (None, shape))[1]
                 if there != shape and not (name.endswith("feed_forward.w2.weight") and there == shape[::-1]):
                     problems.append(f"{name} has shape {there}, this model needs {shape}")
@@ -147,10 +132,7 @@ class MindFormersCheckpoint(Checkpoint):
     def _joined(self, group: Group) -> np.ndarray:
         """Our tensor of their parts."""
         parts = [self.file.read(name) for name in group.theirs]
-        if group.rearranged:
-            if len(parts) == 1:
-                parts = np.split(parts[0], np.cumsum(group.rows)[:-1])
-            parts = [rearrange(one, width, back=True) for one, width in zip(parts, group.rearranged, strict=True)]
+        parts = group.rearrange(parts if len(parts) > 1 else group.cut(parts[0]), back=True)
         if group.transposed:
             parts = [one.T for one in parts]
         if len(parts) == 1:
@@ -159,8 +141,7 @@ class MindFormersCheckpoint(Checkpoint):
 
     def _cut(self, group: Group, place: int) -> np.ndarray:
         """Our part of their tensor."""
-        begin = sum(group.rows[:place])
-        return np.ascontiguousarray(self.file.read(group.theirs[0])[begin : begin + group.rows[place]])
+        return np.ascontiguousarray(group.cut(self.file.read(group.theirs[0]))[place])
 
 
 def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -189,14 +170,12 @@ class HuggingFaceView:
 
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], form: Form | None = None):
         self.checkpoint = checkpoint
-        shapes = dict(parameter_shapes(config))
-        head = tied_head(config)
-        self.sources, copies = assignment(
-            checkpoint, shapes, dict([head]) if head else None, config_class(config).family.ignored_tensors
-        )
+        head, shapes = tied_head(config), shapes_of(config)
+        tied = dict([head]) if head else {}
+        ignored = config_class(config).family.ignored_tensors
+        self.sources, copies = assignment(checkpoint, parameter_shapes(config), tied, ignored)
         check_tied(checkpoint, self.sources, copies)
-        if head is not None:
-            shapes[head[0]], self.sources[head[0]] = shapes[head[1]], self.sources[head[1]]
+        self.sources.update({name: self.sources[source] for name, source in tied.items()})
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._where: dict[str, tuple[Group, int]] = {}
         for group in groups(config, form):
@@ -213,9 +192,7 @@ class HuggingFaceView:
         if group.transposed:
             arrays = [array.T for array in arrays]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        parts = np.split(whole, np.cumsum(group.rows)[:-1]) if len(group.rows) > 1 else [whole]
-        if group.rearranged:
-            parts = [rearrange(one, width) for one, width in zip(parts, group.rearranged, strict=True)]
+        parts = group.rearrange(group.cut(whole))
         if len(group.theirs) == 1:
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
         return np.ascontiguousarray(parts[place])

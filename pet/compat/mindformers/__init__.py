@@ -14,6 +14,7 @@ _BUILD = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
 _TUNING = {_PET: ("LoraConfig", "PetConfig", "PrefixTuningConfig", "Ptuning2Config", "get_pet_model")}
 _AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer")}
 _LOGGER = {_CONTEXT: ("logger",)}
+_MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")}
 # package below models -> model classes, configuration, tokenizer, processor
 _FAMILIES = {
     "gpt2": (("GPT2LMHeadModel",), "GPT2Config", "GPT2Tokenizer", "GPT2Processor"),
@@ -47,8 +48,8 @@ __getattr__, __dir__ = names_of(
         **_PIPELINE,
         **_TRAINER,
         **_TUNING,
+        **_MONITORS,
         _CONTEXT: (*_BUILD[_CONTEXT], "logger"),
-        _CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor"),
     },
 )
 __modules__ = modules_of(
@@ -57,13 +58,8 @@ __modules__ = modules_of(
         "auto_class": _AUTO,
         "models.auto": _AUTO,
         "models.glm.chatglm_6b_tokenizer": {_CLASSES: ("ChatGLMTokenizer",)},
-        "core": {**_BUILD, _CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")},
-        "core.callback": {
-            _CALLBACKS: (
-                *("CheckpointMonitor", "CheckpointMointor", "EvalCallBack", "MFLossMonitor", "ObsMonitor"),
-                *("ProfileMonitor", "SummaryMonitor"),
-            )
-        },
+        "core": {**_BUILD, **_MONITORS},
+        "core.callback": {_CALLBACKS: (*_MONITORS[_CALLBACKS], "CheckpointMointor", "EvalCallBack", "ProfileMonitor")},
         "core.context": _BUILD,
         "core.context.build_context": _BUILD,
         "generation": _STREAMERS,

@@ -114,23 +114,16 @@ def init_context(
 
 
 def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:
-    target = str(context.device_target)
-    if target == ms.get_context("device_target"):
-        if target != "CPU" and context.device_id is not None and not use_parallel:
-            ms.set_device(target, context.device_id)
+    target, present = str(context.device_target), ms.get_context("device_target")
+    if target == present and (target == "CPU" or context.device_id is None or use_parallel):
         return
     try:
-        ms.set_device(target, context.device_id or 0) if not use_parallel else ms.set_device(target)
+        ms.set_device(target, *([] if use_parallel else [context.device_id or 0]))
     except (RuntimeError, ValueError) as error:
-        log.warning("device_target %s is not here (%s); going on with %s", target, _first(error), _present(ms))
-
-
-def _first(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _present(ms) -> str:
-    return ms.get_context("device_target")
+        if target == present:
+            raise
+        why = str(error).split("\n")[0] or type(error).__name__
+        log.warning("device_target %s is not here (%s); going on with %s", target, why, present)
 
 
 def get_real_rank() -> int:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pet.compat.translation import same
 from pet.recipe.translation import Ignored, Refused, Translation
 
-FIXED = Ignored("layers are divided by their family's table")
 TABLE = {
     "data_parallel": "parallel.data",
-    "model_parallel": "parallel.tensor",
-    "tensor_parallel": "parallel.tensor",
-    "pipeline_stage": "parallel.pipeline",
-    "pipeline_parallel": "parallel.pipeline",
-    "micro_batch_num": "parallel.micro_batches",
-    "micro_size": "parallel.micro_batches",
+    **same("parallel.tensor", "model_parallel tensor_parallel"),
+    **same("parallel.pipeline", "pipeline_stage pipeline_parallel"),
+    **same("parallel.micro_batches", "micro_batch_num micro_size"),
     "optimizer_shard": "parallel.shard_optimizer",
     "use_seq_parallel": Ignored("it divides activations between norms, which changes memory, not results"),
     "mem_coeff": Ignored("MindSpore's search for a layout is not used"),

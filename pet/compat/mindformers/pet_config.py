@@ -6,36 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from pet.compat.mindformers.targets import targets_of
-from pet.compat.translation import elsewhere, method_of, number
+from pet.compat.translation import elsewhere, method_of, number, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
-WIDTHS = Ignored("the matrices' own widths are taken")
-PREFIX_DROPOUT = Ignored("a prefix has no dropout of its own here")
 LORA_DEFAULTS = {"lora_dropout": 0.01}
 """What MindFormers does where nothing is said."""
 PET = {
-    "pet_type": elsewhere,
-    "in_channels": WIDTHS,
-    "out_channels": WIDTHS,
     "lora_rank": "adapter.rank",
     "lora_alpha": number("adapter.alpha"),
     "lora_dropout": number("adapter.dropout"),
-    "target_modules": elsewhere,  # it depends on the model
-    "prefix_seq_len": "adapter.length",
-    "pre_seq_len": "adapter.length",
-    "prefix_token_num": "adapter.length",
-    "projection": "adapter.projection",
-    "prefix_projection": "adapter.projection",
-    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
-    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
-    "dropout_rate": PREFIX_DROPOUT,
-    "dropout_prob": PREFIX_DROPOUT,
-    "num_virtual_tokens": "adapter.length",
     "exclude_layers": "adapter.exclude",
     "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
     "lora_b_init": Ignored("B starts at zero"),
-    "freeze_include": Refused("the base is frozen; see pet.freeze_modules for more"),
-    "freeze_exclude": Refused("the base is frozen; see pet.freeze_modules for more"),
+    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
+    "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
+    **same("adapter.length", "prefix_seq_len pre_seq_len prefix_token_num num_virtual_tokens"),
+    **same("adapter.projection", "projection prefix_projection"),
+    **same(elsewhere, "pet_type target_modules"),  # targets depend on the model
+    **same(Ignored("the matrices' own widths are taken"), "in_channels out_channels"),
+    **same(Ignored("a prefix has no dropout of its own here"), "dropout_rate dropout_prob"),
+    **same(Refused("the base is frozen; see pet.freeze_modules for more"), "freeze_include freeze_exclude"),
 }
 
 

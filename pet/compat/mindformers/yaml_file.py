@@ -15,6 +15,7 @@ from pet.compat.mindformers.parallel import translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import (
     ANY_LAYOUT,
@@ -22,14 +23,12 @@ from pet.compat.translation import (
     OPTIMIZERS,
     SCHEDULES,
     both_betas,
-    callback,
     choice,
     clip,
     elsewhere,
-    final_rate,
-    flag,
     number,
-    positive,
+    picked,
+    same,
 )
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import Ignored, Refused, Translation
@@ -37,40 +36,26 @@ from pet.recipe.translation import Ignored, Refused, Translation
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
-PROFILER = Ignored("the profiler callback has steps of its own")
 ACCELERATOR = Ignored("nothing of it changes the results")
 TOP = {
+    **picked(ARGUMENTS, "seed eval_step_interval eval_epoch_interval resume_training only_save_strategy profile"),
     "output_dir": lambda t, n, v: t.put("output.dir", output_directory(v)),
-    "seed": "train.seed",
-    "do_eval": elsewhere,
-    "eval_step_interval": positive("eval.every_steps"),
-    "eval_epoch_interval": positive("eval.every_epochs", float),
-    "resume_training": flag("train.resume"),
-    "only_save_strategy": flag("output.only_save_strategy"),
-    "src_strategy_path_or_dir": ANY_LAYOUT,
-    "auto_trans_ckpt": ANY_LAYOUT,
-    "transform_process_num": ANY_LAYOUT,
-    "load_ckpt_format": Ignored("the file itself says it"),
-    "context": ACCELERATOR,
-    "parallel": ACCELERATOR,
-    "metric": Ignored("eval.metrics says what is measured"),
     "processor": lambda t, n, v: _tokenizer(t, n, v),
-    "auto_tune": ACCELERATOR,
-    "filepath_prefix": ACCELERATOR,
-    "autotune_per_step": ACCELERATOR,
-    "profile": callback("profiler"),
-    "profile*": PROFILER,
-    "init_start_profile": PROFILER,
-    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
-    "infer": ACCELERATOR,
-    "local_rank": ACCELERATOR,
-    "device_num": ACCELERATOR,
     "moe_config": lambda t, n, v: _experts(t, n, v),
-    "trust_remote_code": ACCELERATOR,
+    "load_ckpt_format": Ignored("the file itself says it"),
+    "metric": Ignored("eval.metrics says what is measured"),
+    "micro_batch_interleave_num": Ignored("it changes the order of the work, not its result"),
     "lr_scale": Refused("give the learning rate itself"),
     "lr_scale_factor": Ignored("lr_scale is off"),
     "layer_scale": Refused("layers share one learning rate; see train.groups"),
     "layer_decay": Ignored("layer_scale is off"),
+    **same(ANY_LAYOUT, "src_strategy_path_or_dir auto_trans_ckpt transform_process_num"),
+    **same(Ignored("the profiler callback has steps of its own"), "profile* init_start_profile"),
+    **same(ACCELERATOR, "context parallel auto_tune filepath_prefix autotune_per_step infer local_rank device_num"),
+    **same(ACCELERATOR, "trust_remote_code"),
+    **same(elsewhere, "model arch trainer runner_config runner_wrapper optimizer lr_schedule parallel_config"),
+    **same(elsewhere, "recompute_config train_dataset train_dataset_task eval_dataset eval_dataset_task callbacks"),
+    **same(elsewhere, "eval_callbacks run_mode do_eval use_parallel load_checkpoint remote_save_url"),
 }
 TRAINER = {
     "type": Refused("only text generation", harmless=("CausalLanguageModelingTrainer", "GeneralTaskTrainer")),
@@ -78,42 +63,26 @@ TRAINER = {
 }
 RUNNER = {
     "epochs": number("train.epochs"),
-    "batch_size": "train.batch_size",
-    "gradient_accumulation_steps": "train.accumulation",
-    "sink_mode": COMPILED,
-    "sink_size": COMPILED,
-    "sink_per_epoch": COMPILED,
-    "num_classes": ACCELERATOR,
-    "image_size": ACCELERATOR,
+    **picked(ARGUMENTS, "batch_size gradient_accumulation_steps"),
+    **same(COMPILED, "sink_mode sink_size sink_per_epoch"),
+    **same(ACCELERATOR, "num_classes image_size"),
 }
-
-
-OPTIMIZER_NAMES = {
-    **OPTIMIZERS,
-    **dict.fromkeys(("adamweightdecayx", "fp32stateadamweightdecay", "adamw", "pmaadamw"), "adamw"),
-}
+OPTIMIZER_NAMES = {**OPTIMIZERS, **same("adamw", "adamweightdecayx fp32stateadamweightdecay pmaadamw")}
 OPTIMIZER = {
+    **picked(ARGUMENTS, "learning_rate weight_decay"),
     "type": choice("train.optimizer", OPTIMIZER_NAMES),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
     "beta1": both_betas(0),
     "beta2": both_betas(1),
     "eps": number("train.eps"),
-    "weight_decay": number("train.weight_decay"),
-    "learning_rate": number("train.learning_rate"),
 }
-
-
 # what MindFormers does where a file says nothing
 OPTIMIZER_DEFAULTS = {"eps": 1e-6}
 SCHEDULE_DEFAULTS = {"warmup_steps": 0}
 POLYNOMIAL_DEFAULTS = {"power": 1.0, "lr_end": 1e-7}
 SCHEDULE = {
+    **picked(ARGUMENTS, "learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
     "type": choice("train.schedule", SCHEDULES),
-    "learning_rate": number("train.learning_rate"),
-    "warmup_steps": "train.warmup",
-    "warmup_ratio": number("train.warmup"),
-    "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
-    "lr_end": final_rate,
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
     "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
@@ -129,15 +98,8 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         changes: the keys that the command has put there: what the file says otherwise is noted, not refused.
     """
     t = Translation.of_file(file)
-    sections = {
-        name: values[name] for name in values if isinstance(values[name], Mapping) or name in ("callbacks", "run_mode")
-    }
-    handled = {
-        *("model", "trainer", "runner_config", "runner_wrapper", "optimizer", "lr_schedule", "parallel_config"),
-        *("recompute_config", "callbacks", "eval_callbacks", "train_dataset", "train_dataset_task", "eval_dataset"),
-        *("eval_dataset_task", "run_mode", "use_parallel", "load_checkpoint", "remote_save_url", "arch"),
-    }
-    t.apply({name: value for name, value in values.items() if name not in handled}, TOP)
+    sections = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    t.apply(values, TOP)
     t.apply(_section(sections, "trainer"), TRAINER, "trainer.")
     _model(t, values, "load_checkpoint" in changes)
     t.apply(_section(sections, "runner_config"), RUNNER, "runner_config.")

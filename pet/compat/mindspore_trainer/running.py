@@ -18,7 +18,7 @@ from pet.compat.mindspore_trainer.model import Measured, outputs, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import tensors
-from pet.compat.translation import COMPILED, OPTIMIZERS, SCHEDULES, choice, elsewhere, number
+from pet.compat.translation import COMPILED, OPTIMIZERS, SCHEDULES, choice, clip, elsewhere, number, positive
 from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
@@ -31,7 +31,7 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     "data_dir": (str, None, elsewhere),
     "output_dir": (str, None, "output.dir"),
     "num_train_epochs": (float, 1, elsewhere),
-    "train_steps": (int, -1, lambda t, name, value: t.put("train.steps", value if value > 0 else None)),
+    "train_steps": (int, -1, positive("train.steps")),
     "learning_rate": (float, 5e-5, "train.learning_rate"),
     "train_batch_size": (int, 64, "train.batch_size"),
     "eval_batch_size": (int, 32, "eval.batch_size"),
@@ -48,21 +48,13 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     "load_checkpoint_path": (str, None, elsewhere),
     "device_num": (int, None, PROCESSES),
     "device_id": (str, None, PROCESSES),
-    "enable_global_norm": (
-        boolean,
-        False,
-        lambda t, name, value: t.settings.update({"train.clip_norm": float(value) or None}),
-    ),
+    "enable_global_norm": (boolean, False, clip),
     "optimizer": (str, None, choice("train.optimizer", OPTIMIZERS)),
     "schedule": (str, None, choice("train.schedule", SCHEDULES)),
     "weight_decay": (float, 0.01, number("train.weight_decay")),
     "do_shuffle": (boolean, True, "data.shuffle"),
     "data_workers": (int, None, Ignored("data is read ahead in any case")),
-    "allreduce_post_accumulation": (
-        str,
-        None,
-        Ignored("gradients are summed over processes once per step in any case"),
-    ),
+    "allreduce_post_accumulation": (str, None, Ignored("gradients are summed once per step in any case")),
     "tag": (str, None, Ignored("name the output directory")),
     "run_mode": (str, None, COMPILED),
     "enable_data_sink": (boolean, None, COMPILED),
