@@ -38,16 +38,19 @@ def main(arguments: Sequence[str]) -> int:
     if recipe.model.tokenizer is None:
         raise InputError(f"{recipe.where('model.tokenizer')}: is missing; {recipe.model.path} is a size without files")
     from model_zoo.tokenizers import AutoTokenizer
-    from pet.data import load_dataset, show, split_dataset
+    from pet.data import load_dataset, show
     from pet.names import find_tokenizer
-    from pet.train.prepare import data_settings, held_out_settings
+    from pet.train.prepare import data_settings, held_out_settings, load_data
 
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
     settings = held_out_settings(recipe) if paths and options.split != "train" else data_settings(recipe)
-    dataset = load_dataset(paths or recipe.data.train, tokenizer, settings=settings)
-    if recipe.data.eval_fraction and (held_out or options.split == "train"):
-        remaining, held = split_dataset(dataset, recipe.data.eval_fraction, recipe.data.seed)
-        dataset = held if held_out else remaining
+    if options.split == "test":
+        settings = held_out_settings(recipe, deduplicate=False)
+        dataset = load_dataset(paths, tokenizer, settings=settings)
+    else:
+        if not held_out:
+            recipe.data.eval = None  # only the training data is asked for
+        dataset = load_data(recipe, tokenizer)[held_out]
     rows = recipe.train.batch_size * recipe.train.accumulation
     show(dataset, tokenizer, settings=settings, batch_size=rows, samples=options.samples)
     return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Counts:
         dropped_empty: rows left out because an answer of theirs, or their text, is empty.
         first_empty: ``file:line`` of the first of these.
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
+        repeated: samples left out because their tokens and labels are those of an earlier one.
         longest: tokens of the longest row, before it is cut.
     """
 
@@ -62,6 +64,7 @@ class Counts:
     dropped_empty: int = 0
     first_empty: str = ""
     dropped_equal: int = 0
+    repeated: int = 0
     longest: int = 0
 
     def add(self, other: Counts) -> None:
@@ -84,6 +87,7 @@ class Counts:
         divided = f"{self.divided} divided, " if self.divided else ""
         empty = f", {self.dropped_empty} dropped for an empty answer" if self.dropped_empty else ""
         empty += f", {self.dropped_equal} whose answers are the same once cut" if self.dropped_equal else ""
+        empty += f", {self.repeated} left out as repeated" if self.repeated else ""
         return (
             f"{self.samples} samples from {self.rows} rows; {divided}{self.cut} cut, "
             f"{self.dropped_long} dropped as too long, {self.dropped_unlabelled} without an answer to learn from"
@@ -113,6 +117,11 @@ class Counts:
         if self.dropped_empty:
             found.append(
                 f"{self.dropped_empty} {rows} left out: their answer or text is empty (the first: {self.first_empty})"
+            )
+        if self.repeated:
+            found.append(
+                f"{self.repeated} of {self.samples + self.repeated} samples are left out by data.deduplicate: their "
+                "tokens and labels are those of earlier ones"
             )
         return found
 
@@ -193,6 +202,28 @@ class TokenDataset:
             self.documents,
             self.label_counts[indices],
         )
+
+    def without_repeated(self, other: TokenDataset | None = None) -> TokenDataset:
+        """The first of each sample, by the tokens and labels of its documents; of those alone that `other` lacks."""
+        seen = set() if other is None else set(other.digests())
+        first = []
+        for sample, digest in enumerate(self.digests()):
+            if digest not in seen:
+                seen.add(digest)
+                first.append(sample)
+        found = self.select(np.arange(len(self)).reshape(-1, self.documents)[first].reshape(-1))
+        repeated = self.counts.samples - len(first)
+        found.counts = replace(self.counts, samples=len(first), repeated=repeated)
+        return found
+
+    def digests(self) -> Iterator[bytes]:
+        """A digest of each sample's tokens and labels."""
+        for first in range(0, len(self), self.documents):
+            digest = hashlib.blake2b(digest_size=16)
+            for index in range(first, first + self.documents):
+                digest.update(np.int64(self.lengths[index]).tobytes() + self[index][0].tobytes())
+                digest.update(self.marks(index).tobytes())
+            yield digest.digest()
 
     @property
     def label_counts(self) -> np.ndarray:

@@ -24,7 +24,7 @@ Paths = str | os.PathLike | Iterable[str | os.PathLike]
 
 
 def load_dataset(
-    paths: Paths, tokenizer: Any, *, settings: Any = None, progress: bool = True
+    paths: Paths, tokenizer: Any, *, settings: Any = None, progress: bool = True, unlike: TokenDataset | None = None
 ) -> TokenDataset | StreamDataset:
     """Read and tokenise files, or take what was tokenised before from the cache.
 
@@ -33,6 +33,7 @@ def load_dataset(
         tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping of their names.
         progress: show a progress bar on a terminal.
+        unlike: with ``settings.deduplicate``, samples that this dataset has are left out, too.
 
     Returns:
         The samples. With ``settings.streaming`` an index of the rows, which are tokenised as they are used.
@@ -44,8 +45,12 @@ def load_dataset(
     files = find_files(paths)
     encoder = Encoder(tokenizer, settings)
     if settings.streaming:
+        if settings.deduplicate:
+            raise InputError("data.deduplicate: streaming data cannot be compared; leave out data.streaming")
         return StreamDataset(files, encoder)
     dataset = cached(_rows(files, settings), encoder, files, progress=progress)
+    if settings.deduplicate:
+        dataset = dataset.without_repeated(unlike)
     source = ", ".join(map(str, files[:3]))
     if len(dataset) == 0:
         raise InputError(f"{source}: no sample is left: {dataset.counts}")

@@ -40,6 +40,7 @@ class DataSettings:
         buckets: row lengths for ``buckets``. Left out, the (at most) four that waste the least on this data: each is
             compiled once, in 6 to 20 seconds on a CPU.
         max_samples: use only the first so many samples.
+        deduplicate: leave out samples whose tokens and labels are those of an earlier one.
         shuffle: a new order each epoch.
         seed: of that order; None is 0.
         workers: processes that tokenise; 0: this one. Left out: the cores, where there is enough to do.
@@ -61,6 +62,7 @@ class DataSettings:
     packing: str = "pack"
     buckets: Sequence[int] | None = None
     max_samples: int | None = None
+    deduplicate: bool = False
     shuffle: bool = True
     seed: int | None = None
     workers: int | None = None

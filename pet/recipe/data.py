@@ -81,6 +81,11 @@ class Data(Section):
         description="Row lengths of the buckets, one compilation each. Default: chosen from the data, at most 4.",
     )
     max_samples: int | None = Field(None, ge=1, description="Use only the first N training samples.")
+    deduplicate: bool = Field(
+        False,
+        description="Leave out samples whose tokens and labels are those of an earlier one; of eval also those that "
+        "train has. Before rows are held out or sets are mixed; test is left as it is.",
+    )
     shuffle: bool = Field(True, description="Shuffle every epoch; the order is a function of seed and epoch.")
     seed: int | None = Field(None, ge=0, description="Seed of the shuffling and of eval_fraction. Default: train.seed.")
     workers: int | None = Field(

@@ -62,6 +62,8 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.train
     if train.steps is not None and train.epochs is not None:
         yield _find("train.steps", "train.epochs", "give steps or epochs, not both")
+    if _changed(recipe, "train", "warmup_power") and not train.warmup:
+        yield _find("train.warmup_power", "train.warmup", "has no effect without a warm-up")
     if train.schedule != "wsd":
         return  # a warm-up longer than the run is shortened to it
     phases = [("train.warmup", train.warmup), ("train.decay", train.decay)]
@@ -280,6 +282,8 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
         )
     if settings.mix:
         yield _find("data.mix", "data.streaming", "streaming data cannot be mixed")
+    if settings.deduplicate:
+        yield _find("data.deduplicate", "data.streaming", "samples that stream cannot be compared")
     if settings.packing == "buckets" and settings.buckets is None:
         yield _find(
             "data.buckets",

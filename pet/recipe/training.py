@@ -75,9 +75,8 @@ class Train(Section):
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"] = Field(
         "cosine", description="Learning rate schedule after the warm-up. wsd: warmup-stable-decay."
     )
-    warmup: StepsOrShare = Field(
-        0.03, description="Linear warm-up: a number of steps, or below 1 a fraction of all steps."
-    )
+    warmup: StepsOrShare = Field(0.03, description="Warm-up: a number of steps, or below 1 a fraction of all steps.")
+    warmup_power: float = Field(1.0, gt=0, description="Exponent of the warm-up: 1 is linear, 2 quadratic.")
     final_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak. Not for constant."
     )

@@ -46,7 +46,8 @@ def evaluate(
     distributed = distributed or make_distributed_context(recipe)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
-        held_out = load_dataset(recipe.data.test, tokenizer, settings=held_out_settings(recipe))
+        settings = held_out_settings(recipe, deduplicate=False)
+        held_out = load_dataset(recipe.data.test, tokenizer, settings=settings)
     else:
         _, held_out = load_data(recipe, tokenizer)
     if held_out is None:

@@ -181,21 +181,21 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
 
     settings = data_settings(recipe)
     train = load_dataset(recipe.data.train, tokenizer, settings=settings) if recipe.data.train else None
-    if train is not None and recipe.data.mix:
-        train = mix_dataset(train, recipe.data.train, recipe.data.mix, settings.seed)
     evaluation = None
     if recipe.data.eval:
-        evaluation = load_dataset(recipe.data.eval, tokenizer, settings=held_out_settings(recipe))
-    elif train is not None and recipe.data.eval_fraction > 0:
+        evaluation = load_dataset(recipe.data.eval, tokenizer, settings=held_out_settings(recipe), unlike=train)
+    if train is not None and recipe.data.mix:
+        train = mix_dataset(train, recipe.data.train, recipe.data.mix, settings.seed)
+    if evaluation is None and train is not None and recipe.data.eval_fraction > 0:
         train, evaluation = split_dataset(train, recipe.data.eval_fraction, settings.seed)
     return train, evaluation
 
 
-def held_out_settings(recipe):
+def held_out_settings(recipe, **changes):
     """Evaluation data: all of it, in its own order, never streaming, in a format and with columns of its own."""
-    data, own = recipe.data, {}
+    data, own = recipe.data, changes
     if data.eval_format is not None:
-        own = {"format": data.eval_format, "columns": {}}
+        own.update(format=data.eval_format, columns={})
     if data.eval_columns is not None:
         own["columns"] = data.eval_columns
     return data_settings(recipe, shuffle=False, max_samples=None, streaming=False, **own)

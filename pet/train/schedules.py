@@ -2,7 +2,7 @@
 
 The steps are counted from 0, and ``factor(step)`` is the share of the peak learning rate that step trains with::
 
-    1 |        ______________           warm-up: (step + 1) / warmup, so that no step is spent at a rate of 0
+    1 |        ______________           warm-up: ((step + 1) / warmup)^power, so that no step is spent at a rate of 0
       |      /               \\          then the body, by name, over the steps that are left
       |    /                  \\
     0 |__/                     \\__      final_ratio
@@ -74,7 +74,8 @@ class Schedule:
             decay; Hu et al. 2024).
         peak: the learning rate at the end of the warm-up.
         total: optimizer steps of the run.
-        warmup: steps of linear warm-up; at ``total`` or more, the run is all warm-up.
+        warmup: steps of warm-up; at ``total`` or more, the run is all warm-up.
+        warmup_power: exponent of the warm-up; 1 is linear.
         final_ratio: where the body ends, as a share of the peak. ``constant`` does not fall.
         cycles: rounds of ``cosine_restarts`` (Loshchilov & Hutter 2017).
         power: exponent of ``polynomial``.
@@ -92,6 +93,7 @@ class Schedule:
     cycles: int = 2
     power: float = 2.0
     decay: int = 0
+    warmup_power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.name not in BODIES:
@@ -112,12 +114,13 @@ class Schedule:
             cycles=train.cycles,
             power=train.power,
             decay=steps_of(train.decay, total),
+            warmup_power=train.warmup_power,
         )
 
     def factor(self, step: int) -> float:
         """The share of the peak at ``step``, counted from 0."""
         if step < self.warmup:
-            return (step + 1) / self.warmup
+            return ((step + 1) / self.warmup) ** self.warmup_power
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0
         value = BODIES[self.name](progress, self)

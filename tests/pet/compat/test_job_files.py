@@ -105,6 +105,24 @@ def test_axolotl(base, tmp_path):
             load_any(write(tmp_path / "ax.yaml", yaml.safe_dump({**file, **more})))
 
 
+@pytest.mark.parametrize(
+    ("given", "power", "final_ratio"),
+    [
+        ({"lr_quadratic_warmup": True, "lr_scheduler": "cosine", "cosine_min_lr_ratio": 0.1}, 2.0, 0.0),
+        ({"lr_quadratic_warmup": True}, 2.0, 0.0),  # the schedule is cosine unless the file says another
+        ({"lr_quadratic_warmup": True, "lr_scheduler": "linear"}, 1.0, 0.0),
+        ({"lr_quadratic_warmup": False, "cosine_min_lr_ratio": 0.1}, 1.0, 0.1),
+    ],
+    ids=str,
+)
+def test_axolotls_quadratic_warm_up_is_the_cosine_schedules(base, tmp_path, given, power, final_ratio):
+    file = {"base_model": str(base), "datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}]}
+    file |= {"adapter": "lora", "dataset_exact_deduplication": True, **given}
+    recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["train.learning_rate=1e-3"])
+    assert (recipe.train.warmup_power, recipe.train.final_ratio) == (power, final_ratio)
+    assert recipe.data.deduplicate
+
+
 @pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
 def test_bf16_of_a_job_file_falls_back_with_one_line(base, tmp_path, caplog, system):
     file = {

@@ -466,3 +466,31 @@ def test_sets_are_mixed_by_their_weights(write, letters, settings):
     assert (mix_dataset(dataset, paths, [2, 0.25, 1.5], seed=4).starts != mixed.starts).any()
     with pytest.raises(InputError, match="2 weights for 3 paths"):
         mix_dataset(dataset, paths, [1, 1])
+
+
+def test_repeated_samples_are_left_out_and_counted(write, letters, settings, caplog):
+    texts = [write("one.jsonl", [{"text": word} for word in ("ab", "cd", "ab")]), write("two.jsonl", [{"text": "cd"}])]
+    dataset = load_dataset(texts, letters, settings=settings(deduplicate=True))
+    assert [text for text, _ in spelled(dataset)] == ["<ab>", "<cd>"]
+    assert [dataset.where(index).split("/")[-1] for index in range(2)] == ["one.jsonl:1", "one.jsonl:2"]
+    assert (dataset.counts.rows, dataset.counts.samples, dataset.counts.repeated) == (4, 2, 2)
+    assert "2 of 4 samples are left out by data.deduplicate" in caplog.text
+    path = write("held.jsonl", [{"text": word} for word in ("ab", "ef", "ef")])
+    held = load_dataset(path, letters, settings=settings(deduplicate=True), unlike=dataset)
+    assert [text for text, _ in spelled(held)] == ["<ef>"]
+    assert len(load_dataset(path, letters, settings=settings(), unlike=dataset)) == 3, "only where it is asked for"
+    with pytest.raises(InputError, match=r"no sample is left: 0 samples from 1 rows.*1 left out as repeated"):
+        load_dataset(texts[1], letters, settings=settings(deduplicate=True), unlike=dataset)
+    with pytest.raises(InputError, match=r"data.deduplicate: streaming data cannot be compared"):
+        load_dataset(path, letters, settings=settings(deduplicate=True, streaming=True))
+
+
+def test_samples_are_repeated_if_their_labels_and_all_their_documents_are(letters):
+    rows = [([1, 2, 3], [0, 1, 1]), ([1, 2, 3], [0, 0, 1]), ([1, 2], [0, 1]), ([3], [1]), ([1, 2, 3], [0, 1, 1])]
+    dataset = TokenDataset.from_samples(rows)
+    assert dataset.without_repeated().lengths.tolist() == [3, 3, 2, 1], "other labels, or other bounds, are others"
+    pairs = TokenDataset.from_samples([*rows[:2], *rows[1::-1], *rows[:2]])
+    pairs.documents, pairs.counts.samples = 2, 3
+    found = pairs.without_repeated()
+    assert found.starts.tolist() == pairs.starts[:4].tolist(), "documents in another order are another sample"
+    assert (found.documents, found.counts.samples, found.counts.repeated) == (2, 2, 1)

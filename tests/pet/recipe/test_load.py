@@ -239,6 +239,7 @@ def test_all_problems_in_one_report(write):
         (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
         (["train.power=3"], "train.power", "it belongs to polynomial"),
         (["train.loss_scale.initial=8"], "train.loss_scale", "it belongs to fp16"),
+        (["train.warmup=0", "train.warmup_power=2"], "train.warmup_power", "has no effect without a warm-up"),
         (["train.schedule=constant", "train.final_ratio=0.1"], "train.final_ratio", "has no effect"),
         (["train.lora_plus_ratio=16", "adapter={method: ia3}"], "train.lora_plus_ratio", "no effect"),
         (["train.r_drop_alpha=4"], "train.r_drop_alpha", "adapter.dropout is 0"),

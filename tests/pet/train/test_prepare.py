@@ -106,3 +106,15 @@ def test_an_optimizer_that_has_nobody_to_share_with(caplog):
     assert [record.message for record in caplog.records] == [
         "parallel.shard_optimizer divides nothing: parallel.data is 1"
     ]
+
+
+def test_repeated_rows_are_left_out_before_rows_are_held_out_and_sets_are_mixed(tmp_path):
+    rows = [{"text": f"text number {n % 4}"} for n in range(6)]
+    data = {"train": write(tmp_path / "texts.jsonl", rows), "deduplicate": True, "packing": "none", "max_length": 32}
+    _, prepared = prepare(tmp_path, {**data, "eval_fraction": 0.25})
+    assert (len(prepared.train), len(prepared.evaluation)) == (3, 1)
+    held = write(tmp_path / "held.jsonl", [rows[0], {"text": "another text"}])
+    _, prepared = prepare(tmp_path, {**data, "eval": held, "mix": [2]})
+    assert (len(prepared.train), len(prepared.evaluation)) == (8, 1)
+    with pytest.raises(InputError, match=r"data.deduplicate.*samples that stream cannot be compared"):
+        prepare(tmp_path, {**data, "streaming": True})

@@ -20,6 +20,12 @@ def test_warmup_climbs_in_equal_parts_and_wastes_no_step(name):
     assert values[:5] == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
 
 
+def test_a_quadratic_warm_up():
+    assert rates("linear", warmup_power=2.0)[:5] == pytest.approx([0.5 / 16, 0.125, 0.5 * 9 / 16, 0.5, 0.5])
+    schedule = Schedule.from_settings(Train(steps=20, warmup=4, warmup_power=2.0, learning_rate=0.5), 20)
+    assert schedule(1) == pytest.approx(0.125)
+
+
 def test_bodies_follow_their_formulas():
     body = [step / 16 for step in range(16)]
     assert rates("constant")[4:] == [0.5] * 16
