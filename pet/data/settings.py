@@ -8,47 +8,17 @@ from typing import Any
 
 from model_zoo.errors import InputError, nearest
 
-FORMATS = ("auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord")
-ROLES = ("prompt", "input", "answer", "system", "history", "messages", "tools", "text", "chosen", "rejected", "label")
-CHOICES = {
-    "format": FORMATS,
-    "train_on": ("answers", "last", "all"),
-    "too_long": ("cut", "drop"),
-    "packing": ("pack", "buckets", "longest", "none"),
-}
-
 
 @dataclass(frozen=True)
 class DataSettings:
-    """How rows of files become samples, and samples become batches.
+    """How rows of files become samples, and samples become batches, by the names, bounds and defaults of a recipe's
+    ``data`` section, whose fields say what each means (`pet.recipe.data.Data`).
 
     Attributes:
-        format: what a row looks like (:mod:`pet.data.formats`); ``auto`` recognises it by the columns of a file's first
-            row.
-        columns: our name → the file's, for files that call their columns differently:
-            ``{"prompt": "question", "answer": "reply"}``. With ``format="auto"`` only these columns are read.
-        template: a prompt of the user's own in place of the model family's, ``"Question: {prompt}\\nAnswer: "``
-            (:mod:`pet.data.template`). It ends where the answer begins. Or the path of a Jinja chat template, a name
-            that ends in ``.jinja``, in place of the model's own.
-        enable_thinking: of chat templates with such a switch (Qwen3); None leaves it as the template has it.
-        system: a system message for conversations that bring none.
-        train_on: the ``answers`` of every turn, only the ``last`` answer, or ``all`` tokens.
-        max_length: tokens in a sample, and in a row of a batch. Attention and memory grow with it.
-        too_long: ``cut`` a longer conversation at its end (a raw text: into several samples), or ``drop`` it.
-        packing: ``pack`` several samples in a row (hardly any padding, one shape); ``buckets`` of like length (a shape
-            each); pad to the ``longest`` of a step, rounded up to 64; ``none``: pad to ``max_length``.
-        buckets: row lengths for ``buckets``. Left out, the (at most) four that waste the least on this data: each is
-            compiled once, in 6 to 20 seconds on a CPU.
-        max_samples: use only the first so many samples.
-        deduplicate: leave out samples whose tokens and labels are those of an earlier one.
-        shuffle: a new order each epoch.
-        seed: of that order; None is 0.
-        workers: processes that tokenise; 0: this one. Left out: the cores, where there is enough to do.
-        streaming: tokenise while training instead of beforehand; for data that should not be stored a second time.
-        stream_window: rows that are shuffled and packed together when streaming.
-        cache_dir: where tokenised data is kept for the next run; by default ``mindspore-pet`` in the user's cache
-            directory (``$XDG_CACHE_HOME`` or ``~/.cache``).
         conversations, documents: of the objective, see `pet.train.objectives.base.Objective`; no settings of a recipe.
+
+    Raises:
+        InputError: a value that a recipe could not have.
     """
 
     format: str = "auto"
@@ -73,31 +43,16 @@ class DataSettings:
     documents: int = 1
 
     def __post_init__(self) -> None:
-        problems = []
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                problems.append(f"data.{name}: {value!r} is not known{nearest(value, choices)}")
-        least = {"max_length": 2, "stream_window": 1, "max_samples": 1, "seed": 0, "workers": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is None and name in ("max_samples", "seed", "workers"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-                problems.append(f"data.{name}: expected a whole number of at least {smallest}, found {value!r}")
-        for role in self.columns or {}:
-            if role not in ROLES:
-                problems.append(f"data.columns: {role!r} is no role of a column{nearest(role, ROLES)}")
-        if self.buckets is not None:
-            sizes = list(self.buckets)
-            if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 2 for size in sizes):
-                problems.append(f"data.buckets: expected row lengths of at least 2, found {self.buckets!r}")
-            elif self.packing == "buckets" and max(sizes) < self.max_length:
-                problems.append(
-                    f"data.buckets: the longest is {max(sizes)}, but a sample may have max_length = {self.max_length}"
-                )
-        if problems:
-            raise InputError.collect(problems)
+        from pet.recipe.data import Data
+        from pet.recipe.problems import checked
+
+        given = {name: value for name, value in vars(self).items() if name in Data.model_fields}
+        buckets = None if self.buckets is None else list(self.buckets)
+        checked(Data, "data", {**given, "columns": dict(self.columns or {}), "buckets": buckets})
+        if self.packing == "buckets" and buckets and max(buckets) < self.max_length:
+            raise InputError(
+                f"data.buckets: the longest is {max(buckets)}, but a sample may have max_length = {self.max_length}"
+            )
 
     @property
     def reading(self) -> dict[str, Any]:

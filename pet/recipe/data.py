@@ -74,7 +74,7 @@ class Data(Section):
         description="pack: several samples per row with isolated attention; hardly any padding. buckets: rows of "
         "similar length together. longest: pad to the longest of a step, in multiples of 64. none: pad to max_length.",
     )
-    buckets: list[int] | None = Field(
+    buckets: list[Annotated[int, Field(ge=2)]] | None = Field(
         None,
         min_length=1,
         max_length=16,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from model_zoo.errors import nearest, similar
+from pydantic import BaseModel, ValidationError
+
+from model_zoo.errors import InputError, nearest, similar
 from pet.recipe.keys import known_keys, sections_in
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, dotted
 from pet.recipe.trl_names import hint
 from pet.recipe.variables import hide
 
+SectionType = TypeVar("SectionType", bound=BaseModel)
 _KINDS = {
     dict: "a section",
     list: "a list",
@@ -169,6 +172,21 @@ def _clean_path(location: tuple[str | int, ...], kind: str) -> KeyPath:
     if kind == "union_tag_invalid":
         path = (*path, "method")
     return path
+
+
+def checked(section: type[SectionType], name: str, values: dict[str, Any]) -> SectionType:
+    """A section of a recipe, made of values given in code.
+
+    Raises:
+        InputError: what is wrong with them, as it is said of a recipe's.
+    """
+    try:
+        return section(**values)
+    except ValidationError as error:
+        found = [((name, *_clean_path(one["loc"], one["type"])), one) for one in error.errors(include_url=False)]
+        raise InputError.collect(
+            f"{dotted(path)}: {_message(one, path, {name: values})}" for path, one in found
+        ) from None
 
 
 def translate(errors: Iterable[dict[str, Any]], tree: Any, report: Report) -> None:

@@ -180,24 +180,14 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
     if schedule and not (data.eval or data.eval_fraction):
         name = "eval.every_steps" if evaluation.every_steps else "eval.every_epochs"
         yield _find(name, "data.eval data.eval_fraction", "there is nothing to evaluate on; set data.eval")
-    if evaluation.patience and not schedule:
-        yield _find(
-            "eval.patience",
-            "eval.every_steps eval.every_epochs",
-            "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
-        )
-    if evaluation.load_best_model_at_end and not schedule:
-        yield _find(
-            "eval.load_best_model_at_end",
-            "eval.every_steps eval.every_epochs",
-            "needs evaluations along the way; set eval.every_steps or eval.every_epochs",
-        )
-    if evaluation.generate == "ends" and not schedule:
-        yield _find(
-            "eval.generate",
-            "eval.every_steps eval.every_epochs",
-            "has no effect without evaluations in between; set eval.every_steps or eval.every_epochs",
-        )
+    along = {
+        "patience": evaluation.patience,
+        "load_best_model_at_end": evaluation.load_best_model_at_end,
+        "generate": evaluation.generate == "ends",
+    }
+    for name in () if schedule else (name for name, given in along.items() if given):
+        message = "needs evaluations along the way; set eval.every_steps or eval.every_epochs"
+        yield _find(f"eval.{name}", "eval.every_steps eval.every_epochs", message)
     if evaluation.generate == "ends" and evaluation.best_metric in GENERATED:
         yield _find(
             "eval.generate",
@@ -231,7 +221,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
     if settings.buckets is not None:
         if settings.packing != "buckets":
             yield _find("data.buckets", "data.packing", f"has no effect with data.packing: {settings.packing}")
-        if sorted(set(settings.buckets)) != settings.buckets or settings.buckets[0] < 2:
+        if sorted(set(settings.buckets)) != settings.buckets:
             yield _find("data.buckets", "", "expected rising lengths, such as [128, 256, 512]")
         elif settings.buckets[-1] != settings.max_length:
             yield _find(

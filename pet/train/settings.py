@@ -14,8 +14,7 @@ def with_settings(train, settings: dict[str, Any]):
     Raises:
         InputError: an unknown field, or a value that it cannot have.
     """
-    from pydantic import ValidationError
-
+    from pet.recipe.problems import checked
     from pet.recipe.training import Train
     from pet.recipe.trl_names import hint
 
@@ -26,12 +25,7 @@ def with_settings(train, settings: dict[str, Any]):
             "go with train_dataset, not with batches (train_data)"
             for name in unknown
         )
-    try:
-        return Train(**{**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})
-    except ValidationError as error:
-        raise InputError.collect(
-            f"train.{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
-        ) from error
+    return checked(Train, "train", {**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})
 
 
 def total_steps(feed, settings) -> int:
