@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -133,6 +134,41 @@ def all_cores():
     os.sched_setaffinity(0, CORES)
     yield
     os.sched_setaffinity(0, mine)
+
+
+PAIR = """
+import json, os, sys
+cores, commands = map(json.loads, sys.argv[1:])
+if cores:
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK_ID"]) % len(cores)]})
+from pet.cli.main import run
+from pet.parallel.join import join, leave
+join()
+for words in commands:
+    print("pet", *words, flush=True)
+    assert not run(words), words
+leave(0)
+"""
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own."""
+
+    def run(*commands: list[str]) -> None:
+        home = tmp_path_factory.mktemp("pair")
+        (home / "pair.py").write_text(PAIR)
+        words = [json.dumps(CORES), json.dumps([[str(word) for word in command] for command in commands])]
+        launch = [sys.executable, "-m", "pet", "launch", "-n", "2", "--log-dir", home / "log", "--hang-timeout", "120"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK_", "MS_"))}
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*map(str, launch), "--", sys.executable, str(home / "pair.py"), *words],
+            env=environment, cwd=home, capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    return run
 
 
 @pytest.fixture(scope="session")

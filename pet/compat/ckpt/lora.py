@@ -24,7 +24,7 @@ from model_zoo.counting import layout_of, parameter_shapes, tied_head
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import is_lora, is_weight
+from pet.compat.ckpt.view import cut, is_lora, is_weight, rearrange
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
 _LORA = re.compile(LORA)
@@ -199,7 +199,7 @@ def _places(config: Mapping[str, Any], form: Form, names: list[str]) -> dict[str
 def _ours(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{our module: (A, B)} of what is there of a group."""
     a, b = _side_by_side(group.theirs, group.rows, present)
-    parts = group.rearrange(group.cut(b), back=True)
+    parts = rearrange(group, cut(group, b), back=True)
     names = [name.removesuffix(".weight") for name in group.ours]
     return {name: (a, b) for name, b in zip(names, parts if len(names) > 1 else [np.concatenate(parts)], strict=True)}
 
@@ -207,7 +207,7 @@ def _ours(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
 def _theirs(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{their name: (A, B)} of what is there of a group."""
     a, b = _side_by_side(group.ours, group.rows, present)
-    parts = group.rearrange(group.cut(b))
+    parts = rearrange(group, cut(group, b))
     if len(group.theirs) == 1:
         return {group.theirs[0]: (a, np.concatenate(parts))}
     blocks = _blocks(parts)

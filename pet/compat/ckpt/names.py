@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from model_zoo.configs import Dims
 from model_zoo.counting import layout_of, parameter_shapes, sizes, tied_head
 from model_zoo.errors import InputError
@@ -162,26 +160,6 @@ class Group:
     rows: tuple[int, ...]
     transposed: bool = False
     rearranged: tuple[int, ...] = ()
-
-    def cut(self, whole: np.ndarray) -> list[np.ndarray]:
-        """The parts of a matrix by its outputs, the first axis."""
-        return np.split(whole, np.cumsum(self.rows)[:-1])
-
-    def rearrange(self, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
-        """The parts with the outputs of every head in MindFormers' order, even ones first and then the odd ones; or
-        `back` in ours."""
-        return [
-            _rearrange(part, width, back)
-            for part, width in zip(parts, self.rearranged or (0,) * len(parts), strict=True)
-        ]
-
-
-def _rearrange(part: np.ndarray, width: int, back: bool) -> np.ndarray:
-    if not width:
-        return part
-    order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
-    order = np.argsort(order) if back else order
-    return part.reshape(-1, width, *part.shape[1:])[:, order].reshape(part.shape)
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -35,6 +35,25 @@ def is_lora(name: str) -> bool:
     return _LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None
 
 
+def cut(group: Group, whole: np.ndarray) -> list[np.ndarray]:
+    """The parts of a matrix by its outputs, the first axis."""
+    return np.split(whole, np.cumsum(group.rows)[:-1])
+
+
+def rearrange(group: Group, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
+    """The parts with the outputs of every head in MindFormers' order, even ones first and then the odd ones; or `back`
+    in ours."""
+    return [_rearranged(*pair, back) for pair in zip(parts, group.rearranged or (0,) * len(parts), strict=True)]
+
+
+def _rearranged(part: np.ndarray, width: int, back: bool) -> np.ndarray:
+    if not width:
+        return part
+    order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+    order = np.argsort(order) if back else order
+    return part.reshape(-1, width, *part.shape[1:])[:, order].reshape(part.shape)
+
+
 class MindFormersCheckpoint(Checkpoint):
     """The tensors of a ``.ckpt`` file by Hugging Face's names.
 
@@ -132,7 +151,7 @@ class MindFormersCheckpoint(Checkpoint):
     def _joined(self, group: Group) -> np.ndarray:
         """Our tensor of their parts."""
         parts = [self.file.read(name) for name in group.theirs]
-        parts = group.rearrange(parts if len(parts) > 1 else group.cut(parts[0]), back=True)
+        parts = rearrange(group, parts if len(parts) > 1 else cut(group, parts[0]), back=True)
         if group.transposed:
             parts = [one.T for one in parts]
         if len(parts) == 1:
@@ -141,7 +160,7 @@ class MindFormersCheckpoint(Checkpoint):
 
     def _cut(self, group: Group, place: int) -> np.ndarray:
         """Our part of their tensor."""
-        return np.ascontiguousarray(group.cut(self.file.read(group.theirs[0]))[place])
+        return np.ascontiguousarray(cut(group, self.file.read(group.theirs[0]))[place])
 
 
 def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -192,7 +211,7 @@ class HuggingFaceView:
         if group.transposed:
             arrays = [array.T for array in arrays]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        parts = group.rearrange(group.cut(whole))
+        parts = rearrange(group, cut(group, whole))
         if len(group.theirs) == 1:
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
         return np.ascontiguousarray(parts[place])

@@ -117,7 +117,7 @@ def test_axolotl(base, tmp_path):
 )
 def test_axolotls_quadratic_warm_up_is_the_cosine_schedules(base, tmp_path, given, power, final_ratio):
     file = {"base_model": str(base), "datasets": [{"path": str(base / "data.jsonl"), "type": "alpaca"}]}
-    file |= {"adapter": "lora", "dataset_exact_deduplication": True, **given}
+    file |= {"adapter": "lora", "sequence_len": 64, "dataset_exact_deduplication": True, **given}
     recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["train.learning_rate=1e-3"])
     assert (recipe.train.warmup_power, recipe.train.final_ratio) == (power, final_ratio)
     assert recipe.data.deduplicate

@@ -75,7 +75,7 @@ def job(tmp_path_factory, pairs):
     """Runs a recipe of a reward model; gives its directory, or what was said where it failed."""
     home = tmp_path_factory.mktemp("jobs")
 
-    def run(name: str, *settings: str, capsys=None, command=("finetune",), **train):
+    def words(name: str, *settings: str, command=("finetune",), **train) -> list[str]:
         recipe = {
             "model": {"path": "llama_tiny"},
             "data": {"train": str(pairs), "eval_fraction": 0.25, "max_length": 48, "packing": "none"},
@@ -84,10 +84,14 @@ def job(tmp_path_factory, pairs):
             "output": {"dir": str(home / name)},
         }
         (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-        code = main([*command[:1], str(home / f"{name}.yaml"), *command[1:], *settings])
+        return [*command[:1], str(home / f"{name}.yaml"), *command[1:], *settings]
+
+    def run(name: str, *settings: str, capsys=None, **how):
+        code = main(words(name, *settings, **how))
         assert code == 0 or capsys is not None, "it was to succeed"
         return capsys.readouterr().err if code else home / name
 
+    run.home, run.words = home, words
     return run
 
 
@@ -193,10 +197,20 @@ def test_what_a_reward_model_cannot_do_is_refused(trained, job, capsys, tmp_path
         assert model.generate([[1, 2]], max_new_tokens=1).shape == (1, 3), "the base still writes"
 
 
+LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
+
+
+@pytest.fixture(scope="module")
+def divided(job, pair):
+    """Where the runs of two processes lie, by their layouts: one job."""
+    pair(*(job.words(name, *(f"parallel.{setting}" for setting in layout)) for name, layout in LAYOUTS.items()))
+    return job.home
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [("data=2",), ("tensor=2",), ("pipeline=2", "micro_batches=2")])
-def test_layouts_equal_one_process(job, trained, layout):
-    divided = job(layout[0], *(f"parallel.{setting}" for setting in layout))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_equal_one_process(divided, trained, layout):
+    divided = divided / layout
     losses = [[line["loss"] for line in lines_of(run)] for run in (divided, trained)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     one, two = (AutoModel.from_pretrained("llama_tiny") for _ in range(2))
