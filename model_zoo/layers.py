@@ -271,6 +271,8 @@ class AttentionCore(nn.Cell):
             if self.fast and self.cache.token is not None and not self.cache.prefilling:
                 return self.attend_token(query, keys, values, end, keep)
             keys, values = self.cache(keys, values)
+            if not self.cache.prefilling:
+                end, keep = self.cache.rows(end, keep)
         real = keys.shape[2]
         keys, values, extra_visible = self.extend(keys, values)
         return self.attend(query, keys, values, start, end, keep, keys.shape[2] - real, extra_visible)

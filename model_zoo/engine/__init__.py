@@ -137,10 +137,11 @@ def token_attention(**numbers) -> nn.Cell:
     """Attention of one token per row over the keys and values that are kept, and its own.
 
     Args:
-        numbers: scale, window and cap, as in `model_zoo.layers.AttentionCore`.
+        numbers: scale, window and cap, as in `model_zoo.layers.AttentionCore`, and pinned: how many of the kept columns
+            are seen from beyond the window. They keep their rows, and the columns after them take the others in turn.
 
     It takes the query ``(B, heads, 1, d)``; keys and values ``(B, kv_heads, T + 1, d)``, T of them in front of all
-    tokens; the kept ones ``(B·kv_heads·L, d)``; end ``(B, 1)`` and key mask ``(B, T + L)``, and gives joined heads
+    tokens; the kept ones ``(B·kv_heads·L, d)``; end ``(B, 1)`` and key mask ``(B, T + C)``, and gives joined heads
     ``(B, heads·d)``. The token's key and value are written into the kept ones, which MindSpore does not see: nothing
     else in the same graph may read these.
     """

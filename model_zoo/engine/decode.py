@@ -33,8 +33,9 @@ class TokenTracer(Tracer):
         return self.emit(f"rotary_{form}", self.heads(x, head_dim), cosine, sine)
 
     def attention(self, query, keys, values, numbers, low=""):
-        kept = self.cache.keys, self.cache.values
-        return self.emit("token_attention", query, keys, values, *kept, self.end, self.key_mask, **numbers)
+        cache = self.cache
+        given = query, keys, values, cache.keys, cache.values, self.end, self.key_mask
+        return self.emit("token_attention", *given, **numbers, pinned=cache.pinned)
 
 
 class PromptTracer(SequenceTracer):
@@ -42,7 +43,7 @@ class PromptTracer(SequenceTracer):
 
     def attention(self, query, keys, values, numbers, low=""):
         for rows, kept in ((keys, self.cache.keys), (values, self.cache.values)):
-            self.emit("keep_columns", rows, outputs=[self.parameter(kept)])
+            self.emit("keep_columns", rows, outputs=[self.parameter(kept)], pinned=self.cache.pinned)
         return super().attention(query, keys, values, numbers, low)
 
     def prefixed_attention(self, query, keys, values, numbers, prefix):

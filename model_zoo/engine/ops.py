@@ -122,7 +122,7 @@ class Op:
         return [field.shape(sizes) for field in self.outputs]
 
 
-SCORES = "{scale}; {window:int}; {cap}"
+SCORES, PINNED = "{scale}; {window:int}; {cap}", "{pinned:int}"
 ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
 DORA = "N M; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
@@ -197,8 +197,8 @@ ROWS = (
     Op("attention_prefixed_gradient", f"{PREFIXED}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g S d; B g S d; T 2*g*d"),
     Op("attention_bf16", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention),
     Op("attention_bf16_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
-    Op("keep_columns", "B g S d -> L d"),
-    Op("token_attention", f"B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int; {SCORES} -> B h*d"),
+    Op("keep_columns", f"B g S d; {PINNED} -> L d"),
+    Op("token_attention", f"B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int; {SCORES}; {PINNED} -> B h*d"),
     Op("swiglu", "*; * -> *", vjp.elementwise, plain=plain.swiglu),
     Op("swiglu_gradient", "*; *; * -> *; *", aliases=(2,)),
     Op("geglu", "*; * -> *", vjp.elementwise, plain=plain.geglu),

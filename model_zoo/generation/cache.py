@@ -2,6 +2,11 @@
 
 The arrays of a layer are kept as ``(B·heads·length, head_dim)`` rows, so that a step writes its ``B·heads`` rows in
 place and reading them as ``(B, heads, length, head_dim)`` moves nothing.
+
+A layer with a window keeps the columns in front of all tokens (a trained prompt's, which are seen from beyond it), and
+after these a ring: as many rows as the window is wide, which the columns take in turn. So the column that a token
+overwrites is the one that has just left its window. A prompt runs in one pass, with the keys of one layer at a time in
+full; what stays of them is the end.
 """
 
 from __future__ import annotations
@@ -20,35 +25,66 @@ class LayerCache(nn.Cell):
     as they came.
 
     Args:
-        token: what attends over the kept keys for one token per row, and writes its own (`engine.token_attention`);
-            None where only `AttentionCore` can.
+        name: of the core.
+        columns: how many tokens there are at most, those in front among them; `length` is how many rows are kept.
+        pinned: how many columns are in front of all tokens.
+        cursor: the column that is written next.
+        native: whether C kernels attend over it (`engine.token_attention`); otherwise `AttentionCore` does.
     """
 
-    def __init__(self, name: str, batch: int, heads: int, length: int, head_dim: int, cursor: Parameter, dtype, token):
+    def __init__(
+        self, name: str, core: AttentionCore, batch: int, columns: int, pinned: int, cursor: Parameter, dtype, native
+    ):
         super().__init__()
-        self.batch, self.heads, self.length, self.head_dim = batch, heads, length, head_dim
-        rows = batch * heads * length
-        self.keys = Parameter(ops.zeros((rows, head_dim), dtype), name=f"cache.{name}.keys", requires_grad=False)
-        self.values = Parameter(ops.zeros((rows, head_dim), dtype), name=f"cache.{name}.values", requires_grad=False)
+        self.batch, self.heads, self.head_dim = batch, core.kv_heads, core.head_dim
+        self.pinned = pinned if core.window else 0
+        self.length = rows_kept(columns, pinned, core.window)
+        self.wraps = self.length < columns
+        shape = batch * self.heads * self.length, self.head_dim
+        self.keys = Parameter(ops.zeros(shape, dtype), name=f"cache.{name}.keys", requires_grad=False)
+        self.values = Parameter(ops.zeros(shape, dtype), name=f"cache.{name}.values", requires_grad=False)
         self.cursor = cursor
         self.prefilling = True
-        self.token = token
-        self.write = ops.ScatterUpdate()
+        self.token = token_attention(**core.numbers, pinned=self.pinned) if native else None
+        self.write, self.gather, self.modulo = ops.ScatterUpdate(), ops.Gather(), ops.FloorMod()
 
     def attend(self, query, keys, values, end, columns):
         """Attention of one token per row; see `engine.token_attention`."""
         return self.token(query, keys, values, self.keys, self.values, end, columns)
 
     def construct(self, keys, values):
-        count = keys.shape[2]
+        new_keys, new_values, columns = keys, values, int_range(keys.shape[2]) + self.cursor
+        if keys.shape[2] > self.length:  # a prompt, of which the pinned columns and the last ones stay
+            columns = int_range(self.length)
+            columns = ops.select(columns < self.pinned, columns, columns + (keys.shape[2] - self.length))
+            new_keys, new_values = self.gather(keys, columns, 2), self.gather(values, columns, 2)
+        if self.wraps:
+            turn = self.pinned + self.modulo(columns - self.pinned, self.length - self.pinned)
+            columns = ops.select(columns < self.pinned, columns, turn)
         first = int_range(self.batch * self.heads).reshape(-1, 1) * self.length
-        rows = (first + int_range(count) + self.cursor).reshape(-1)  # (B·heads·count,)
-        all_keys = self.write(self.keys, rows, keys.reshape(-1, self.head_dim))
-        all_values = self.write(self.values, rows, values.reshape(-1, self.head_dim))
+        rows = (first + columns).reshape(-1)  # (B·heads·count,)
+        all_keys = self.write(self.keys, rows, new_keys.reshape(-1, self.head_dim))
+        all_values = self.write(self.values, rows, new_values.reshape(-1, self.head_dim))
         if self.prefilling:
             return keys, values
         shape = (self.batch, self.heads, self.length, self.head_dim)
         return all_keys.reshape(shape), all_values.reshape(shape)
+
+    def rows(self, end, keep):
+        """Where a token's interval ends ``(B, 1)`` and the key mask ``(B, columns)``, by rows instead of columns: the
+        mask is ``(B, length)``, and 0 for rows that hold nothing yet."""
+        if not self.wraps:
+            return end, keep
+        row = int_range(self.length)
+        latest = self.cursor - self.modulo(self.cursor - row, self.length - self.pinned)  # the column of each row
+        column = ops.select(row < self.pinned, row, latest)
+        written = (column >= ops.minimum(row, self.pinned)).astype(ms.int32)
+        return ops.zeros_like(end) + self.length, self.gather(keep, ops.maximum(column, 0), 1) * written
+
+
+def rows_kept(columns: int, pinned: int, window: int) -> int:
+    """How many of a sequence's columns a layer keeps."""
+    return min(columns, pinned + window) if window else columns
 
 
 class Cache:
@@ -64,9 +100,8 @@ class Cache:
         self.cores = [(path, cell) for path, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
         self.layers = []
         for path, core in self.cores:
-            token = token_attention(**core.numbers) if native else None
-            sizes = batch, core.kv_heads, length, core.head_dim
-            self.layers.append(LayerCache(path, *sizes, self.cursor, model.dtype, token))
+            sizes = batch, length, model.virtual_tokens
+            self.layers.append(LayerCache(path, core, *sizes, self.cursor, model.dtype, native))
 
     def attach(self, prefilling: bool) -> None:
         """Makes the model's attention use this cache. Set past `Cell.__setattr__`: it is no part of the model."""
@@ -83,9 +118,11 @@ class Cache:
         """Takes over the columns of a shorter cache for the same batch."""
         for layer, short in zip(self.layers, other.layers, strict=True):
             for mine, theirs in ((layer.keys, short.keys), (layer.values, short.values)):
-                columns = theirs.reshape(-1, short.length, short.head_dim)
-                rest = ops.zeros((columns.shape[0], layer.length - short.length, layer.head_dim), mine.dtype)
-                ops.assign(mine, ops.concat([columns, rest], 1).reshape(mine.shape))
+                if layer.length > short.length:  # which is no ring then: it holds all columns in their order
+                    theirs = theirs.reshape(-1, short.length, short.head_dim)
+                    rest = ops.zeros((theirs.shape[0], layer.length - short.length, layer.head_dim), mine.dtype)
+                    theirs = ops.concat([theirs, rest], 1).reshape(mine.shape)
+                ops.assign(mine, theirs)
 
     def reorder(self, rows) -> None:
         """Makes row i of the batch what row ``rows[i]`` was."""

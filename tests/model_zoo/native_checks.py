@@ -724,41 +724,49 @@ def prefixed(kernels):
 
 
 def one_token(kernels):
-    """Attention of one token over kept keys and values, into which it puts its own."""
-    for batch, count, key_heads, width, front, room, window, cap in [
-        (1, 1, 1, 5, 0, 1, 0, 0.0),
-        (2, 4, 2, 64, 0, 40, 0, 0.0),
-        (2, 4, 2, 64, 0, 40, 7, 0.0),
-        (3, 6, 1, 80, 7, 33, 0, 1.5),
-        (3, 6, 1, 80, 7, 33, 8, 1.5),
+    """Attention of one token over kept keys and values, into which it puts its own: those of all columns, or of some in
+    front and as many as the window is wide."""
+    for batch, count, key_heads, width, front, room, window, cap, pinned, held in [
+        (1, 1, 1, 5, 0, 1, 0, 0.0, 0, 1),
+        (2, 4, 2, 64, 0, 40, 0, 0.0, 0, 40),
+        (2, 4, 2, 64, 0, 40, 7, 0.0, 0, 40),
+        (2, 4, 2, 64, 0, 40, 7, 0.0, 0, 7),
+        (2, 4, 2, 64, 0, 40, 1, 0.0, 3, 4),
+        (40, 2, 2, 16, 0, 40, 9, 0.0, 0, 9),
+        (3, 6, 1, 80, 7, 33, 0, 1.5, 0, 33),
+        (3, 6, 1, 80, 7, 33, 8, 1.5, 2, 33),
+        (33, 6, 3, 80, 7, 33, 8, 1.5, 2, 10),
     ]:
         query = numbers(batch, count, 1, width) * 2
         keys, values = (numbers(batch, key_heads, front + 1, width, seed=seed) for seed in (1, 2))
-        kept = [numbers(batch, key_heads, room, width, seed=seed) for seed in (3, 4)]
+        past = [numbers(batch, key_heads, room, width, seed=seed) for seed in (3, 4)]  # of every column
         end = np.full((batch, 1), room, np.int32) - np.arange(batch, dtype=np.int32)[:, None] % room
         columns = np.random.default_rng(0).integers(0, 2, (batch, front + room)).astype(np.int32)
         columns[np.arange(batch), front + end[:, 0] - 1] = 1
-        columns[-1, front : front + 2] = -1  # seen from beyond a window
+        kept = [np.full((batch, key_heads, held, width), np.nan, np.float32) for _ in past]
         expected = np.zeros((batch, count, width))
         for row in range(batch):
             last = end[row, 0] - 1
-            for array, new in zip(kept, (keys, values), strict=True):
-                array[row, :, last] = new[row, :, front]  # as the kernel does: `inputs` stay what they were
+            for array, whole, new in zip(kept, past, (keys, values), strict=True):
+                whole[row, :, last] = new[row, :, front]
+                for column in range(last + 1):  # as the kernel does with the last one: inputs stay what they were
+                    turn = column if column < pinned else pinned + (column - pinned) % (held - pinned)
+                    array[row, :, turn] = whole[row, :, column]
             seen, index = columns[row, : front + last + 1] != 0, np.arange(front + last + 1) - front
             if window:
-                seen &= (index < 0) | (index > last - window) | (columns[row, : len(index)] < 0)
+                seen &= (index < pinned) | (index > last - window)
             for head in range(count):
                 pair = head // (count // key_heads)
                 k, v = (
                     np.concatenate([new[row, pair, :front], array[row, pair, : last + 1]])[seen].astype(np.float64)
-                    for array, new in zip(kept, (keys, values), strict=True)
+                    for array, new in zip(past, (keys, values), strict=True)
                 )
                 own = k @ query[row, head, 0].astype(np.float64) * width**-0.5
                 own = cap * np.tanh(own / cap) if cap else own
                 p = np.exp(own - own.max())
                 expected[row, head] = p @ v / p.sum()
-        flat = [array.reshape(-1) for array in kept]
-        given = (query, keys, values, *flat, end, columns, *scores(width, window, cap))
+        flat = [array.reshape(-1, width) for array in kept]
+        given = (query, keys, values, *flat, end, columns, *scores(width, window, cap), np.array([pinned], np.int32))
         mine = kernels("token_attention", given, (batch, count * width))
         close(mine, expected.reshape(batch, -1), 5e-6)
 
@@ -804,11 +812,14 @@ def small(kernels):
             close(kernels("scale_columns", (x, bias), shape), x.astype(np.float64) * bias)
             close(kernels("scale_columns_gradient", (x, y), (shape[1],)), (x.astype(np.float64) * y).sum(0))
         else:
-            room = np.zeros((shape[0] * shape[1] * 7, shape[3]), np.float32)
-            expected = room.reshape(*shape[:2], 7, shape[3]).copy()
-            expected[:, :, : shape[2]] = x
-            mine = kernels("keep_columns", (x,), room.shape, holding=room)
-            assert np.array_equal(mine.reshape(expected.shape), expected)
+            for held, pinned in ((7, 0), (7, 6), (2, 0), (3, 1), (5, 2), (1, 0)):
+                room = np.zeros((shape[0] * shape[1] * held, shape[3]), np.float32)
+                expected = room.reshape(*shape[:2], held, shape[3]).copy()
+                for column in range(shape[2]):
+                    turn = column if column < pinned else pinned + (column - pinned) % (held - pinned)
+                    expected[:, :, turn] = x[:, :, column]
+                mine = kernels("keep_columns", (x, np.array([pinned], np.int32)), room.shape, holding=room)
+                assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
 def packing(kernels):

@@ -60,7 +60,7 @@ def test_attention_of_one_token(heads, key_heads, width, front):
         columns[row, front + ends[row, 0] - 1] = 1
     before, found = kept.copy(), np.empty((batch, heads * width), np.float32)
     flat = kept.reshape(2, -1, width)
-    numbers = np.array([width**-0.5], np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+    numbers = np.array([width**-0.5], np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32)
     run("token_attention", query, keys, values, flat[0], flat[1], ends, columns, *numbers, found)
     for row in range(batch):
         end = ends[row, 0]
