@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from adapters.deltas import ia3_delta
-from adapters.lora_peft import default_names, targets_to_peft
+from adapters.lora_peft import written_targets
 from adapters.matching import matches, select
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import as_list
@@ -54,9 +54,8 @@ class IA3Config(Settings, MethodConfig):
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         paths = list(adapter.sites)
-        explicit = self.layers is None and self.exclude is None
         feedforward = [path for path, module in adapter.modules.items() if module.changes_input]
-        names = targets_to_peft(self.targets or default_names(paths), paths) if explicit else sorted(paths)
+        names = written_targets(self, model, paths)
         if isinstance(names, list):  # PEFT wants the one to be part of the other
             short = sorted(set(as_list(self.feedforward)) & set(names))
             covered = all(any(path == name or path.endswith("." + name) for name in short) for path in feedforward)

@@ -30,6 +30,15 @@ def targets_to_peft(entries, paths: list[str]):
     return sorted(paths)
 
 
+def written_targets(config, model, paths: list[str]):
+    """`targets_to_peft` of a configuration; whole paths where names would mean more in PEFT's model: in other layers,
+    or in an encoder that is not opened here."""
+    beside = getattr(getattr(model, "config", None), "left_out", "")
+    if config.layers is not None or config.exclude is not None or beside:
+        return sorted(paths)
+    return targets_to_peft(config.targets or default_names(paths), paths)
+
+
 def to_peft(config, model, adapter) -> dict[str, Any]:
     """The settings as PEFT writes them. What a glob or a group named is written as the cells it found.
 
@@ -38,7 +47,6 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     paths = [path for path in adapter.sites if path not in adapter.companions]
     doubled = config.init in START
     ranks, growth = (2, math.sqrt(2) if config.use_rslora else 2) if doubled else (1, 1)
-    explicit = config.layers is None and config.exclude is None
 
     def scaled(patterns, factor):
         return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
@@ -48,7 +56,7 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         **{key: getattr(config, name) for name, key in config.peft_names().items()},
         "r": config.rank * ranks,
         "lora_alpha": config.alpha * growth,
-        "target_modules": targets_to_peft(config.targets or default_names(paths), paths) if explicit else sorted(paths),
+        "target_modules": written_targets(config, model, paths),
         "exclude_modules": None,
         "layers_to_transform": None,
         "modules_to_save": saved_whole(config, model),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +19,14 @@ from model_zoo.initialise import initialise
 from model_zoo.quantization.loading import pack_model, storages
 from model_zoo.quantization.plan import Quantization
 from model_zoo.storage import kept_types, set_storage, stored_types
+
+log = logging.getLogger("pet")
+
+
+@functools.cache
+def say_left_out(directory: Path, what: str) -> None:
+    """Once for each checkpoint."""
+    log.warning("%s: %s", directory, what)
 
 
 def model_class(config: type[Config]) -> type[CausalLM]:
@@ -109,6 +119,8 @@ class AutoModel:
     ) -> CausalLM:
         """A model for a checkpoint, without the weights, which take no memory until they are loaded."""
         family, shapes = config.family, config.shapes()
+        if config.left_out:
+            say_left_out(checkpoint.directory, config.left_out)
         sources, _ = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
         forms = storages(config, checkpoint, quantization)
         model = MODEL_OF[type(config)](config, dtype=compute_type(dtype))

@@ -197,6 +197,7 @@ class Config:
         sized_by: the keys that a config.json must have for a model to be counted by it.
         feed_forwards: how many of its own width a layer computes.
         logit_cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
+        left_out: what of the published models is not opened.
     """
 
     family: ClassVar[Family]
@@ -206,6 +207,7 @@ class Config:
     sized_by: ClassVar[tuple[str, ...]] = ()
     feed_forwards: ClassVar[int] = 1
     logit_cap: ClassVar[float] = 0.0
+    left_out: ClassVar[str] = ""
 
     @property
     def dims(self) -> Dims:
@@ -239,9 +241,20 @@ class Config:
         tensors = self.tensors()
         return next((pair for pair in self.family.tied.items() if pair[0].rpartition(".")[0] not in tensors), None)
 
+    @property
+    def alone(self) -> Config:
+        """The configuration of a checkpoint of what is opened, with the same tensors in the same order."""
+        return self
+
     @classmethod
-    def from_dict(cls, values: dict[str, Any]):
+    def flat(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config.json's dictionary with all fields beside one another."""
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]):
         """Reads a config.json's dictionary. Raises InputError for a value that the family does not support."""
+        values = cls.flat(values)
         cls.check_types(values)
         names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         known = {key: value for key, value in values.items() if key in names and value is not None}

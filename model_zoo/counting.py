@@ -18,6 +18,7 @@ def config_of(values: Mapping[str, Any]) -> Config:
         InputError: a value that the family does not support, or a size that is missing.
     """
     kind = config_class(values)
+    values = kind.flat(values)
     kind.check_types(values)
     missing = [key for key in kind.sized_by if values.get(key) is None]
     if missing:

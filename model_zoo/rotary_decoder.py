@@ -167,10 +167,10 @@ class RotaryDecoder(nn.Cell):
         super().__init__()
         dims, rope = config.dims, rope_settings(config)
         width = int(dims.head_dim * rope["partial_rotary_factor"])
-        self.embed_tokens = make("model.embed_tokens")
+        self.embed_tokens = make(config.family.embedding)
         block, rotary = BLOCKS[config.block], (config.rotary, width, dims.head_dim)
         self.layers = nn.CellList([block(config, Rotary(*rotary), make, window) for window in config.windows])
-        self.norm = make("model.norm")
+        self.norm = make(f"{config.root}.norm")
         self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), config.rotary)
         self.local_table = None
         if config.block == "gemma":
@@ -188,14 +188,26 @@ class RotaryDecoder(nn.Cell):
         return self.norm(x)
 
 
+class LanguageModel(nn.Cell):
+    """A decoder at the place that it has beside the encoders of a multimodal model."""
+
+    def __init__(self, decoder: RotaryDecoder):
+        super().__init__()
+        self.language_model = decoder
+
+    def construct(self, input_ids, position_ids, start, end, keep):
+        return self.language_model(input_ids, position_ids, start, end, keep)
+
+
 class RotaryCausalLM(CausalLM):
     """A `RotaryDecoder` with its head, tied to the embedding where the configuration says so."""
 
     def __init__(self, config: RotaryConfig, dtype=ms.float32):
         super().__init__(config)
         make = CellFactory(config, dtype)
-        self.model = RotaryDecoder(config, make)
-        self.add_head(make, self.model.embed_tokens)
+        decoder = RotaryDecoder(config, make)
+        self.model = decoder if config.root == "model" else LanguageModel(decoder)
+        self.add_head(make, decoder.embed_tokens)
         self.finish()
 
     def head(self, hidden):

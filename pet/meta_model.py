@@ -27,8 +27,8 @@ class MetaModel:
     """
 
     def __init__(self, config: Mapping[str, Any]):
-        self.values = dict(config)
-        self.config = config_of(self.values)
+        self.config = config_of(config)
+        self.values = dict(self.config.flat(config))
         self.family = self.config.family
         self.shapes = self.config.shapes()
         self.specs = self.config.cells()

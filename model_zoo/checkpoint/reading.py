@@ -270,10 +270,20 @@ def assignment(
     return sources, copies
 
 
+PUBLISHED = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
+"""How the names of text models within multimodal ones begin in published files, and how in the models."""
+
+
 def _with_prefix(stored: Iterable[str], shapes: Mapping[str, object], tied: Mapping[str, str]) -> dict[str, str]:
     """{stored name: name in the model}. Files written from the headless model lack the first part of every name
     (``h.0.attn.c_attn.weight`` for ``transformer.h.0.attn.c_attn.weight``): it is put back."""
     stored = list(stored)
+    known, published = {**shapes, **tied}, {}
+    for old, new in PUBLISHED.items():
+        names = {name: new + name.removeprefix(old) for name in stored if name.startswith(old)}
+        published.update((name, its) for name, its in names.items() if its in known)
+    if published:
+        return {**{name: name for name in stored}, **published}
     for prefix in sorted({name.split(".", 1)[0] + "." for name in shapes if "." in name}):
         bare = {name.removeprefix(prefix) for name in shapes if name.startswith(prefix)}
         if not any(name.startswith(prefix) for name in stored) and any(name in bare for name in stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shutil
@@ -23,6 +24,8 @@ from model_zoo.quantization import files
 if TYPE_CHECKING:
     from mindspore import nn
 
+log = logging.getLogger("pet")
+
 Described = Mapping[str, tuple[str, tuple[int, ...]]]  # {name: (type, shape)}
 METADATA = {"format": "pt"}  # transformers refuses files without it
 MAX_SHARD_SIZE = "5GB"
@@ -40,6 +43,8 @@ COMPANIONS = (
     "tokenizer.model",
     "ice_text.model",
     "chat_template.jinja",
+    "chat_template.json",
+    "*processor_config.json",
     "*.py",
     "*LICENSE*",
     "NOTICE*",
@@ -63,11 +68,14 @@ def save_pretrained(
         dtype: floating-point type of the file; ``None`` keeps each parameter's own, and packed weights packed, as
             bitsandbytes has them. A type dequantises these.
 
+    Of a multimodal model the text model is written, as one by itself (`Config.alone`), which is said.
     A head tied to the embedding is written only where the family's published files hold it, too. Tokenizer and
     generation files of the directory that the model was loaded from are copied along.
     """
-    parameters = dict(base_parameters(model))
-    absent = [name for name in model.config.shapes() if name not in parameters]
+    own = model.config.alone
+    names = dict(zip(model.config.shapes(), own.shapes(), strict=True))
+    parameters = {names[name]: parameter for name, parameter in base_parameters(model).items()}
+    absent = [name for name in own.shapes() if name not in parameters]
     if absent:
         raise InputError(
             f"{directory}: the model lacks {', '.join(absent[:3])}, of {len(absent)} parameters; an adapter that "
@@ -84,17 +92,17 @@ def save_pretrained(
         if name not in packed
     }
     types = {word for word, _ in described.values()}
-    config = model.config.for_file(model.config.to_dict(), types.pop() if len(types) == 1 else None)
+    config = own.for_file(own.to_dict(), types.pop() if len(types) == 1 else None)
     config.pop("quantization_config", None)
     arrays = {}
     for name, cell in packed.items():
         if target is not None:
-            described[name] = (target, model.config.shapes()[name])
+            described[name] = (target, own.shapes()[name])
             continue
         path = name.removesuffix(".weight")
         described.update(files.described(path, cell.storage, cell.shape))
         arrays.update(files.written(path, cell.storage, cell.shape, cell.arrays()))
-        config["quantization_config"] = files.config_section(cell.storage, files.projections(model.config, packed))
+        config["quantization_config"] = files.config_section(cell.storage, files.projections(own, packed))
 
     def data(name: str) -> np.ndarray:
         if name in arrays:
@@ -102,6 +110,8 @@ def save_pretrained(
         return packed[name].published() if name in packed else read_parameter(parameters[name])
 
     limit = parse_size(max_shard_size)
+    if own is not model.config:
+        log.warning("%s: written as a model of type %s; pet merge keeps the rest", directory, own.model_type)
     with staged(directory, replaces=WEIGHTS) as stage:
         write_weights(stage, described, data, limit)
         write_json(stage / "config.json", config)

@@ -16,6 +16,7 @@ MODULES = (
     "qwen3_moe",
     "gemma2",
     "gemma3",
+    "gemma3_multimodal",
     "glm4",
     "chatglm",
     "chatglm2",
@@ -27,10 +28,11 @@ PRESETS: dict[str, dict] = {name: values for module in _modules for name, values
 _EXPERTS = "of mixtures of experts only qwen3_moe is supported; dense models of these families open"
 UNSUPPORTED = {
     **dict.fromkeys(("qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"), _EXPERTS),
-    "gemma3": "Gemma 3 with its image encoder is unsupported; its text model opens, saved by itself (gemma3_text)",
-    "gemma": "the first Gemma is unsupported; gemma2 and gemma3_text open",
+    "gemma": "the first Gemma is unsupported; gemma2 and gemma3 open",
 }
 """Models near those that are here: why they are not."""
+MULTIMODAL = ("text_config", "vision_config", "audio_config")
+"""Keys of models that take more than text."""
 
 
 def config_class(values: Mapping[str, Any]) -> type[Config]:
@@ -52,5 +54,10 @@ def config_class(values: Mapping[str, Any]) -> type[Config]:
     if isinstance(kind, str) and kind in UNSUPPORTED:
         raise InputError(f"config.json: model_type is {shown(kind)}: {UNSUPPORTED[kind]}")
     known = [name for config in CONFIGS for name in config.architectures]
+    if any(key in values for key in MULTIMODAL):
+        raise InputError(
+            f"config.json: model_type is {shown(kind)}, a multimodal model; of these only gemma3 opens. Text models "
+            "open that are saved by themselves"
+        )
     choices = ", ".join(dict.fromkeys(known)) + similar(kind, known)
     raise InputError(f"config.json: model_type is {shown(kind)}; supported: {choices}")

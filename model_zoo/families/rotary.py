@@ -14,22 +14,34 @@ from model_zoo.errors import InputError, shown
 from model_zoo.rope_config import LAYER_TYPES, rope_settings
 
 
-def rotary_family(name: str, up: tuple[str, ...] = ("gate_proj", "up_proj"), **differences) -> Family:
-    """The table of such a family; ``up`` are the feed-forward's projections in."""
+def rotary_family(
+    name: str,
+    up: tuple[str, ...] = ("gate_proj", "up_proj"),
+    root: str = "model",
+    ignored: tuple[str, ...] = (),
+    **differences,
+) -> Family:
+    """The table of such a family.
+
+    Args:
+        up: the feed-forward's projections in.
+        root: the path of all but the head.
+        ignored: further `Family.ignored_tensors`.
+    """
     return Family(
         name=name,
         layout=name,
-        layers="model.layers",
+        layers=f"{root}.layers",
         attention_core="self_attn.core",
-        embedding="model.embed_tokens",
+        embedding=f"{root}.embed_tokens",
         head="lm_head",
         default_targets=("q_proj", "v_proj"),
         attention=("q_proj", "k_proj", "v_proj", "o_proj"),
         mlp=(*up, "down_proj"),
         ia3_targets=("k_proj", "v_proj", "down_proj"),
         gated=True,
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        ignored_tensors=(r"rotary_emb\.inv_freq$",),
+        tied={"lm_head.weight": f"{root}.embed_tokens.weight"},
+        ignored_tensors=(r"rotary_emb\.inv_freq$", *ignored),
         **differences,
     )
 
@@ -96,6 +108,11 @@ class RotaryConfig(Config):
         )
 
     @property
+    def root(self) -> str:
+        """The path of all but the head."""
+        return self.family.layers.removesuffix(".layers")
+
+    @property
     def context(self) -> int:
         """How many tokens one sequence may have."""
         return self.max_position_embeddings
@@ -127,9 +144,9 @@ class RotaryConfig(Config):
     def tensors(self) -> dict[str, CellSpec]:
         n = self.dims
         return {
-            "model.embed_tokens": embedding(n.vocab, n.hidden, self.embedding_scale),
-            **{f"model.layers.*.{path}": cell for path, cell in self.layer().items()},
-            "model.norm": self.norm(),
+            self.family.embedding: embedding(n.vocab, n.hidden, self.embedding_scale),
+            **{f"{self.family.layers}.*.{path}": cell for path, cell in self.layer().items()},
+            f"{self.root}.norm": self.norm(),
             **({} if self.tie_word_embeddings else {"lm_head": linear(n.vocab, n.hidden)}),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from model_zoo.checkpoint.dtypes import convert
+from model_zoo.checkpoint.reading import assignment
 from model_zoo.configs import Config
 from model_zoo.quantization import codec
 from model_zoo.quantization.files import quantize_stored
@@ -24,6 +25,9 @@ class Dequantized:
         self.checkpoint, self.cells = checkpoint, config.cells()
         self.quantization = quantization
         self.places = quantization.places(config) if quantization is not None else {}
+        sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
+        paths = {stored: name.removesuffix(".weight") for name, stored in sources.items()}
+        self.paths = {stored: path for stored, path in paths.items() if path in self.places}
 
     def __getattr__(self, name: str):
         return getattr(self.checkpoint, name)
@@ -39,9 +43,8 @@ class Dequantized:
         return self.info(name).dtype
 
     def place(self, name: str) -> str | None:
-        """The path of a quantised projection, by its weight's name; files of a headless model lack the first part."""
-        path = name.removesuffix(".weight")
-        return next((one for one in self.places if one == path or one.endswith(f".{path}")), None)
+        """The path of a quantised projection, by its weight's name in the files."""
+        return self.paths.get(name)
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """As `Checkpoint.raw`."""

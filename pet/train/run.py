@@ -284,7 +284,7 @@ def save_result(recipe, prepared, directory: Path, model) -> str | None:
     if recipe.output.merged and (directory / "recipe.yaml").exists():
         from adapters.saving import form_of
 
-        if model is not prepared.model or form_of(model):
+        if model is not prepared.model or form_of(model) or model.config.left_out:
             merge_on_disk(recipe, directory)
             return None
         from adapters.merge import merge, unmerge

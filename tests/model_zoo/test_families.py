@@ -244,7 +244,7 @@ def check_against_transformers(values, tmp_path):
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "model_type is None; supported: gpt2"),
         ({"model_type": "mixtral"}, "'mixtral': of mixtures of experts only qwen3_moe is supported"),
-        ({"model_type": "gemma3"}, "its text model opens, saved by itself"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "a multimodal model; of these only gemma3 opens"),
         ({"model_type": "gemma2", "hidden_act": "silu"}, "hidden_act is 'silu'; supported: 'gelu_pytorch_tanh'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'; supported: default, linear, llama3"),
