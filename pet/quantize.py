@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from math import prod
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.files import config_section, described, projections, quantize_stored, written
 from pet.export import check_room
+
+log = logging.getLogger("pet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,15 @@ def quantize_checkpoint(
     if Path(base).resolve() == Path(output).resolve():
         raise InputError(f"{output}: is the base itself; give another directory for the result")
     config, storage = config_of(values), quantization.storage
+    if config.left_out:
+        raise InputError(f"{base}: {config.left_out}; save that by itself first (AutoModel, then save_pretrained)")
+    if config.feed_forwards > 1 and any(".experts." in path for path in quantization.places(config)):
+        log.warning(
+            "%s: experts in %s open here alone: transformers 5 has those of a layer as one tensor; skip lm_head, gate "
+            "and experts for a checkpoint that opens there, too",
+            output,
+            storage,
+        )
     with open_checkpoint(base) as checkpoint:
         if checkpoint.packed:
             raise InputError(f"{base}: is in 8 or 4 bits already; give the unquantised base")
