@@ -13,7 +13,7 @@ from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
 SPACE = "▁"
 UNDECODABLE = "\ufffd".encode()
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Where neither tokenizer_config.json nor config.json is there to name them.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")
 _USUAL_EOS = ("<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "</s>")
@@ -113,7 +113,7 @@ class FastTokenizer(Tokenizer):
             return UNDECODABLE, 0  # padding of the model's vocabulary: an untrained model can sample it
         if self._byte_level:
             return to_bytes(piece), 0
-        byte = _BYTE_PIECE.fullmatch(piece)
+        byte = BYTE_PIECE.fullmatch(piece)
         if byte:
             return bytes([int(byte.group(1), 16)]), 0
         return piece.replace(SPACE, " ").encode("utf-8"), len(piece) - len(piece.lstrip(SPACE))
@@ -162,7 +162,7 @@ def _joined(merge) -> str:
     return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
-def _steps(part: dict | None, key: str) -> list[dict]:
+def steps(part: dict | None, key: str) -> list[dict]:
     """A component, or the components of a Sequence of them."""
     if not part:
         return []
@@ -171,21 +171,21 @@ def _steps(part: dict | None, key: str) -> list[dict]:
 
 def _decoding(description: dict, source: str) -> tuple[bool, int]:
     """(byte-level?, spaces at the start that are the algorithm's own), from the ``decoder`` of a tokenizer.json."""
-    steps = {step["type"]: step for step in _steps(description.get("decoder"), "decoders")}
-    if "ByteLevel" in steps:
+    found = {step["type"]: step for step in steps(description.get("decoder"), "decoders")}
+    if "ByteLevel" in found:
         return True, 0
-    if "Metaspace" in steps:
-        return False, 0 if steps["Metaspace"].get("prepend_scheme") == "never" else 1
-    if "ByteFallback" in steps or "Fuse" in steps:
-        return False, steps.get("Strip", {}).get("start", 0)
-    found = ", ".join(steps) or "none"
-    raise InputError(f"{source}: found the decoder {found}, expected byte-level or sentencepiece-like BPE")
+    if "Metaspace" in found:
+        return False, 0 if found["Metaspace"].get("prepend_scheme") == "never" else 1
+    if "ByteFallback" in found or "Fuse" in found:
+        return False, found.get("Strip", {}).get("start", 0)
+    names = ", ".join(found) or "none"
+    raise InputError(f"{source}: found the decoder {names}, expected byte-level or sentencepiece-like BPE")
 
 
 def _template(description: dict, controls: dict[str, int]) -> tuple[list[int], list[int]]:
     """Control tokens before and after a text, from a ``TemplateProcessing`` post-processor."""
     sides: tuple[list[int], list[int]] = ([], [])
-    for step in _steps(description.get("post_processor"), "processors"):
+    for step in steps(description.get("post_processor"), "processors"):
         if step.get("type") != "TemplateProcessing":
             continue
         side = 0

@@ -6,7 +6,7 @@ import json
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
-from model_zoo.tokenizers.fast import FastTokenizer
+from model_zoo.tokenizers.fast import BYTE_PIECE, SPACE, FastTokenizer, steps
 from model_zoo.tokenizers.glm4 import WORDS, GLM4Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
 
@@ -31,17 +31,19 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
     """
     from gguf import TokenType
 
-    if isinstance(tokenizer, LlamaTokenizer):
+    scored = isinstance(tokenizer, LlamaTokenizer)
+    if scored:
         tokens = _sentencepiece(writer, tokenizer, TokenType)
     elif isinstance(tokenizer, FastTokenizer):
-        tokens = _byte_level(writer, tokenizer, TokenType)
+        scored = bool(tokenizer.description()["model"].get("byte_fallback"))
+        tokens = (_byte_fallback if scored else _byte_level)(writer, tokenizer, TokenType)
     else:
         raise InputError(f"{tokenizer.source}: llama.cpp has no tokenizer of this kind ({type(tokenizer).__name__})")
     for number in range(size):
         tokens.setdefault(number, (f"[PAD{number}]", CONTROL_SCORE, TokenType.UNUSED))
     texts, scores, kinds = zip(*(tokens[number] for number in range(size)), strict=True)
     writer.add_token_list(texts)
-    if isinstance(tokenizer, LlamaTokenizer):
+    if scored:
         writer.add_token_scores(scores)
     writer.add_token_types(kinds)
 
@@ -61,9 +63,7 @@ def add_vocabulary(writer, tokenizer: Tokenizer, size: int) -> None:
 
 def _sentencepiece(writer, tokenizer: LlamaTokenizer, kinds) -> dict[int, tuple[str, float, int]]:
     processor = tokenizer.processor
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_add_space_prefix(tokenizer.encode_text("a") != [processor.piece_to_id("a")])
+    _add_kind(writer, tokenizer, processor.piece_to_id("a"))
     found = {}
     for number in range(processor.get_piece_size()):
         kind = kinds.NORMAL
@@ -79,6 +79,69 @@ def _sentencepiece(writer, tokenizer: LlamaTokenizer, kinds) -> dict[int, tuple[
         if number >= processor.get_piece_size():
             found[number] = (text, CONTROL_SCORE, kinds.CONTROL)
     return found
+
+
+def _add_kind(writer, tokenizer: Tokenizer, letter: int | None) -> None:
+    """llama.cpp's names for sentencepiece; ``letter`` is the id of "a" without a space in front."""
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_add_space_prefix(tokenizer.encode_text("a") != [letter])
+
+
+def _byte_fallback(writer, tokenizer: FastTokenizer, kinds) -> dict[int, tuple[str, float, int]]:
+    """A sentencepiece model that exists as a tokenizer.json only. Its merges stand in the order of the pieces' scores,
+    so that a piece's score is its place among them: llama.cpp makes the piece of the highest score first."""
+    description = tokenizer.description()
+    model, added = description["model"], description.get("added_tokens") or []
+    merges = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
+    whole = {token["content"] for token in added}.union(tokenizer.special_tokens)
+    _check_merges(tokenizer, description, merges, whole)
+    scores: dict[str, float] = {}
+    for pair in merges:
+        scores.setdefault("".join(pair), -float(len(scores)))
+    found = {}
+    for text, number in model["vocab"].items():
+        byte = BYTE_PIECE.fullmatch(text)
+        score = 0.0 if byte else scores.get(text, -float(len(scores)))
+        found[number] = (text, score, kinds.BYTE if byte else kinds.NORMAL)
+    found.update((token["id"], (token["content"], CONTROL_SCORE, kinds.USER_DEFINED)) for token in added)
+    for text, number in tokenizer.special_tokens.items():
+        kind = kinds.UNKNOWN if text == (model.get("unk_token") or "<unk>") else kinds.CONTROL
+        found[number] = (text, CONTROL_SCORE, kind)
+    _add_kind(writer, tokenizer, model["vocab"].get("a"))
+    return found
+
+
+def _check_merges(tokenizer: FastTokenizer, description: dict, merges: list[tuple[str, ...]], whole: set[str]) -> None:
+    """Raises InputError where a tokenizer.json joins others than llama.cpp, which joins any two that make a third.
+
+    Args:
+        whole: tokens that are never made of others.
+    """
+    pieces = {one for one in description["model"]["vocab"] if one not in whole and not BYTE_PIECE.fullmatch(one)}
+    steps_taken = [
+        *steps(description.get("normalizer"), "normalizers"),
+        *steps(description.get("pre_tokenizer"), "pretokenizers"),
+    ]
+    problem = next((f"its step {step['type']}" for step in steps_taken if not _marks_spaces(step, pieces)), "")
+    splits = {(piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece))}
+    if missing := {pair for pair in splits.difference(merges) if pieces.issuperset(pair)}:
+        problem = f"{' + '.join(min(missing))} makes a piece, but is no merge"
+    made = ["".join(pair) for pair in merges]
+    if len(set(made)) != sum(piece != before for piece, before in zip(made, ["", *made], strict=False)):
+        problem = "the merges that make a piece do not follow one another"
+    if problem:
+        raise InputError(
+            f"{tokenizer.source}: is no sentencepiece model, so that llama.cpp would cut texts otherwise: {problem}"
+        )
+
+
+def _marks_spaces(step: dict, pieces: set[str]) -> bool:
+    """Whether a step does no more than what llama.cpp does: spaces become marks, with one in front."""
+    if step["type"] == "Metaspace":  # cuts in front of each, where pieces may not go on
+        return not step.get("split", True) or not any(SPACE in piece[1:] for piece in pieces)
+    marks = step.get("pattern") == {"String": " "} and step.get("content") == SPACE
+    return marks or step.get("prepend") == SPACE
 
 
 def _byte_level(writer, tokenizer: FastTokenizer, kinds) -> dict[int, tuple[str, float, int]]:

@@ -16,7 +16,7 @@ from pet.names import bundled_models
 gguf = pytest.importorskip("gguf")
 
 PROMPT = "Where is the shop? 你好 12345"
-BASES = ("llama", "llama3", "qwen2", "qwen3", "glm", "glm4", "chatglm")
+BASES = ("llama", "llama_json", "llama3", "qwen2", "qwen3", "glm", "glm4", "chatglm")
 SIZES = {
     "vocab_size": 1216,
     "hidden_size": 64,
@@ -37,6 +37,7 @@ LLAMA3_ROPE = {
 }
 CONFIGS = {
     "llama": {"model_type": "llama"},
+    "llama_json": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
@@ -78,6 +79,8 @@ def bases(tmp_path_factory):
         elif name == "llama3":
             names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
             write_byte_level(directory, names, 3)
+        elif name == "llama_json":
+            write_fast(bundled_models()["llama_tiny"], directory)
         else:
             source = tiny["llama_tiny" if name == "llama" else "glm4_tiny"]
             for file in source.glob("tokenizer*"):
@@ -85,6 +88,13 @@ def bases(tmp_path_factory):
         return directory
 
     return make
+
+
+def write_fast(source, directory):
+    """A sentencepiece model as the tokenizer.json that transformers makes of it."""
+    transformers = pytest.importorskip("transformers", reason="it writes the tokenizer.json")
+    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(directory)
+    assert not (directory / "tokenizer.model").exists()
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +167,7 @@ def test_llama_cpp_gives_the_same_greedy_ids(bases, adapters, tmp_path, name):
     assert llama_cpp(tmp_path / "base.gguf", ids, tmp_path / "lora.gguf") == adapted
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "llama_json", "llama3", "qwen2"])
 def test_llama_cpp_cuts_texts_into_the_same_tokens(bases, adapters, tmp_path, name):
     from pet.gguf.model import write_model
 
@@ -224,6 +234,62 @@ def test_the_context_ends_where_a_window_begins_to_matter(tmp_path):
     fields = gguf.GGUFReader(tmp_path / "base.gguf").fields
     assert config["max_position_embeddings"] > 48
     assert fields["llama.context_length"].contents() == 48
+
+
+def vocabulary_in(file):
+    fields = gguf.GGUFReader(file).fields
+    return {key: fields[f"tokenizer.ggml.{key}"].contents() for key in ("model", "tokens", "scores", "token_type")}
+
+
+def test_a_sentencepiece_model_in_json_is_that_model(bases, tmp_path):
+    """The same texts and types; and scores in the same order, which is all that counts of them."""
+    from pet.gguf.model import write_model
+
+    found = []
+    for name in ("llama", "llama_json"):
+        write_model(bases(name), tmp_path / name)
+        found.append(vocabulary_in(tmp_path / name))
+    exact, mine = found
+    assert [mine[key] for key in ("model", "tokens", "token_type")] == [
+        exact[key] for key in ("model", "tokens", "token_type")
+    ]
+    made = [n for n, (text, kind) in enumerate(zip(exact["tokens"], exact["token_type"], strict=True)) if kind == 1]
+    made = [n for n in made if len(exact["tokens"][n]) > 1]
+    assert len(made) > 100
+    orders = [sorted(made, key=lambda n, scores=one["scores"]: -scores[n]) for one in found]
+    assert orders[0] == orders[1]
+
+
+def edited(description, kind):
+    """A tokenizer.json that joins pieces otherwise than sentencepiece."""
+    if kind == "normalizer":
+        description["normalizer"] = {"type": "NFKC"}
+    merges = description["model"]["merges"]
+    made = ["".join(merge) for merge in merges]
+    if kind == "missing":
+        merges.remove(merges[-1])
+    if kind == "apart":
+        twice = next(n for n, piece in enumerate(made) if made.count(piece) > 1)
+        merges.append(merges.pop(twice))
+    return description
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("normalizer", "its step NFKC"),
+        ("missing", r"\+ \S+ makes a piece, but is no merge"),
+        ("apart", "the merges that make a piece do not follow one another"),
+    ],
+)
+def test_a_json_that_is_no_sentencepiece_model_is_refused(bases, tmp_path, kind, words):
+    from pet.gguf.model import write_model
+
+    shutil.copytree(bases("llama_json"), tmp_path / "base")
+    file = tmp_path / "base/tokenizer.json"
+    file.write_text(json.dumps(edited(json.loads(file.read_text()), kind)))
+    with pytest.raises(InputError, match=f"is no sentencepiece model.*{words}"):
+        write_model(tmp_path / "base", tmp_path / "base.gguf")
 
 
 def saved(model, directory, config):
