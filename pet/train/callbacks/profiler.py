@@ -14,7 +14,7 @@ class Profiler(Callback):
     """Profiles some steps into ``<run>/profile``, for MindStudio Insight or a look at its CSV files.
 
     Args:
-        first: the first profiled step, counted from 1; the steps before it compile.
+        first: the first profiled step, counted from 1; the steps before it compile. Of a shorter run, its last step.
         steps: how many.
     """
 
@@ -30,8 +30,8 @@ class Profiler(Callback):
         self.profiler = Recorder(output_path=str(path))
 
     def start(self, trainer) -> None:
-        if trainer.position.step + 1 >= self.first:
-            self.first = trainer.position.step + 1
+        self.first = max(trainer.position.step + 1, min(self.first, trainer.total_steps))
+        if trainer.position.step + 1 == self.first:
             self._begin(trainer)
 
     def step(self, trainer, record) -> None:

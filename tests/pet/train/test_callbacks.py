@@ -155,8 +155,9 @@ def test_without_a_writer_it_says_what_to_install(monkeypatch):
         make_callback("tensorboard")
 
 
-def test_the_profiler_leaves_its_files(toy, batch, tmp_path):
-    run(toy(), batch(4), tmp_path, make_callback("profiler", {"first": 2, "steps": 2}))
+@pytest.mark.parametrize("settings", [{"first": 2, "steps": 2}, {"first": 9}], ids=["in the run", "beyond its end"])
+def test_the_profiler_leaves_its_files(toy, batch, tmp_path, settings):
+    run(toy(), batch(4), tmp_path, make_callback("profiler", settings))
     assert list((tmp_path / "profile").rglob("*.csv"))
 
 
