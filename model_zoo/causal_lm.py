@@ -31,9 +31,10 @@ class CausalLM(nn.Cell):
     `position_offset` is the number of positions taken up in front of the first token (a prefix's), `virtual_tokens` the
     number of columns there (a trained prompt's); `mixed_rows` how many rows a batch must have while each goes through
     an adapter of its own, else None; `decoding` is set while single tokens go through over a cache; `runs_fast` is what
-    `set_fast` was last told; `adapter_state` changes with the adapters that take part;
-    `scoring` says that one of these is a reward model's; `generation_config` holds the generation_config.json beside
-    the weights.
+    `set_fast` was last told; `adapter_state` changes with the adapters that take part; `scoring` says that one of these
+    is a reward model's; `compiles` is False where cells talk to other processes in an order that no compiled graph
+    keeps, so that everything runs operator by operator; `generation_config` holds the generation_config.json beside the
+    weights.
     """
 
     def __init__(self, config: Config):
@@ -47,6 +48,7 @@ class CausalLM(nn.Cell):
         self.runs_fast = False
         self.adapter_state = ()
         self.scoring = False
+        self.compiles = True
         self.generation_config: dict[str, Any] = {}
 
     @property

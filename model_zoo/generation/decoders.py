@@ -199,7 +199,8 @@ class GrowingDecoder:
 
 def decoder_for(model, batch: int, prompt: int, new_tokens: int, use_cache: bool):
     """A decoder of up to `new_tokens` tokens after a prompt of so many columns."""
-    return GrowingDecoder(model, batch, prompt, new_tokens) if use_cache else PlainDecoder(model)
+    cached = use_cache and model.compiles
+    return GrowingDecoder(model, batch, prompt, new_tokens) if cached else PlainDecoder(model)
 
 
 def cached_decoder(model, batch: int, columns: int, length: int) -> CachedDecoder:

@@ -17,7 +17,8 @@ SCHEDULERS = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr
 def _stage(t: Translation, name: str, value: Any) -> None:
     t.put("parallel.shard_optimizer", int(value) > 0)
     if int(value) > 1:
-        t.ignore(f"{name}: {value}", "the optimizer's state is divided (stage 1); the numbers are the same")
+        base = "; parallel.shard_base divides a frozen base as well" if int(value) > 2 else ""
+        t.ignore(f"{name}: {value}", f"the optimizer's state is divided (stage 1){base}; the numbers are the same")
 
 
 TABLE = {

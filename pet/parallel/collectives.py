@@ -6,6 +6,8 @@ parallelism is made of, each the other's derivative (Shoeybi et al. 2019):
     CopyToGroup      forward: as it is        backward: sum over the group
     ReduceFromGroup  forward: sum over group  backward: as it is
 
+and `GroupGather`, the rows of all members, by which a frozen matrix comes together.
+
 Outside graphs there are broadcast, all-gather, send and receive besides. MCCL, the CPU's library, sums float32 and
 float16 alone and can do little else, so everything here is built from what both it and HCCL have.
 
@@ -132,13 +134,13 @@ def _count(operation: str, label: str, nbytes: int) -> None:
 
 
 @ops.constexpr
-def _count_in_graph(label, shape, itemsize):
+def _count_in_graph(operation, label, shape, itemsize):
     """Runs in Python at every uncompiled call; in a compiled graph only while it is compiled."""
     nbytes = int(itemsize)
     for axis in shape:
         nbytes *= axis
     if _graphs_count:
-        _count("all_reduce", label, nbytes)
+        _count(operation, label, nbytes)
     return 0
 
 
@@ -159,10 +161,34 @@ class GroupSum(nn.Cell):
     def construct(self, x):
         if self.alone:
             return x
-        _count_in_graph(self.label, x.shape, self.itemsize)
+        _count_in_graph("all_reduce", self.label, x.shape, self.itemsize)
         if x.dtype == self.sums:
             return self.reduce(x)
         return self.reduce(x.astype(self.sums)).astype(x.dtype)
+
+
+class GroupGather(nn.Cell):
+    """The rows of all members one after the other, ``(N, …) → (size·N, …)``. No derivative.
+
+    Within graphs it is an operator, which on a CPU knows the group of all processes alone; outside it is not.
+
+    Args:
+        group: the members.
+        dtype: of the tensor.
+    """
+
+    def __init__(self, group: Group, dtype):
+        super().__init__()
+        self.group, self.itemsize = group, Tensor(0, dtype).itemsize
+        self.gather, self.join = ops.AllGather(group=group.name), ops.Concat(0)
+
+    def __call__(self, x):
+        _count_in_graph("all_gather", self.group.label, x.shape, self.itemsize)
+        return self.join(_gathered(x, self.group))
+
+    def construct(self, x):
+        _count_in_graph("all_gather", self.group.label, x.shape, self.itemsize)
+        return self.gather(x)
 
 
 class CopyToGroup(nn.Cell):
@@ -224,6 +250,10 @@ def all_gather(x: Tensor, group: Group) -> list[Tensor]:
     if group.size == 1:
         return [x]
     _count("all_gather", group.label, x.size * x.itemsize)
+    return _gathered(x, group)
+
+
+def _gathered(x: Tensor, group: Group) -> list[Tensor]:
     parts = [ops.zeros_like(x) for _ in group.ranks]
     with waiting():
         distributed.all_gather(parts, x, group=group.name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -13,7 +14,7 @@ from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
-from pet.parallel import collectives
+from pet.parallel import collectives, gathered
 from pet.parallel.checks import check_optimizer
 from pet.parallel.join import join
 from pet.parallel.loading import load_parts
@@ -26,6 +27,7 @@ from pet.parallel.stages import cut_stage
 from pet.parallel.tensor import shard
 from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer
+from pet.train.checkpoint import Tensors
 from pet.train.distributed import DistributedContext
 from pet.train.objectives.custom import CustomForward
 
@@ -39,6 +41,7 @@ class ParallelContext(DistributedContext):
         data, tensor, pipeline: the layout; their product must be the number of workers.
         micro_batches: pieces that a pipeline cuts each batch into.
         shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
+        shard_base: divide the frozen matrices of the layers over the replicas (`pet.parallel.gathered`).
         reduce_dtype: type in which gradients and activations are sent to be added up.
         profile: count what a step sends (`traffic_report`).
 
@@ -53,6 +56,7 @@ class ParallelContext(DistributedContext):
         pipeline: int = 1,
         micro_batches: int = 1,
         shard_optimizer: bool = False,
+        shard_base: bool = False,
         reduce_dtype: str = "float32",
         profile: bool = False,
     ):
@@ -77,7 +81,9 @@ class ParallelContext(DistributedContext):
             ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
             self.ends_group = collectives.make_group("tied", ends, reduce_dtype)
         self.profile, self.meter = profile, None
-        self.divides_model, self.can_generate = tensor * pipeline > 1, pipeline == 1
+        self.base_group = collectives.make_group("base", mesh.ranks("data")) if shard_base and data > 1 else None
+        self.divides_model = tensor * pipeline > 1 or self.base_group is not None
+        self.can_generate = pipeline == 1
         self.stages: list[range] = []
         self.parameters: dict[str, object] = {}
         self.known_names: set[str] = set()
@@ -102,6 +108,8 @@ class ParallelContext(DistributedContext):
         model.base_form = form_of(model)
         shard(model, self.tensor_group, loaded=directory is None)
         self.stages = cut_stage(model, self.mesh)
+        if self.base_group is not None:
+            gathered.shard_base(model, self.base_group, loaded=directory is None)
         if directory is not None:
             load_parts(model, directory, self.tensor_group)
         self.adopt(model)
@@ -190,13 +198,7 @@ class ParallelContext(DistributedContext):
 
         Each part goes from the first process that has it to the main one, tensor by tensor, and nowhere else.
         """
-        notes = {name: (array.shape, array.dtype, division_of(self._parameter(name))) for name, array in arrays.items()}
-        senders: dict[tuple[str, int], int] = {}
-        described: dict[str, tuple] = {}
-        for rank, (member, held) in enumerate(collectives.all_gather_object((self.mesh.shard, notes), self.everybody)):
-            for name, note in held.items():
-                senders.setdefault((name, 0 if note[2] is None else member), rank)
-                described[name] = note
+        senders, described = self._holders(arrays)
         parts: dict[str, list[np.ndarray]] = {}
         for (name, _), rank in sorted(senders.items()):
             if not self.is_main:
@@ -208,6 +210,30 @@ class ParallelContext(DistributedContext):
             parts.setdefault(name, []).append(part)
         divisions = {name: division for name, (_, _, division) in described.items()}
         return {name: divisions[name].join(found) if divisions[name] else found[0] for name, found in parts.items()}
+
+    def _holders(self, arrays: dict[str, np.ndarray]) -> tuple[dict[tuple[str, int], int], dict[str, tuple]]:
+        """{(tensor, part): the first rank that has it}, and {tensor: shape of a part, type, division}."""
+        notes = {name: (array.shape, array.dtype, division_of(self._parameter(name))) for name, array in arrays.items()}
+        first: dict[tuple[str, int], int] = {}
+        described: dict[str, tuple] = {}
+        for rank, (member, held) in enumerate(self.objects((self.mesh.shard, notes))):
+            for name, note in held.items():
+                first.setdefault((name, 0 if note[2] is None else member), rank)
+                described[name] = note
+        return first, described
+
+    def parts(self, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        first, described = self._holders(arrays)
+        mine = {name: arrays[name] for (name, _), rank in first.items() if rank == self.rank}
+        cuts = {}
+        for name, array in mine.items():
+            if (division := described[name][2]) is not None:
+                ranges = [[part.start, part.stop] for part in division.ranges(self.mesh.shard)]
+                cuts[name] = {"shape": division.whole_shape(array.shape), "axis": division.axis, "ranges": ranges}
+        return mine, cuts
+
+    def objects(self, value) -> list:
+        return collectives.all_gather_object(value, self.everybody)
 
     def untrained(self, model: nn.Cell) -> dict[str, object]:
         if not self.divides_model:
@@ -230,18 +256,15 @@ class ParallelContext(DistributedContext):
                 sizes.update(found)
         return sum(sizes.values())
 
-    def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def scatter(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """This process's parts. Names that no process knows are passed on, to be complained about."""
-        mine = {}
-        for name, array in arrays.items():
-            parameter = self._parameter(name)
-            if parameter is None:
-                if self._plain_name(name) is None:
-                    mine[name] = array
-                continue
-            division = division_of(parameter)
-            mine[name] = array if division is None else division.take(array, self.mesh.shard)
-        return mine
+
+        def part(name: str) -> np.ndarray:
+            division = division_of(self._parameter(name))
+            return arrays[name] if division is None else division.take(arrays[name], self.mesh.shard)
+
+        known = self._parameter
+        return Tensors([name for name in arrays if known(name) is not None or self._plain_name(name) is None], part)
 
     def _plain_name(self, name: str) -> str | None:
         """The parameter that an array belongs to: its own name, or ``<slot>.<parameter name>``."""
@@ -276,7 +299,7 @@ class ParallelContext(DistributedContext):
             pipeline = Pipeline(step, model, self.mesh, self.micro_batches, self.stages)
             step.accumulate, step.gradient = pipeline.accumulate, pipeline
         if self.profile:
-            self.meter = Meter(step, sums_in_graphs=self.mesh.tensor > 1)
+            self.meter = Meter(step, talking_graphs=self.mesh.tensor > 1 or self.base_group is not None)
         return step
 
     def wrap_measure(self, measure, model, objective):

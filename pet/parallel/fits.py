@@ -12,7 +12,8 @@ def check_fits(recipe) -> None:
     its files have been read; the model beneath it is looked at here.
     """
     layout = recipe.parallel
-    if layout.tensor * layout.pipeline == 1:
+    replicas = layout.data if layout.shard_base else 1
+    if layout.tensor * layout.pipeline * replicas == 1:
         return
     check_optimizer(recipe.train.optimizer, layout.tensor)
     # they import MindSpore, which a launcher does without
@@ -24,4 +25,4 @@ def check_fits(recipe) -> None:
     meta_model = MetaModel({**model_config(recipe.model.path), **recipe.model.config})
     loaded = getattr(recipe.adapter, "load", None)
     adapter = None if loaded else recipe_method(recipe.adapter, recipe.train.seed)
-    shares(meta_model, adapter, layout.tensor, layout.pipeline)
+    shares(meta_model, adapter, layout.tensor, layout.pipeline, replicas)

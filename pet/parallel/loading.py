@@ -19,7 +19,7 @@ from model_zoo.checkpoint.reading import Checkpoint, assign, assignment, check_t
 from model_zoo.quantization.cells import is_quantized
 from model_zoo.quantization.loading import fill
 from pet.parallel.collectives import Group, sum_numbers
-from pet.parallel.split import Division, division_of
+from pet.parallel.split import division_of, parts_of
 
 
 def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
@@ -47,11 +47,11 @@ def load_parts(model: nn.Cell, directory: str | Path, group: Group) -> None:
             stored = sources.get(parameter.name)
             if stored is None:
                 continue
-            division = division_of(parameter)
-            if division is None:
+            parts = parts_of(parameter, group.place)
+            if parts is None:
                 assign(parameter, checkpoint, stored)
             else:
-                _assign_part(parameter, checkpoint, stored, division, group.place)
+                _assign_parts(parameter, checkpoint, stored, *parts)
         note_source(model, checkpoint.directory)
     for item in replaced:
         if not registry(model).get(item.adapter).source:
@@ -77,10 +77,9 @@ def _start_norms(module: DoRALinear, cell: nn.Cell, fresh: bool, group: Group) -
         ops.assign(module.lora_magnitude_vector, norms)
 
 
-def _assign_part(parameter, checkpoint: Checkpoint, stored: str, division: Division, place: int) -> None:
+def _assign_parts(parameter, checkpoint: Checkpoint, stored: str, axis: int, slices: list) -> None:
     if (cell := getattr(parameter, "packed_in", None)) is not None:
         return fill(cell, checkpoint, stored)
-    slices = division.slices(place)
     if len(slices) == 1:
         assign(parameter, checkpoint, stored, slices=slices[0])
         return None
@@ -89,7 +88,7 @@ def _assign_part(parameter, checkpoint: Checkpoint, stored: str, division: Divis
     offset = 0
     for part in slices:
         width = part[-1].stop - part[-1].start
-        inside = (slice(None),) * division.axis + (slice(offset, offset + width),)
+        inside = (slice(None),) * axis + (slice(offset, offset + width),)
         checkpoint.read_into(stored, out[inside], part)
         offset += width
     if not on_host:

@@ -1,8 +1,8 @@
 """What a training step sends, measured: the counts of one step outside its graphs, and of its graphs run uncompiled.
 
-A sum within a compiled graph happens out of Python's sight. So before the first step its forward and backward passes
-are run once operator by operator, where each call is seen; the result is thrown away. Everything else is counted in the
-last step that compiled nothing.
+A collective within a compiled graph happens out of Python's sight. So before the first step its forward and backward
+passes are run once operator by operator, where each call is seen; the result is thrown away. Everything else is counted
+in the last step that compiled nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pet.train.compiled import Compiled
 from pet.train.step import TrainStep
 
 Counts = dict[tuple[str, str], Traffic]
+IN_GRAPHS = (("all_reduce", "tensor"), ("all_gather", "base"))
+"""What compiled graphs hold."""
 
 
 class Meter:
@@ -22,11 +24,11 @@ class Meter:
 
     Args:
         step: its `accumulate` is wrapped.
-        sums_in_graphs: whether the compiled graphs hold sums, so that they must be run uncompiled once.
+        talking_graphs: whether the compiled graphs hold collectives, so that they must be run uncompiled once.
     """
 
-    def __init__(self, step: TrainStep, sums_in_graphs: bool):
-        self.step, self.sums_in_graphs = step, sums_in_graphs
+    def __init__(self, step: TrainStep, talking_graphs: bool):
+        self.step, self.talking_graphs = step, talking_graphs
         self.inner, step.accumulate = step.accumulate, self.accumulate
         self.in_graphs: Counts | None = None
         self.outside: Counts = {}
@@ -37,10 +39,10 @@ class Meter:
         """As `TrainStep.accumulate`."""
         if self.in_graphs is None:
             self.in_graphs = {}
-            if self.sums_in_graphs:
+            if self.talking_graphs:
                 with counting() as found, uncompiled(self.step):
                     self.inner(batches, step, weight)
-                self.in_graphs = {key: counts for key, counts in found.items() if key == ("all_reduce", "tensor")}
+                self.in_graphs = {key: counts for key, counts in found.items() if key in IN_GRAPHS}
         return self.inner(batches, step, weight)
 
     def begin(self) -> None:

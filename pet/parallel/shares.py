@@ -15,6 +15,7 @@ from adapters.matching import chosen_sites, plan
 from adapters.method import MethodConfig
 from adapters.patterns import named
 from adapters.replacement import wanted
+from model_zoo.errors import InputError
 from pet.meta_model import MetaModel
 from pet.parallel import specs
 from pet.parallel.specs import TIED, ShardSpecs, check_whole, stage_layers
@@ -34,6 +35,7 @@ class Share:
         adapter: whether it belongs to the adapter: held in float32 whatever the base's type is.
         copied: whether it is the adapter's own copy of one of the base's parameters, in the base's type.
         trained: whether the optimizer changes it.
+        replicas: how many share a process's part, of which each has some rows (`pet.parallel.gathered`).
     """
 
     name: str
@@ -44,6 +46,7 @@ class Share:
     adapter: bool = False
     copied: bool = False
     trained: bool = False
+    replicas: int = 1
 
     @property
     def part(self) -> tuple[int, ...]:
@@ -69,21 +72,29 @@ class Layout:
     shares: tuple[Share, ...]
     layers: tuple[range, ...]
 
+    @property
+    def gathered(self) -> bool:
+        """Whether replicas share the frozen base."""
+        return any(share.replicas > 1 for share in self.shares)
+
     def of_stage(self, stage: int) -> list[Share]:
         """What a stage holds."""
         return [share for share in self.shares if stage in share.stages]
 
 
-def shares(meta_model: MetaModel, adapter: MethodConfig | None = None, tensor: int = 1, pipeline: int = 1) -> Layout:
+def shares(
+    meta_model: MetaModel, adapter: MethodConfig | None = None, tensor: int = 1, pipeline: int = 1, replicas: int = 1
+) -> Layout:
     """How a model and its adapter are divided.
 
     Args:
         meta_model: the model.
         adapter: a method's configuration; None trains every weight.
         tensor, pipeline: shards and stages.
+        replicas: those that share what is frozen (`pet.parallel.gathered`); 1 where each has all of it.
 
     Raises:
-        InputError: heads, widths, layers or an adapter that cannot be divided so.
+        InputError: heads, widths, layers, rows or an adapter that cannot be divided so.
     """
     rules = ShardSpecs(meta_model.config, tensor)
     found = [
@@ -93,6 +104,8 @@ def shares(meta_model: MetaModel, adapter: MethodConfig | None = None, tensor: i
     ]
     if adapter is not None:
         found += adapter_shares(meta_model, adapter, rules, {share.name: share for share in found})
+    if replicas > 1:
+        found = over_replicas(meta_model, adapter, found, replicas)
     return cut(meta_model, adapter, found, pipeline)
 
 
@@ -177,6 +190,23 @@ def magnitudes(rules: ShardSpecs, chosen: list) -> dict[str, Share]:
             spec = rules.along(site.path, specs.ADAPTER_AXES[name])
             found[full] = Share(full, (site.out_features,), *spec, (0,), True, False, trained)
     return found
+
+
+def over_replicas(
+    meta_model: MetaModel, adapter: MethodConfig | None, found: list[Share], replicas: int
+) -> list[Share]:
+    """The same with the frozen matrices of the layers shared, but those that an adapter's copy stands in for."""
+    if getattr(adapter, "use_dora", False):
+        raise InputError("parallel.shard_base: adapter.use_dora reads whole matrices, which replicas would share")
+    gathered = {f"{path}.weight" for path in specs.gathered_cells(meta_model.config)}
+    gathered -= {share.name.replace(".modules_to_save.default.", ".") for share in found if share.copied}
+    divided = []
+    for share in found:
+        if share.name in gathered and not share.trained:
+            specs.check_rows(share.name.rpartition(".")[0], share.part[0], replicas)
+            share = dataclasses.replace(share, replicas=replicas)
+        divided.append(share)
+    return divided
 
 
 # Stages --------------------------------------------------------------------------------------------------------------

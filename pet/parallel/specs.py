@@ -14,7 +14,7 @@ from adapters.ia3 import IA3
 from adapters.low_rank_adapter import LowRankAdapter
 from adapters.method import AdapterModule
 from adapters.patterns import named
-from model_zoo.configs import Config, Family
+from model_zoo.configs import CellSpec, Config, Family
 from model_zoo.errors import InputError
 from pet.parallel.checks import check_divisible, check_stages
 from pet.parallel.split import PARTIAL, SPLIT, WHOLE, Division
@@ -151,6 +151,25 @@ def axes_of(module: AdapterModule, name: str) -> tuple[str, ...] | None:
 def acts_on_sum(module: AdapterModule) -> bool:
     """Whether a module needs a cell's whole output: one that is not linear in it, and what is added once."""
     return isinstance(module, (Bottleneck, LowRankAdapter, AddedBias))
+
+
+# Replicas ------------------------------------------------------------------------------------------------------------
+
+
+def gathered_cells(config: Config) -> dict[str, CellSpec]:
+    """The cells whose matrices replicas share, as far as they are frozen (`pet.parallel.gathered`): those of layers."""
+    prefix = config.family.layers + "."
+    return {path: cell for path, cell in config.cells().items() if path.startswith(prefix) and cell.kind in CELL_AXES}
+
+
+def check_rows(path: str, rows: int, replicas: int) -> None:
+    """Raises InputError for a matrix whose rows replicas cannot share evenly."""
+    if rows % replicas:
+        possible = ", ".join(str(number) for number in range(1, min(rows, 64) + 1) if rows % number == 0)
+        raise InputError(
+            f"parallel.shard_base: {rows} rows of {path} cannot be divided evenly over {replicas} replicas; "
+            f"possible are {possible}"
+        )
 
 
 # Stages --------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,32 @@ class Division:
         return np.concatenate([piece[index] for index in range(len(self.blocks)) for piece in pieces], axis=self.axis)
 
 
+def parts_of(parameter, member: int) -> tuple[int, list[tuple[slice, ...]]] | None:
+    """What this process has of a parameter's whole tensor; None where that is all of it.
+
+    Args:
+        parameter: divided over a tensor-parallel group, its rows over replicas (`pet.parallel.gathered`), or both.
+        member: place in the tensor-parallel group.
+
+    Returns:
+        The axis along which the pieces follow one another, and the indices of each.
+    """
+    division, rows = division_of(parameter), getattr(parameter, "rows", None)
+    if rows is None:
+        return None if division is None else (division.axis, division.slices(member))
+    if division is None:
+        return 0, [(rows,)]
+    if division.axis > 0:
+        return division.axis, [(rows, *index[1:]) for index in division.slices(member)]
+    found, offset = [], 0  # rows of what the member's ranges are, end to end
+    for part in division.ranges(member):
+        first, last = (min(max(row - offset, 0), part.stop - part.start) for row in (rows.start, rows.stop))
+        if first < last:
+            found.append((slice(part.start + first, part.start + last),))
+        offset += part.stop - part.start
+    return 0, found
+
+
 def division_of(parameter) -> Division | None:
     """How a parameter is divided; None when every member has all of it."""
     return getattr(parameter, "division", None)

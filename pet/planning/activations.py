@@ -32,12 +32,13 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     """
     sizes = Sizes(work, divided, steps, stage)
     layers, again = divided.layers[stage], steps.again(divided.layers[stage])
-    if work.width == 4 and steps.tensor == 1:
+    whole = work.width == 4 and not divided.gathered
+    if whole and steps.tensor == 1:
         kinds = [twice for twice, count in ((False, len(layers) - len(again)), (True, len(again))) if count]
         profiles = {twice: layer_memory(work.meta_model, work.adapter, twice) for twice in kinds}
         if None not in profiles.values():
             return sizes.whole(profiles, layers, again)
-    kept, besides = (sizes.fused if work.width == 4 else sizes.plain)()
+    kept, besides = (sizes.fused if whole else sizes.plain)()
     once = sizes.once() if work.width == 4 else 0
     held = len(layers) * kept + once
     if again:  # these keep their input; one at a time is there in full

@@ -43,7 +43,8 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
     micro = max(1, rows // layout.data // (layout.micro_batches or 1))
     settings = {"optimizer": train.optimizer, "recompute": train.recompute, "micro_batch": micro}
     work = Work(MetaModel(config), adapter, rows, length, **settings, **types)
-    divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline)
+    replicas = layout.data if layout.shard_base else 1
+    divided = shares(work.meta_model, adapter, layout.tensor, layout.pipeline, replicas)
     cluster = Cluster(layout.processes, math.inf)
     places = (layout.data, layout.tensor, layout.pipeline, layout.shard_optimizer, micro)
     return candidate(work, cluster, divided, *places).total

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 from adapters.method import MethodConfig
@@ -16,9 +16,10 @@ from model_zoo.quantization import Quantization
 from model_zoo.quantization.codec import part_storage
 from pet.meta_model import MetaModel
 from pet.parallel.pipeline import bubble
-from pet.parallel.shares import Layout, Share, shares
+from pet.parallel.shares import Layout, Share, place_of, shares
 from pet.planning.activations import activation_bytes
 from pet.planning.cluster import Cluster
+from pet.planning.operations import flops
 from pet.planning.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
 
 OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
@@ -81,7 +82,7 @@ class Work:
                 storage = part_storage(storage, share.shape[::turn], axis, division.ranges(0))
             return storage.nbytes(share.part[::turn])
         matrix = len(share.shape) == 2 and not share.trained
-        return share.size * STORAGE[(matrix and self.stored) or self.dtype].itemsize
+        return share.size // share.replicas * STORAGE[(matrix and self.stored) or self.dtype].itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +92,12 @@ class Candidate:
     Attributes:
         data, tensor, pipeline: replicas, shards, stages.
         zero: whether the optimizer's state is divided over the replicas.
+        shard_base: whether the frozen base is.
         recompute: as in `Work`.
         micro_batch: rows of one forward pass on one replica.
         pieces: forward passes of one replica in a step.
         memory: bytes per device, by `PARTS`.
-        saving: bytes of a checkpoint as its writer holds them on its host (`saving_bytes`).
+        saving: bytes of weights that the main process has whole on its host for a checkpoint (`saving_bytes`).
         traffic: {(collective, group): [calls, bytes]} of one device in one step.
         compute, communication: seconds of one step in matrix products and in messages.
         seconds: of a step.
@@ -106,6 +108,7 @@ class Candidate:
     tensor: int
     pipeline: int
     zero: bool
+    shard_base: bool
     recompute: int
     micro_batch: int
     pieces: int
@@ -137,6 +140,7 @@ class Candidate:
             "parallel.pipeline": self.pipeline,
             "parallel.micro_batches": self.pieces if piped else 1,
             "parallel.shard_optimizer": self.zero,
+            **({"parallel.shard_base": True} if self.shard_base else {}),
             **({"train.recompute": self.recompute if self.recompute > 1 else True} if self.recompute else {}),
             "train.batch_size": rows * self.pieces if piped else rows,
             "train.accumulation": 1 if piped else self.pieces,
@@ -145,7 +149,7 @@ class Candidate:
     def to_dict(self) -> dict[str, Any]:
         """The same for a program to read."""
         return {
-            **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "recompute")},
+            **{name: getattr(self, name) for name in ("data", "tensor", "pipeline", "zero", "shard_base", "recompute")},
             **{name: getattr(self, name) for name in ("micro_batch", "pieces")},
             "memory_bytes": {**{key: round(value) for key, value in self.memory.items()}, "total": round(self.total)},
             "saving_bytes": self.saving,
@@ -177,12 +181,15 @@ class Plan:
 
 
 def plan(work: Work, cluster: Cluster) -> Plan:
-    """Looks at every data × tensor × pipeline with as many processes as there are devices, with and without ZeRO-1."""
+    """Looks at every data × tensor × pipeline with as many processes as there are devices, with and without ZeRO-1.
+
+    Where that is too large, layers are computed again; where it still is, replicas share the frozen base.
+    """
     if work.batch < 1 or work.length < 1:
         raise InputError("--batch and --length: at least 1 was expected")
     feasible, refused, least = [], Counter(), None
 
-    def found(work: Work, zero: bool) -> list[Candidate]:
+    def found(work: Work, divided: Layout, zero: bool) -> list[Candidate]:
         return [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
 
     def fits(candidates: list[Candidate]) -> list[Candidate]:
@@ -194,15 +201,21 @@ def plan(work: Work, cluster: Cluster) -> Plan:
         try:
             divided = shares(work.meta_model, work.adapter, tensor, pipeline)
             rows = micro_batches(work, data, pipeline)
-            plain = [found(work, zero) for zero in choices]
+            plain = [found(work, divided, zero) for zero in choices]
         except InputError as error:
             refused[reason(str(error))] += len(choices)
             continue
         for zero, all_found in zip(choices, plain, strict=True):
             fitting = fits(all_found)
-            if not fitting and not work.recompute:
-                all_found = found(dataclasses.replace(work, recompute=1), zero)
+            again = work if work.recompute else dataclasses.replace(work, recompute=1)
+            if not fitting and again is not work:
+                all_found = found(again, divided, zero)
                 fitting = fits(all_found)
+            if not fitting and data > 1 and work.adapter is not None and work.quantization is None:
+                with contextlib.suppress(InputError):
+                    gathered = shares(work.meta_model, work.adapter, tensor, pipeline, data)
+                    all_found = found(again, gathered, zero)
+                    fitting = fits(all_found)
             if fitting:
                 feasible.append(min(fitting, key=lambda one: (one.seconds, one.total)))
             else:
@@ -258,7 +271,8 @@ def candidate(
 ) -> Candidate:
     """One layout in numbers."""
     pieces = work.batch // data // micro
-    steps = Steps(data, tensor, pipeline, pieces, micro * work.length, work.width, zero, work.recompute)
+    frozen = STORAGE[work.stored or work.dtype].itemsize
+    steps = Steps(data, tensor, pipeline, pieces, micro * work.length, work.width, zero, work.recompute, frozen=frozen)
     stages = [Stage(work, cluster, divided, steps, number) for number in range(pipeline)]
     slowest = max(stage.piece_seconds for stage in stages)
     seconds = (pieces + pipeline - 1) * slowest + max(stage.end_seconds for stage in stages)
@@ -269,6 +283,7 @@ def candidate(
         tensor,
         pipeline,
         zero,
+        divided.gathered,
         work.recompute,
         micro,
         pieces,
@@ -295,7 +310,10 @@ class Stage:
         span["pipeline"] = span["tied"] = span["data"] + 1  # of neighbouring stages
         self.talk, self.end_seconds = 0.0, 0.0
         for (operation, group), (calls, nbytes) in self.traffic.items():
-            if operation == "all_gather":  # a few bytes, several times a step
+            if group == "base":  # a gather is half of a sum of the whole
+                whole = nbytes * steps.data / 2
+                self.talk += cluster.reduce_seconds(whole, calls, steps.data, span["data"]) / steps.pieces
+            elif operation == "all_gather":  # a few bytes, several times a step
                 self.end_seconds += calls * cluster.latency
             elif group == "tensor" and operation == "all_reduce":
                 self.talk += cluster.reduce_seconds(nbytes, calls, steps.tensor, span["tensor"]) / steps.pieces
@@ -315,7 +333,7 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
     Gradients are float32 vectors: the step's sum and, where a step has several pieces, those of the piece under way.
     Buffers are what messages need besides the tensors that they carry: the one bucket of gradients and its sum, ZeRO's
     vector of new weights, the float32 copy of a narrow activation that is summed, and the activations that a stage has
-    sent or received and still keeps.
+    sent or received and still keeps; and the whole matrices of one layer, where replicas share them.
     """
     trained = trained_size(held)
     owned = max(owner_loads(held, steps.data)) if steps.zero else trained
@@ -326,6 +344,11 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
         buffers += 8 * trained
     if steps.zero:
         buffers += 8 * max(owner_loads(held, steps.data))
+    layers = Counter()
+    for share in held:
+        if share.replicas > 1:
+            layers[place_of(work.meta_model, share.name)] += work.bytes(share) * share.replicas
+    buffers += max(layers.values(), default=0)
     if steps.tensor > 1:
         buffers += block * (4 if work.width == 4 else 8)
     kept_inputs = 0
@@ -342,50 +365,19 @@ def memory(work: Work, divided: Layout, steps: Steps, stage: int, held: list) ->
 
 
 def saving_bytes(work: Work, divided: Layout, steps: Steps) -> dict[str, int]:
-    """What the process that writes a checkpoint has on its host: all that the files hold, each tensor whole.
+    """What the main process has on its host while a checkpoint is written: the weights that files hold, each whole.
 
-    Other devices send it their parts one tensor at a time, so that no device needs more room than in a step.
+    Other devices send it their parts one tensor at a time, so that no device needs more room than in a step. The
+    optimizer's state goes nowhere: each process writes its own part.
 
     Returns:
-        ``held``: bytes of trained weights, of what an adapter's files hold besides, and of the optimizer's state.
+        ``held``: bytes of trained weights, and of what an adapter's files hold besides.
         ``received``: how many of them come from other processes.
     """
-    first = [share for share in divided.shares if 0 in share.stages]
-    states = 4 * OPTIMIZER_STATES[work.optimizer]
     held = received = 0
     for share in divided.shares:
-        if share.trained or (share.adapter and steps.tensor * steps.pipeline > 1):
+        if share.trained or (share.adapter and (divided.gathered or steps.tensor * steps.pipeline > 1)):
             whole = work.bytes(share) * (1 if share.division is None else share.division.members)
             held += whole
             received += whole - (work.bytes(share) if 0 in share.stages else 0)
-    state = states * sum(prod(share.shape) for share in divided.shares if share.trained)
-    own = owner_loads(first, steps.data)[0] if steps.zero else trained_size(first)
-    return {"held": held + state, "received": received + state - states * own}
-
-
-def flops(work: Work, divided: Layout, steps: Steps, stage: int, held: list) -> float:
-    """Floating-point operations of one piece: forward, backward, and the forward again where it is computed twice.
-
-    A matrix product of ``(N, in)`` and ``(in, out)`` takes 2·N·in·out; its backward as much for the input, and as much
-    again for a weight that is trained. Attention is counted over the whole square, or over its window.
-    """
-    dims = work.meta_model.config.dims
-    matrices = [share for share in held if len(share.shape) == 2]
-    products = sum(share.size for share in matrices if not is_embedding(work.meta_model, share, stage, steps))
-    trained = sum(share.size for share in matrices if share.trained)
-    windows = [work.meta_model.config.windows[layer] or work.length for layer in divided.layers[stage]]
-    seen = sum(min(window, work.length) for window in windows)
-    attention = 4 * steps.tokens * seen * dims.heads * dims.head_dim // steps.tensor
-    forward = 2 * steps.tokens * products + attention
-    layers = divided.layers[stage]
-    again = 1.0 if stage < steps.pipeline - 1 else len(steps.again(layers)) / max(len(layers), 1)
-    return forward * (2 + again) + attention + 2 * steps.tokens * trained
-
-
-def is_embedding(meta_model: MetaModel, share, stage: int, steps: Steps) -> bool:
-    """Whether a matrix is only looked up here; a tied one is the head's as well, on the last stage."""
-    name = share.name.rpartition(".")[0]
-    if name != meta_model.family.embedding:
-        return name in meta_model.family.embeddings
-    tied = f"{meta_model.family.head}.weight" not in meta_model.shapes
-    return not (tied and stage == steps.pipeline - 1)
+    return {"held": held, "received": received}

@@ -15,7 +15,10 @@ MEANING = """\
 rows: of one forward pass on a replica; pieces: forward passes of a replica in a step
 weights to total: GB per device, of the fullest stage
 sent: GB that a device of the busiest stage hands to collectives in a step"""
-AGAIN = "recompute: layers are computed again in the backward pass (train.recompute), without which it is too large"
+MARKS = {
+    "recompute": "layers are computed again in the backward pass (train.recompute), without which it is too large",
+    "shard_base": "replicas share the frozen base (parallel.shard_base), without which it is too large",
+}
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -50,14 +53,15 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     ]
     shown = plan.feasible[:top]
     if shown:
-        again = [one.recompute and not work.recompute for one in shown]
+        marks = [[name for name in MARKS if getattr(one, name) and not getattr(work, name, False)] for one in shown]
         rows = [TITLES, *(row(one) for one in shown)]
         widths = [max(len(line[column]) for line in rows) for column in range(len(TITLES))]
         lines.append("")
-        for line, marked in zip(rows, [False, *again], strict=True):
+        for line, marked in zip(rows, [[], *marks], strict=True):
             text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-            lines.append(text + ("  recompute" if marked else ""))
-        lines += ["", MEANING, *([AGAIN] if any(again) else [])]
+            lines.append("  ".join([text, *marked]))
+        used = {name for marked in marks for name in marked}
+        lines += ["", MEANING, *(f"{name}: {text}" for name, text in MARKS.items() if name in used)]
     if len(shown) < len(plan.feasible):
         lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit; --all lists them")
     lines.append("")
@@ -92,7 +96,7 @@ def best(one: Candidate, tokens: int) -> list[str]:
     for (kind, group), (calls, nbytes) in sorted(one.traffic.items(), key=lambda item: -item[1][1]):
         lines.append(f"  {kind:<12}{group:<10}{calls:>8,}{nbytes / 1e6:>14,.3f}")
     lines.append(
-        f"  saving: {one.saving['held'] / 1e9:,.3f} GB on the host of the process that writes, of which "
+        f"  saving: {one.saving['held'] / 1e9:,.3f} GB of weights on rank 0's host, of which "
         f"{one.saving['received'] / 1e9:,.3f} GB come from others"
     )
     settings = " ".join(f"{key}={str(value).lower()}" for key, value in one.settings().items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from pet.meta_model import MetaModel
 from pet.parallel.shares import Layout, Share, cell_of, in_feed_forward, place_of, side_of
@@ -25,6 +26,7 @@ class Steps:
         zero: whether the optimizer's state is divided over the replicas.
         sums: bytes of a number that is sent to be added up.
         recompute: of so many layers the first is computed again in the backward pass; 0 for none.
+        frozen: bytes of a number of a frozen matrix.
     """
 
     data: int
@@ -36,6 +38,7 @@ class Steps:
     zero: bool = False
     recompute: int = 0
     sums: int = 4
+    frozen: int = 4
 
     def again(self, layers: range) -> range:
         """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
@@ -51,27 +54,31 @@ def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, again: rang
     A layer that is computed again (one of `again`) is differentiated as a whole, its input included.
     """
     layers = layout.layers[stage]
-    if stage > 0:
-        return 2 * len(layers)
-    prefix = meta_model.family.layers + "."
-    attention = meta_model.family.attention_core.rpartition(".")[0]
-    first = 2 * layers.stop  # numbers of sublayers: 2·layer for attention, 2·layer + 1 for the feed-forward
-    for share in layout.shares:
-        if not share.trained or stage not in share.stages:
-            continue
+    last = 2 * layers.stop - 1
+    return max(0, min(2 * len(layers), last - math.floor(first_trained(meta_model, layout, stage, again))))
+
+
+def sublayer(meta_model: MetaModel, name: str) -> float:
+    """Where a parameter of a layer acts: 2·layer for attention, 2·layer + 1 for the feed-forward, a half more in their
+    second products, and 2·layer − 1 for a norm, which stands before what it feeds."""
+    rest = name[len(meta_model.family.layers) + 1 :].partition(".")[2]
+    cell, place = cell_of(meta_model, name), place_of(meta_model, name)
+    half = 0.5 if side_of(meta_model, cell) == "row" else 0.0
+    if rest.startswith(meta_model.family.attention_core.rpartition(".")[0] + "."):
+        return 2 * place + half
+    return 2 * place + 1 + half if in_feed_forward(meta_model, cell) else 2 * place - 1
+
+
+def first_trained(meta_model: MetaModel, layout: Layout, stage: int, again: range = range(0)) -> float:
+    """The `sublayer` of a stage's first trained parameter, behind which every input needs a gradient."""
+    first = -1.0 if stage > 0 else 2.0 * layout.layers[stage].stop
+    for share in layout.of_stage(stage):
         place = place_of(meta_model, share.name)
-        if place == "first":
-            return 2 * len(layers)
-        if isinstance(place, int):
-            rest = share.name[len(prefix) :].partition(".")[2]
-            if rest.startswith(attention + "."):
-                number = 2 * place
-            elif in_feed_forward(meta_model, cell_of(meta_model, share.name)):
-                number = 2 * place + 1
-            else:
-                number = 2 * place - 1  # a norm: what it feeds needs a gradient
-            first = min(first, 2 * place - 1 if place in again else number)
-    return 2 * layers.stop - 1 - first if first < 2 * layers.stop else 0
+        if share.trained and place == "first":
+            return -1.0
+        if share.trained and isinstance(place, int):
+            first = min(first, 2 * place - 1 if place in again else sublayer(meta_model, share.name))
+    return first
 
 
 def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, adapter=None) -> tuple[int, int]:
@@ -89,6 +96,20 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     calls = runs * forward + 2 * len(twice) + gradient_sums(meta_model, layout, stage, twice)
     small_calls, small_bytes = runs * small_calls + small_again, runs * small_bytes + bytes_again
     return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes)
+
+
+def gathers(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int) -> tuple[int, int]:
+    """(calls, bytes) of the gathers of one step: of each shared matrix one in a forward, and one for the gradient of
+    its input where that is needed."""
+    layers = layout.layers[stage]
+    again, runs = steps.again(layers), 2 if stage < steps.pipeline - 1 else 1
+    first, calls, nbytes = first_trained(meta_model, layout, stage, again), 0, 0
+    for share in layout.of_stage(stage):
+        if share.replicas > 1:
+            times = runs + (place_of(meta_model, share.name) in again)
+            times += stage > 0 or sublayer(meta_model, share.name) > first
+            calls, nbytes = calls + times, nbytes + times * share.size // share.replicas * steps.frozen
+    return steps.pieces * calls, steps.pieces * nbytes
 
 
 def dora_sums(
@@ -123,6 +144,7 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
 
     held = layout.of_stage(stage)
     add("all_reduce", "tensor", *graph_sums(meta_model, layout, steps, stage, adapter))
+    add("all_gather", "base", *gathers(meta_model, layout, steps, stage))
     partial = trained_size(held, PARTIAL)
     if steps.tensor > 1 and partial:
         add("all_reduce", "tensor", 1, steps.sums * partial)

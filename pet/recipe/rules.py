@@ -103,6 +103,10 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         )
     if parallel.reduce_dtype != "float32" and parallel.processes == 1:
         yield _find("parallel.reduce_dtype", "parallel.data parallel.tensor", "one process adds nothing up over others")
+    if parallel.shard_base and recipe.adapter.method == "none":
+        yield _find("parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared")
+    elif parallel.shard_base and recipe.model.quantization.type is not None:
+        yield _find("parallel.shard_base", "model.quantization.type", "packed weights are not gathered")
     if parallel.pipeline == 1 and parallel.micro_batches > 1:
         yield _find(
             "parallel.micro_batches",

@@ -254,6 +254,11 @@ class Parallel(Section):
         1, ge=1, description="Micro-batches per batch in a pipeline; at least the number of stages."
     )
     shard_optimizer: bool = Field(False, description="Shard the optimizer state over the replicas (ZeRO stage 1).")
+    shard_base: bool = Field(
+        False,
+        description="Shard the frozen matrices of the layers over the replicas (ZeRO stage 3): each is gathered before "
+        "it is multiplied with, forward and backward. Not with packed bases, DoRA, or where every weight is trained.",
+    )
     reduce_dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32",
         description="Type in which sums of gradients and activations are sent and added; 16 bits halve the messages "

@@ -4,6 +4,8 @@
         weights.safetensors     every trainable parameter, by name
         optimizer.safetensors   ``<slot>.<parameter name>``
         state.json              step, position in the data, loss scale, history; and the digest of every file
+        *-00001-of-00004.safetensors    of several processes each writes what it has; state.json says where parts of
+                                divided tensors belong, so that they open on any layout
         adapter/                the adapter in PEFT's format, for use without this trainer
         model/                  where every weight is trained: the whole model, in place of weights.safetensors
 
@@ -16,38 +18,68 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model_zoo.atomic import open_file, read_json
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
+from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")
 
 NAME = re.compile(r"(?:[\w.-]+-)?step-(\d{6,})")
+ALONE = DistributedContext()
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-# 1: all weights in weights.safetensors. 2: state.json says in which files they are.
-FORMAT = 2
+# 1: all weights in weights.safetensors. 2: state.json says in which files they are. 3: several processes' files, with
+# parts of tensors.
+FORMAT = 3
 
 
 class Damaged(Exception):
     """A checkpoint that is not what was written."""
 
 
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors by name, each of which is read when it is asked for.
+
+    Args:
+        names: of all.
+        read: gives the tensor of a name.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], np.ndarray]):
+        self.names, self.read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 @dataclasses.dataclass
 class Checkpoint:
-    """What a checkpoint holds.
+    """What a checkpoint holds. Tensors are read when they are asked for, and put together where they are in parts.
 
     Attributes:
         path: its directory.
@@ -57,8 +89,8 @@ class Checkpoint:
     """
 
     path: Path
-    weights: dict[str, np.ndarray]
-    optimizer: dict[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]
+    optimizer: Mapping[str, np.ndarray]
     state: dict[str, Any]
 
 
@@ -89,45 +121,111 @@ def save(
     state: dict[str, Any],
     extra: Callable[[Path], str | None] | None = None,
     prefix: str = "",
+    distributed: DistributedContext = ALONE,
 ) -> Path:
     """Writes a checkpoint; after a kill at any moment it is there in full, or not at all.
+
+    Of several processes each writes its own tensors and its parts of divided ones into one directory, which the main
+    one makes, and names as a checkpoint when all of them are there. So the directory must be on a file system that all
+    share; where it is not, the main process gathers everything and writes it, and a warning says so once.
 
     Args:
         directory: the run's ``checkpoints``.
         step: optimizer steps done.
-        weights, optimizer, state: see `Checkpoint`; the state must be JSON.
+        weights, optimizer: this process's part of a `Checkpoint`.
+        state: JSON.
         extra: called with the directory, to put more into it. It may return the name of a directory (within) whose
             safetensors files hold weights under the same names; those are not written a second time.
         prefix: of the directory's name.
+        distributed: all of whose processes call this; the main one's ``extra`` and ``state`` count.
 
     Returns:
         The checkpoint's directory.
     """
     path = path_of(directory, step, prefix)
-    with atomic_directory(path) as stage:
-        place = extra(stage) if extra is not None else None
-        holders = sorted((stage / place).glob("*.safetensors")) if place is not None else []
-        held = {name for holder in holders for name in _names_in(holder)}
-        rest = {name: value for name, value in weights.items() if name not in held}
-        if rest or not holders:
-            write_file(stage / WEIGHTS, rest)
-            holders.append(stage / WEIGHTS)
-        write_file(stage / OPTIMIZER, optimizer)
-        holding = [holder.relative_to(stage).as_posix() for holder in holders]
-        files = {name: _digest(stage / name) for name in (*holding, OPTIMIZER)}
-        content = {"format": FORMAT, "step": step, "state": state, "files": files}
-        content["weights"] = {"files": holding, "names": sorted(weights)}
-        write_json(stage / STATE, {"digest": _digest_of(content), **content})
+    with atomic_directory(path) if distributed.is_main else contextlib.nullcontext() as stage:
+        holders: list[str] = []
+        if distributed.is_main and extra is not None and (place := extra(stage)) is not None:
+            holders = [file.relative_to(stage).as_posix() for file in sorted((stage / place).glob("*.safetensors"))]
+        held = {name for holder in holders for name in SafetensorsFile(stage / holder).tensors}
+        stage, held = distributed.objects((stage, held))[0]
+        if not shared(stage, distributed):
+            weights, optimizer = distributed.gather(weights), distributed.gather(optimizer)
+            written = _write(stage, weights, optimizer, held, ALONE) if distributed.is_main else {}
+            everybody = [(sorted(weights), written)]
+        else:
+            written = _write(stage, weights, optimizer, held, distributed)
+            everybody = distributed.objects((sorted(weights), written))
+        if distributed.is_main:
+            files = {holder: {"digest": _digest(stage / holder)} for holder in holders}
+            files |= {name: note for _, notes in everybody for name, note in notes.items()}
+            content = {"format": FORMAT if len(everybody) > 1 else FORMAT - 1, "step": step, "state": state}
+            content["files"] = {name: note["digest"] for name, note in files.items()}
+            content["optimizer"] = {"files": [name for name in files if name.startswith(Path(OPTIMIZER).stem)]}
+            content["weights"] = {"files": [name for name in files if name not in content["optimizer"]["files"]]}
+            content["weights"]["names"] = sorted({name for names, _ in everybody for name in names})
+            content["cuts"] = {name: note["cuts"] for name, note in files.items() if note.get("cuts")}
+            write_json(stage / STATE, {"digest": _digest_of(content), **content})
     return path
 
 
-def load(path: str | os.PathLike) -> Checkpoint:
-    """Reads a checkpoint and checks that it is what was written.
+def shared(stage: Path, distributed: DistributedContext) -> bool:
+    """Whether all processes see the directory that the main one has made."""
+    seen = distributed.objects(stage.is_dir())
+    if not all(seen) and distributed.is_main:
+        say_once(f"{stage.parent} is not on a file system that all processes share: the main one gathers checkpoints")
+    return all(seen)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """A warning that holds for every checkpoint of a run."""
+    log.warning("%s", text)
+
+
+def _write(stage: Path, weights, optimizer, held: set[str], distributed: DistributedContext) -> dict[str, dict]:
+    """Writes this process's files: what it is the first to have. Returns {file: its digest, and where parts belong}."""
+    mark, written = f"-{distributed.rank:05d}-of-{distributed.size:05d}" if distributed.size > 1 else "", {}
+    rest = {name: value for name, value in weights.items() if name not in held}
+    for name, tensors, needed in ((WEIGHTS, rest, not held), (OPTIMIZER, optimizer, True)):
+        mine, cuts = distributed.parts(tensors)
+        if mine or (needed and distributed.size == 1):
+            file = name.replace(".", mark + ".")
+            write_file(stage / file, mine)
+            written[file] = {"digest": _digest(stage / file), "cuts": cuts}
+    return written
+
+
+def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Checkpoint:
+    """Opens a checkpoint and checks that it is what was written.
+
+    Args:
+        path: its directory.
+        distributed: all of whose processes call this; each checks some of the files.
 
     Raises:
         Damaged: a file is missing, cut off or changed; the message says which.
     """
-    path = Path(path)
+    path, content, problem = Path(path), None, None
+    try:
+        content = _content(path)
+        for name in list(content["files"])[distributed.rank :: distributed.size]:
+            _check(path, name, content["files"][name])
+    except Damaged as error:
+        problem = str(error)
+    for found in distributed.objects(problem):
+        if found is not None:
+            raise Damaged(found)
+    where = content.get("weights") or {"files": [WEIGHTS], "names": None}
+    states, cuts = content.get("optimizer", {"files": [OPTIMIZER]})["files"], content.get("cuts", {})
+    weights = _stored(path, where["files"], cuts)
+    if where["names"] is not None:  # a model's files may hold more: what is tied, and what was not trained
+        weights = Tensors(where["names"], weights.__getitem__)
+    return Checkpoint(path, weights, _stored(path, states, cuts), content["state"])
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What state.json says."""
     try:
         content = read_json(path / STATE)
         digest = content.pop("digest")
@@ -137,39 +235,63 @@ def load(path: str | os.PathLike) -> Checkpoint:
         raise Damaged(f"{STATE} has changed since it was written")
     if content["format"] > FORMAT:
         raise InputError(f"{path}: written by a newer version (format {content['format']}, this one knows {FORMAT})")
-    for name, expected in content["files"].items():
-        try:
-            found = _digest(path / name)
-        except (OSError, InputError) as error:
-            raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
-        if found != expected:
-            raise Damaged(f"{name} has changed since it was written")
-    where = content.get("weights") or {"files": [WEIGHTS], "names": None}
-    weights = {name: value for file in where["files"] for name, value in read_file(path / file).items()}
-    if where["names"] is not None:  # a model's files may hold more: what is tied, and what was not trained
-        weights = {name: weights[name] for name in where["names"]}
-    return Checkpoint(path, weights, read_file(path / OPTIMIZER), content["state"])
+    return content
 
 
-def _names_in(path: Path) -> list[str]:
-    with SafetensorsFile(path) as file:
-        return list(file.tensors)
+def _check(path: Path, name: str, expected: str) -> None:
+    try:
+        found = _digest(path / name)
+    except (OSError, InputError) as error:
+        raise Damaged(f"{name} cannot be read ({type(error).__name__})") from error
+    if found != expected:
+        raise Damaged(f"{name} has changed since it was written")
 
 
-def load_last(directory: str | os.PathLike) -> Checkpoint | None:
+def _stored(path: Path, files: Iterable[str], cuts: dict[str, dict[str, Any]]) -> Tensors:
+    """The tensors of some files; those in parts put together."""
+    opened = {file: SafetensorsFile(path / file) for file in files}
+    places: dict[str, list[str]] = {}
+    for file, holding in opened.items():
+        for name in holding.tensors:
+            places.setdefault(name, []).append(file)
+
+    def read(name: str) -> np.ndarray:
+        whole = None
+        for file in places[name]:
+            narrow = opened[file].info(name).dtype == "bfloat16"
+            part = opened[file].read(name, dtype="float32" if narrow else None)
+            if (cut := cuts.get(file, {}).get(name)) is None:
+                return part
+            whole = np.empty(cut["shape"], part.dtype) if whole is None else whole
+            along, offset = (slice(None),) * cut["axis"], 0
+            for start, stop in cut["ranges"]:
+                whole[(*along, slice(start, stop))] = part[(*along, slice(offset, offset + stop - start))]
+                offset += stop - start
+        return whole
+
+    return Tensors(places, read)
+
+
+def load_last(directory: str | os.PathLike, distributed: DistributedContext = ALONE) -> Checkpoint | None:
     """The newest checkpoint that is whole. A damaged one is passed over with a warning.
 
     Returns:
         None where there is no checkpoint at all.
 
     Raises:
-        InputError: there are checkpoints, and none of them is whole.
+        InputError: there are checkpoints, and none of them is whole; or not every process sees the same ones.
     """
     found = checkpoints(directory)
+    names = distributed.objects([path.name for path in found])
+    if any(others != names[0] for others in names):
+        raise InputError(
+            f"{directory}: not all processes see the same checkpoints; expected a directory on a file system that all "
+            "of them share"
+        )
     problems = []
     for path in reversed(found):
         try:
-            return load(path)
+            return load(path, distributed)
         except Damaged as error:
             problems.append(f"checkpoint {path}: damaged: {error}")
             log.warning("checkpoint %s is damaged: %s; going back to the one before", path, error)

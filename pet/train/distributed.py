@@ -7,12 +7,10 @@ the loop meets parallelism: token counts and losses (`sum_numbers`), gradients (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from model_zoo.layers import weights_of
 
 
 class DistributedContext:
@@ -78,6 +76,8 @@ class DistributedContext:
 
     def count(self, parameters: Sequence) -> int:
         """How many weights these parameters of the model stand for, over all processes."""
+        from model_zoo.layers import weights_of  # imports MindSpore, which reading a checkpoint does without
+
         return sum(map(weights_of, parameters))
 
     def step_begins(self) -> None:
@@ -109,6 +109,19 @@ class DistributedContext:
         """
         return arrays
 
-    def scatter(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Whole tensors → those of this process."""
+    def scatter(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Whole tensors → those of this process, each read when it is asked for."""
         return arrays
+
+    def parts(self, arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Of named tensors of this process those that it writes, since it is the first to have them.
+
+        Returns:
+            The tensors; and of each that is divided where its numbers belong: the whole ``shape``, the ``axis``, and
+            the ``ranges`` along it. All processes must call this.
+        """
+        return arrays, {}
+
+    def objects(self, value) -> list:
+        """Everybody's picklable Python object, in the order of the ranks."""
+        return [value]

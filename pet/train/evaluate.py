@@ -46,7 +46,7 @@ class LossEvaluation:
     ):
         self.model, self.feed = model, feed
         self.distributed = distributed or DistributedContext()
-        self.objective, self.compiled = objective, compiled
+        self.objective, self.compiled = objective, compiled and getattr(model, "compiles", True)
         self.compile_anew()
 
     def compile_anew(self) -> None:

@@ -120,7 +120,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     for cell in [cell for cell in cells if not (isinstance(cell, (NarrowProduct, Rounded)) or is_product(cell))]:
         if "narrow" in vars(cell):  # it has another way than its products
             cell.narrow = precision != "fp32" and not rounded
-        own = next((names for kind, names in ROUNDED.items() if isinstance(cell, kind)), ())
+        own = next((names for kind, names in ROUNDED.items() if isinstance(cell, kind)), getattr(cell, "rounded", ()))
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             found = bare(product)
             if not isinstance(found, (ops.MatMul, ops.BatchMatMul, Widened)):
@@ -141,7 +141,7 @@ ROUNDED = {
     PackedProduct: ("product", "product_back"),
     AttentionCore: ("scores", "values"),
 }
-"""Cells whose products are rounded on a CPU, and by what names they have them."""
+"""Cells whose products are rounded on a CPU, and by what names they have them; others say it by ``rounded``."""
 
 
 def bare(product):

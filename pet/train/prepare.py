@@ -45,8 +45,9 @@ def make_distributed_context(recipe):
     from pet.train.distributed import DistributedContext
 
     layout = recipe.parallel
-    if layout.shard_optimizer and layout.data == 1:
-        log.warning("parallel.shard_optimizer divides nothing: parallel.data is 1")
+    for name in ("shard_optimizer", "shard_base"):
+        if getattr(layout, name) and layout.data == 1:
+            log.warning("parallel.%s divides nothing: parallel.data is 1", name)
     if layout.processes == 1:
         return DistributedContext()
     from pet.parallel.context import ParallelContext
@@ -57,6 +58,7 @@ def make_distributed_context(recipe):
         layout.pipeline,
         layout.micro_batches,
         shard_optimizer=layout.shard_optimizer,
+        shard_base=layout.shard_base,
         reduce_dtype=layout.reduce_dtype,
         profile=recipe.train.profile,
     )

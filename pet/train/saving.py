@@ -43,17 +43,15 @@ class Saving:
 
     def save(self) -> None:
         """Writes a checkpoint of the present step, and deletes those that are not kept."""
-        weights, optimizer, numbers = state.snapshot(self)
+        path = files.save(
+            self.checkpoint_directory,
+            self.position.step,
+            *state.snapshot(self),
+            self.save_extra,
+            self.settings.save_prefix,
+            self.distributed,
+        )
         if self.distributed.is_main:
-            path = files.save(
-                self.checkpoint_directory,
-                self.position.step,
-                weights,
-                optimizer,
-                numbers,
-                self.save_extra,
-                self.settings.save_prefix,
-            )
             kept = {self.best.step} if self.best.step is not None else set()
             files.prune(self.checkpoint_directory, self.settings.keep_last, kept)
             self.notify("save", path)
@@ -68,13 +66,13 @@ class Saving:
         if source is True:
             if self.directory is None:
                 raise InputError("resume needs a run directory, or a checkpoint's path")
-            found = files.load_last(self.checkpoint_directory)
+            found = files.load_last(self.checkpoint_directory, self.distributed)
             if found is None:
                 log.info("no checkpoint in %s: starting at the first step", self.checkpoint_directory)
                 return
         else:
             try:
-                found = files.load(source)
+                found = files.load(source, self.distributed)
             except files.Damaged as error:
                 raise InputError(f"checkpoint {source}: damaged: {error}") from error
         state.restore(self, found)
@@ -95,7 +93,7 @@ class Saving:
             return
         path = files.path_of(self.checkpoint_directory, step)
         try:
-            found = files.load(path)
+            found = files.load(path, self.distributed)
         except files.Damaged as error:
             log.warning("the best checkpoint, %s, is damaged: %s; the last step's weights stay", path, error)
             return

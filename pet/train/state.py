@@ -58,30 +58,22 @@ def trained(trainer) -> dict[str, Any]:
     return {p.name: p for segment in trainer.optimizer.segments for p in segment.parameters}
 
 
-def gathered(trainer, parameters: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Parameters whole, in the main process; all must call it."""
-    return trainer.distributed.gather({name: read_parameter(value) for name, value in parameters.items()})
-
-
-def whole_weights(trainer, weights: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+def whole_weights(trainer) -> dict[str, np.ndarray]:
     """The weights that files hold, whole in the main process: the trained ones, and those that are not trained but
-    belong to the files all the same. All processes must call it.
-
-    Args:
-        weights: the trained ones, where they are at hand.
-    """
-    weights = gathered(trainer, trained(trainer)) if weights is None else weights
-    return {**weights, **gathered(trainer, trainer.distributed.untrained(trainer.model))}
+    belong to the files all the same. All processes must call it."""
+    parameters = {**trained(trainer), **trainer.distributed.untrained(trainer.model)}
+    return trainer.distributed.gather({name: read_parameter(value) for name, value in parameters.items()})
 
 
 def snapshot(trainer) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
     """The weights, the optimizer's state, and the numbers, as a checkpoint holds them.
 
-    In a job of several processes all must call it; what comes back is whole in the main one.
+    In a job of several processes all must call it; tensors are this process's own. Whole, on the main one's host, are
+    the weights alone, for adapter/ or model/ (`Saving.whole_weights`).
     """
-    weights = gathered(trainer, trained(trainer))
-    trainer.whole_weights = whole_weights(trainer, weights)
-    optimizer = trainer.distributed.gather(trainer.optimizer.state_arrays())
+    weights = {name: read_parameter(value) for name, value in trained(trainer).items()}
+    trainer.whole_weights = whole_weights(trainer)
+    optimizer = trainer.optimizer.state_arrays()
     numbers = {
         "position": dataclasses.asdict(trainer.position),
         "best": dataclasses.asdict(trainer.best),

@@ -136,7 +136,8 @@ class Trainer(Measuring, Saving):
         self.history: list[dict[str, Any]] = []
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.phase, self.callbacks, self.compiled, self.finish = LOADING, make_callbacks(callbacks), compiled, finish
+        self.phase, self.callbacks, self.finish = LOADING, make_callbacks(callbacks), finish
+        self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)
         names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
@@ -152,17 +153,17 @@ class Trainer(Measuring, Saving):
             set_key=key_setter(model, self.settings.neftune_alpha),
             seed=self.settings.seed,
             distributed=self.distributed,
-            compiled=compiled,
+            compiled=self.compiled,
         )
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
-            eval_feed = as_feed(eval_data, 1, *share)
-            losses = LossEvaluation(model, eval_feed, self.objective, distributed=self.distributed, compiled=compiled)
+            how = {"distributed": self.distributed, "compiled": self.compiled}
+            losses = LossEvaluation(model, as_feed(eval_data, 1, *share), self.objective, **how)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
-        self.objective.begin(model, self.feed, True, self.distributed, compiled)
+        self.objective.begin(model, self.feed, True, self.distributed, self.compiled)
         if (losses := getattr(self.evaluation, "losses", None)) is not None:
             losses.compile_anew()  # it was made before the precision was set
-            self.objective.begin(model, losses.feed, False, self.distributed, compiled)
+            self.objective.begin(model, losses.feed, False, self.distributed, self.compiled)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

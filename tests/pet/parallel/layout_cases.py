@@ -39,6 +39,7 @@ class Case:
     pipeline: int = 1
     micro_batches: int = 1
     shard_optimizer: bool = False
+    shard_base: bool = False
     reduce_dtype: str = "float32"
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
@@ -47,15 +48,20 @@ class Case:
 
     @property
     def layout(self) -> dict:
-        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer", "reduce_dtype")
+        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer", "shard_base", "reduce_dtype")
         return {name: getattr(self, name) for name in names}
 
     @property
     def name(self) -> str:
         parts = [f"{key[0]}{value}" for key, value in self.layout.items() if key in ("data", "tensor", "pipeline")]
-        marks = ["zero"] if self.shard_optimizer else []
+        marks = [name for name in ("shard_optimizer", "shard_base") if getattr(self, name)]
         marks += [self.reduce_dtype] if self.rounds else []
         return "-".join([*self.alone, *parts, *marks])
+
+    @property
+    def replicas(self) -> int:
+        """How many share the frozen base."""
+        return self.data if self.shard_base else 1
 
     @property
     def rounds(self) -> bool:
@@ -110,6 +116,10 @@ TWO = (
     Case("llama_gqa", "pissa", tensor=2, layers=1),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
+    # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
+    Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True),
+    Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1),
+    Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
@@ -118,6 +128,9 @@ FOUR = (
     # by momentum: Adam would make something of a key bias's gradient, which is zero but for rounding
     Case("gpt2", "full", tensor=2, pipeline=2, micro_batches=2, settings=(("optimizer", "momentum"),), full=True),
     Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),)),
+    # of a fused projection each replica has some rows of its member's blocks
+    Case("chatglm2", "dropped", data=2, tensor=2, shard_base=True, settings=(("neftune_alpha", 5.0),)),
+    Case("llama_gqa", "lora", data=2, pipeline=2, micro_batches=2, shard_base=True),
 )
 
 CASES = (*TWO, *FOUR)

@@ -18,6 +18,7 @@ job = join()
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 from pet.parallel import collectives
+from pet.parallel.gathered import GatheredProduct
 everybody, other = collectives.world(), 1 - job.rank
 with collectives.counting() as traffic:
     half = Tensor(np.full((2, 3), job.rank + 1, np.float32)).astype(ms.bfloat16)
@@ -32,6 +33,17 @@ with collectives.counting() as traffic:
     assert collectives.receive((4,), ms.float32, other).asnumpy().tolist() == [other] * 4
     sent.wait()
 assert traffic["send", "pipeline"].bytes == 16 and traffic["all_reduce", "world"].calls == 2
+
+# a matrix of which each has two rows: gathered forward, and again for the gradient of what it is multiplied with
+whole, x = np.arange(12, dtype=np.float32).reshape(4, 3), np.float32([[1, 2, 3]])
+for dtype in (ms.float32, ms.float16, ms.bfloat16):
+    rows = ms.Parameter(Tensor(whole[2 * job.rank : 2 * job.rank + 2]).astype(dtype), requires_grad=False)
+    product = GatheredProduct(True, everybody, dtype)
+    with collectives.counting() as traffic:
+        y, slope = ms.value_and_grad(lambda x: product(x, rows)[:, 1:].sum())(Tensor(x))
+    assert float(y.asnumpy()) == (x @ whole.T)[:, 1:].sum() and slope.asnumpy().tolist() == [whole[1:].sum(0).tolist()]
+    counts = traffic["all_gather", "world"]
+    assert (counts.calls, counts.bytes) == (2, 2 * 6 * rows.itemsize), (dtype, counts)
 
 class Region(nn.Cell):
     def __init__(self):

@@ -6,8 +6,10 @@ two machines. The two also train each case alone, as one process does. Some case
 
 import json
 import os
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from pet.parallel.checks import check_divisible
 from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.parallel.specs import balance
-from pet.parallel.split import Division
+from pet.parallel.split import Division, parts_of
 from pet.planning.search import Work, memory, saving_bytes
 from pet.planning.traffic import Steps, step_traffic
 from pet.train import checkpoint, state
@@ -162,11 +164,10 @@ def test_no_sample_is_lost_or_seen_twice(jobs):
 def test_plans_are_what_is_measured(jobs, case):
     """Bytes of parameters, gradients and optimizer on every process, and all that it sends in a step and for a file."""
     meta_model = MetaModel(case.config)
-    divided = shares(meta_model, config_for(case.method, meta_model.family), case.tensor, case.pipeline)
+    adapter = config_for(case.method, meta_model.family)
+    divided = shares(meta_model, adapter, case.tensor, case.pipeline, case.replicas)
     optimizer = dict(case.settings).get("optimizer", "adamw")
-    work = Work(
-        meta_model, config_for(case.method, meta_model.family), ACCUMULATION * ROWS, LENGTH, "float32", optimizer
-    )
+    work = Work(meta_model, adapter, ACCUMULATION * ROWS, LENGTH, "float32", optimizer)
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
     recompute = int(dict(case.settings).get("recompute", 0))
@@ -201,6 +202,9 @@ def test_plans_are_what_is_measured(jobs, case):
 def test_checkpoints_go_from_one_over_four_to_one(jobs):
     for case, step in ((FOUR[1], 10), (CARRIED, 5)):
         path = jobs / case.name / "checkpoints" / f"step-{step:06d}"
+        # each process has written what it was the first to have, and its part of the optimizer's state
+        there = {file.name for file in path.glob("*.safetensors")}
+        assert {f"optimizer-{rank:05d}-of-00004.safetensors" for rank in range(4)} <= there
         trainer = make_trainer(case.in_one, DistributedContext())
         trainer.resume(path)
         stored = checkpoint.load(path)
@@ -225,6 +229,13 @@ def test_traffic_is_that_of_the_textbook(jobs):
     trained = sum(array.size for array in read_file(jobs / case.name / "adapter/adapter_model.safetensors").values())
     assert sent["all_reduce/data"] == [1, trained * 4]
     assert sent["broadcast/data"] == [2, trained * 4]  # ZeRO: each owner's weights
+    # the frozen base: a replica hands in its half of each matrix forward and, but for the first three, backward
+    case = next(case for case in TWO if case.shard_base and case.method == "lora")
+    sent = json.loads((jobs / f"{case.name}.step_0.json").read_text())
+    model = AutoModel.from_pretrained(HERE.parents[1] / "fixtures" / case.base)
+    sizes = [p.size for p in model.get_parameters() if len(p.shape) == 2 and ".layers." in p.name]
+    first = sum(p.size for p in model.get_parameters() if re.search(r"\.0\.self_attn\.[qkv]_proj\.weight", p.name))
+    assert sent["all_gather/base"] == [ACCUMULATION * (2 * len(sizes) - 3), ACCUMULATION * 2 * (2 * sum(sizes) - first)]
     # pipeline: one activation per micro-batch each way
     case = next(case for case in TWO if case.pipeline == 2)
     hidden = AutoModel.from_pretrained(HERE.parents[1] / "fixtures" / case.base).config.dims.hidden
@@ -280,5 +291,13 @@ def test_divisions_join_to_the_whole():
         assert division.whole_shape(parts[0].shape) == whole.shape
         assert np.array_equal(division.join(parts), whole)
     assert parts[0][:, 0].tolist() == [0, 3, 6, 9, 24, 27, 36, 39]  # rows 0-3 of q, 8-9 of k, 12-13 of v
+    # replicas share a member's part by rows, whichever axis that is cut along
+    whole = np.arange(16 * 6).reshape(16, 6)
+    for each in (None, division, Division(1, (2, 4), 2), Division(0, (16,), 2)):
+        for member in (0, 1):
+            part = whole if each is None else each.take(whole, member)
+            for rows in (slice(0, len(part) // 2), slice(len(part) // 2, len(part))):
+                axis, pieces = parts_of(types.SimpleNamespace(division=each, rows=rows), member)
+                assert np.array_equal(np.concatenate([whole[index] for index in pieces], axis), part[rows])
     with pytest.raises(InputError, match="cannot be divided evenly over 3"):
         Division(0, (8, 4, 4), 3)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.train import checkpoint as files
+from pet.train.distributed import DistributedContext
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}
 OPTIMIZER = {"exp_avg.a.weight": np.full((4, 3), 1e-30, np.float32)}
@@ -143,3 +145,116 @@ def test_a_newer_format_is_refused_and_not_called_damaged(tmp_path):
     (path / files.STATE).write_text(json.dumps(content))
     with pytest.raises(InputError, match="newer version"):
         files.load(path)
+
+
+class Member(DistributedContext):
+    """One of two processes, a thread; of "a.weight" each has some rows, everything else is on one of them."""
+
+    size = 2
+
+    def __init__(self, rank: int, table: dict, barrier: threading.Barrier, sees: bool = True):
+        self.rank, self.is_main, self.table, self.barrier, self.sees = rank, rank == 0, table, barrier, sees
+
+    def objects(self, value):
+        self.table[self.rank] = value if self.sees else value is not True and value
+        self.barrier.wait(20)
+        found = [self.table[rank] for rank in range(self.size)]
+        self.barrier.wait(20)
+        return found
+
+    def parts(self, arrays):
+        rows = [[0, 1], [3, 4]] if self.is_main else [[1, 3]]
+        return arrays, {name: {"shape": [4, 3], "axis": 0, "ranges": rows} for name in arrays if "a.weight" in name}
+
+    def gather(self, arrays):
+        first, second = self.objects(arrays)
+        joined = {name: first[name][[0, 0, 0, 1]] for name in first if "a.weight" in name}
+        for name, array in joined.items():
+            array[1:3] = second[name]
+        return {**first, **second, **joined} if self.is_main else {}
+
+
+def together(function, sees: bool = True) -> list:
+    """What two processes get, each from ``function(member)``; an error of one is its result."""
+    barrier, table, found = threading.Barrier(2), {}, [None, None]
+
+    def run(rank):
+        try:
+            found[rank] = function(Member(rank, table, barrier, sees or rank == 0))
+        except (files.Damaged, InputError) as error:  # of both
+            found[rank] = error
+        except Exception as error:
+            found[rank] = error
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def write_own(directory, step):
+    """What a member writes of `WEIGHTS` and `OPTIMIZER`."""
+
+    def write(member):
+        own = slice(None, None, 3) if member.is_main else slice(1, 3)
+        weights = {"a.weight": WEIGHTS["a.weight"][own], **({} if member.is_main else {"b": WEIGHTS["b"]})}
+        optimizer = {name: array[own] for name, array in OPTIMIZER.items()}
+        return files.save(directory, step, weights, optimizer, STATE, distributed=member)
+
+    return write
+
+
+def check_whole(found):
+    for stored, expected in ((found.weights, WEIGHTS), (found.optimizer, OPTIMIZER)):
+        assert stored.keys() == expected.keys()
+        for name, array in expected.items():
+            assert stored[name].dtype == array.dtype and np.array_equal(stored[name], array)
+    assert found.state == STATE
+
+
+def test_each_process_writes_its_own_part_and_anyone_reads_the_whole(tmp_path):
+    path, other = together(write_own(tmp_path, 20))
+    assert path == other == tmp_path / "step-000020"
+    assert sorted(file.name for file in path.glob("*")) == [
+        *(f"optimizer-0000{rank}-of-00002.safetensors" for rank in (0, 1)),
+        files.STATE,
+        *(f"weights-0000{rank}-of-00002.safetensors" for rank in (0, 1)),
+    ]
+    check_whole(files.load(path))
+    for found in together(lambda member: files.load_last(tmp_path, member)):
+        check_whole(found)
+    os.truncate(path / "optimizer-00001-of-00002.safetensors", 30)
+    for found in together(lambda member: files.load(path, member)):  # also by the one that did not look at it
+        assert isinstance(found, files.Damaged) and "optimizer-00001-of-00002.safetensors" in str(found)
+
+
+def test_a_process_that_dies_while_it_writes_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    together(write_own(tmp_path, 10))
+    whole = files.write_file
+
+    def dies(path, tensors):
+        if "optimizer-00001" in path.name:
+            raise OSError("no space")
+        whole(path, tensors)
+
+    monkeypatch.setattr(files, "write_file", dies)
+    assert all(isinstance(found, Exception) for found in together(write_own(tmp_path, 20)))
+    assert [path.name for path in files.checkpoints(tmp_path)] == ["step-000010"]
+    check_whole(files.load_last(tmp_path))
+
+
+def test_without_a_shared_file_system_the_main_process_gathers(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "pet"):
+        path, _ = together(write_own(tmp_path, 20), sees=False)
+    assert "not on a file system that all processes share" in caplog.text
+    assert sorted(file.name for file in path.glob("*")) == [files.OPTIMIZER, files.STATE, files.WEIGHTS]
+    check_whole(files.load(path))
+
+
+def test_processes_that_see_other_checkpoints_do_not_resume(tmp_path):
+    write(tmp_path / "0", 10)
+    for error in together(lambda member: files.load_last(tmp_path / str(member.rank), member)):
+        assert isinstance(error, InputError) and "not all processes see the same checkpoints" in str(error)
