@@ -33,7 +33,7 @@ class Side:
 
 SIDES = {
     "pet fp32": Side(OURS, "fp32"),
-    "pet bf16": Side(OURS, "bf16", kinds=("train", "packed")),
+    "pet bf16": Side(OURS, "bf16"),
     "eager": Side(PEER, "fp32"),
     "active waiting": Side(PEER, "fp32", environment={"OMP_WAIT_POLICY": "active"}, slow=True),
     "compiled": Side(PEER, "fp32", {"compile": True}, kinds=("train",), slow=True),
@@ -47,8 +47,9 @@ SIDES = {
     ),
     "all bf16": Side(PEER, "bf16", {"weights": "bfloat16"}, kinds=("decode",)),
 }
-"""By name. *compiled* is `torch.compile`, after warm-up; *autocast* `torch.autocast("cpu", torch.bfloat16)`; *packed*
-rows of several documents, which position ids keep apart, as TRL packs."""
+"""By name. This library's bf16 is a precision of products, and in decoding one of the stored weights. *compiled* is
+`torch.compile`, after warm-up; *autocast* `torch.autocast("cpu", torch.bfloat16)`; *packed* rows of several documents,
+which position ids keep apart, as TRL packs."""
 
 
 def sides_of(case: str, quick: bool) -> dict[str, Side]:
