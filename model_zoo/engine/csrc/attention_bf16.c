@@ -40,17 +40,11 @@ static void across(const struct attention *of, const struct head *head, const fl
         }
 }
 
-/* Rows of a left factor, BF16_ROWS of them with zeros; `deep` is their depth filled up. */
-static void round_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to, int64_t deep) {
-    for (int64_t i = 0; i < rows; i++) bf16_row(from + i * row, depth, to + i * deep);
-    memset(to + rows * deep, 0, (size_t)((SOME - rows) * deep) * sizeof *to);
-}
-
-/* c (rows, columns) = a·b, or c + a·b, for `a` (SOME, a_row) and b as `along` and `across` make it. */
-static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, int64_t a_row,
-                     const uint16_t *b, int64_t b_row, int64_t depth, int add) {
+/* c (rows, columns) = a·b, or c + a·b, for a strip `a` and b as `along` and `across` make it. */
+static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, const uint16_t *b,
+                     int64_t b_row, int64_t depth, int add) {
     for (int64_t j = 0; j < columns; j += WIDTH) {
-        struct bf16_part part = {.a = a, .b = b + j * b_row, .a_row = a_row, .b_column = b_row * BF16_COLUMNS, .depth = depth};
+        struct bf16_part part = {.a = a, .b = b + j * b_row, .b_column = b_row * BF16_COLUMNS, .depth = depth};
         bf16_product(rows, columns - j < WIDTH ? columns - j : WIDTH, c + j, c_row, &part, add);
     }
 }
@@ -97,8 +91,8 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             rows = rows_together(of, batch, row, SOME);
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
-            round_rows(query + row * width, width, rows, width, head.rows, deep);
-            multiply(rows, count, scores, padded, head.rows, deep, keys + view.first * deep, deep, deep, 0);
+            bf16_rows(query + row * width, width, rows, width, head.rows);
+            multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
                 settle(of, &view, batch, row, i, line, count);
@@ -107,9 +101,9 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
                 of_row[0] = view.blind[i] ? HIDDEN : greatest_of(most);
                 of_row[1] = weigh(line, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
             }
-            round_rows(scores, padded, rows, count, head.shares, filled);
+            bf16_rows(scores, padded, rows, count, head.shares);
             float *out = mixed + row * of->joined;
-            multiply(rows, width, out, of->joined, head.shares, filled, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
+            multiply(rows, width, out, of->joined, head.shares, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t k = 0; k < width; k++) out[i * of->joined + k] *= stats[(row + i) * 2 + 1];
         }
@@ -126,8 +120,8 @@ static void add_turned(const struct head *head, float *turned, const float *scor
     turn(scores, padded, rows, count, turned, SOME);
     for (int64_t i = 0; i < count; i += SOME) {
         int64_t some = count - i < SOME ? count - i : SOME;
-        round_rows(turned + i * SOME, SOME, some, SOME, head->rows, SOME);
-        multiply(some, head->width, to + i * head->width, head->width, head->rows, SOME, right, SOME, SOME, 1);
+        bf16_rows(turned + i * SOME, SOME, some, SOME, head->rows);
+        multiply(some, head->width, to + i * head->width, head->width, head->rows, right, SOME, SOME, 1);
     }
 }
 
@@ -167,10 +161,10 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 const float *out = of->out + outside, *d_out = of->dout + outside, *stats = of->stats + (number * of->length + row) * 2;
                 along(of->query + place, width, rows, width, query, SOME);
                 along(d_out, joined, rows, width, dout, SOME);
-                round_rows(of->query + place, width, rows, width, head.rows, deep);
-                multiply(rows, count, scores, padded, head.rows, deep, keys + view.first * deep, deep, deep, 0);
-                round_rows(d_out, joined, rows, width, head.rows, deep);
-                multiply(rows, count, d_scores, padded, head.rows, deep, values + view.first * deep, deep, deep, 0);
+                bf16_rows(of->query + place, width, rows, width, head.rows);
+                multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
+                bf16_rows(d_out, joined, rows, width, head.rows);
+                multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float *line = scores + i * padded, *d_line = d_scores + i * padded;
                     settle(of, &view, batch, row, i, line, count);
@@ -178,8 +172,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                             view.blind[i] ? 1.0f : of->scale);
                     if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                 }
-                round_rows(d_scores, padded, rows, count, head.shares, filled);
-                multiply(rows, width, of->d_query + place, width, head.shares, filled, keys_along + view.first * BF16_COLUMNS,
+                bf16_rows(d_scores, padded, rows, count, head.shares);
+                multiply(rows, width, of->d_query + place, width, head.shares, keys_along + view.first * BF16_COLUMNS,
                          head.keys, filled, 0);
                 add_turned(&head, head.turned, d_scores, padded, rows, seen, query, of->d_keys + offset + view.first * width);
                 add_turned(&head, head.turned, scores, padded, rows, seen, dout, of->d_values + offset + view.first * width);

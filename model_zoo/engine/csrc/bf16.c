@@ -36,13 +36,16 @@ static inline __m512i pairs_of(__m512 first, __m512 second) {
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(places), (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-void bf16_row(const float *from, int64_t depth, uint16_t *to) {
-    for (int64_t k = 0; k < depth; k += BF16_DEPTH) {
+void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
+    for (int64_t k = 0; k < depth; k += BF16_DEPTH, to += BF16_STRIP) {
         int64_t left = depth - k;
         uint32_t some = left < BF16_DEPTH ? (1u << left) - 1 : ~0u;
-        __m512 low = _mm512_maskz_loadu_ps((__mmask16)some, from + k);
-        __m512 high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), from + k + 16);
-        _mm512_storeu_si512(to + k, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        for (int64_t i = 0; i < rows; i++) {
+            __m512 low = _mm512_maskz_loadu_ps((__mmask16)some, from + i * row + k);
+            __m512 high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), from + i * row + k + 16);
+            _mm512_storeu_si512(to + i * BF16_DEPTH, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        }
+        memset(to + rows * BF16_DEPTH, 0, (size_t)((BF16_ROWS - rows) * BF16_DEPTH) * sizeof *to);
     }
 }
 
@@ -64,8 +67,9 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
         for (int j = 0; j < wide; j++)
             sums[i][j] = add ? _mm512_maskz_loadu_ps(j == wide - 1 ? last : 0xffff, c + i * c_row + j * BF16_COLUMNS)
                              : _mm512_setzero_ps();
-    const uint16_t *a = of->a + row * of->a_row, *b = of->b;
+    const uint16_t *b = of->b;
     for (int64_t k = 0; k < of->depth; k += 2) {
+        const uint16_t *a = of->a + k / BF16_DEPTH * BF16_STRIP + row * BF16_DEPTH + k % BF16_DEPTH;
         __m512bh right[WIDE];
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++)
@@ -73,7 +77,7 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
 #pragma GCC unroll 8
         for (int i = 0; i < tall; i++) {
             int pair;
-            memcpy(&pair, a + i * of->a_row + k, sizeof pair);
+            memcpy(&pair, a + i * BF16_DEPTH, sizeof pair);
             __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 8
             for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
@@ -138,11 +142,11 @@ static inline __attribute__((always_inline)) void tiles(int wide, float *c, int6
         _tile_zero(3);
     }
     const uint16_t *a = of->a, *b = of->b;
-    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += BF16_DEPTH, b += BF16_DEPTH * BF16_COLUMNS) {
+    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += BF16_STRIP, b += BF16_DEPTH * BF16_COLUMNS) {
         _tile_stream_loadd(6, b, right); /* lest it drives a out of the first cache */
-        _tile_loadd(4, a, of->a_row * 2);
+        _tile_loadd(4, a, BF16_DEPTH * 2);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + TILE * of->a_row, of->a_row * 2);
+        _tile_loadd(5, a + TILE * BF16_DEPTH, BF16_DEPTH * 2);
         _tile_dpbf16ps(2, 5, 6);
         if (wide == 2) {
             _tile_stream_loadd(7, b + of->b_column, right);
@@ -191,7 +195,7 @@ void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const 
 int pet_bf16(void) { return 0; }
 void bf16_begin(void) {}
 void bf16_end(void) {}
-void bf16_row(const float *from, int64_t depth, uint16_t *to) {}
+void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {}
 #endif

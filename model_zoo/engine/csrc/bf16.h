@@ -18,18 +18,23 @@ int pet_bf16(void);
 void bf16_begin(void);
 void bf16_end(void);
 
-/* Rounds numbers to the nearest, ties to even; `to` is filled up with zeros to up_to_pairs(depth). */
-void bf16_row(const float *from, int64_t depth, uint16_t *to);
+/* Numbers of a strip of BF16_ROWS rows of a left factor: blocks of BF16_DEPTH of the depth, one behind the other, in each of
+ * which its rows are. (So a product reads a strip from its beginning to its end. Rows that lie as far apart as a whole
+ * row is long would meet in the same few places of the first cache.) */
+enum { BF16_STRIP = BF16_ROWS * BF16_DEPTH };
+
+/* Up to BF16_ROWS rows, `row` apart, as a strip. Rounds to the nearest, ties to even; what is missing becomes zeros. */
+void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
 
 /* (depth, BF16_COLUMNS) numbers, whose lines are `row` apart, as pairs along the depth; `depth` is at most BF16_DEPTH, and
  * what is missing up to it becomes zeros. */
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
-/* Factors: the left factor's rows are `a_row` apart and filled up with zeros, as are BF16_ROWS of them; the right
- * factor's vectors of columns, `b_column` apart, are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
+/* Factors: a strip as bf16_rows makes it, or some of its blocks; the right factor's vectors of columns, `b_column` apart,
+ * are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
 struct bf16_part {
     const uint16_t *a, *b;
-    int64_t a_row, b_column, depth;
+    int64_t b_column, depth;
 };
 
 /* c (rows, columns) = a·b, or c + a·b. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */

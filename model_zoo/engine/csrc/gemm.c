@@ -22,7 +22,7 @@ enum {
     BLOCK = 64,          /* columns of a block */
     MOST_DEPTH = 1536,   /* and its rows: 384 KB, which the second caches of servers hold, and some rows besides */
     CHUNK = 4 * TALL,    /* rows of the result that a thread takes at once */
-    BF16_BLOCK = 256, BF16_CHUNK = BF16_ROWS, /* the same two in bfloat16, of which more fits and which is computed faster */
+    BF16_BLOCK = 256, BF16_MOST = 512, BF16_ROOM = 1 << 18, BF16_CHUNK = BF16_ROWS, /* in bfloat16, see block_columns */
     TURNED = 1 << 20,    /* numbers of the left factor that are turned together */
 };
 
@@ -122,10 +122,22 @@ static void take_blocks(void *arguments, int64_t first, int64_t last) {
     if (of->bf16) bf16_end();
 }
 
+/* Columns of a block of some sums in bfloat16, of which more fits and which is computed faster: all rows are read once for
+ * each block, so the less deep the wider, as long as every thread gets one. */
+static int64_t block_columns(const struct sum *sums, int count) {
+    int64_t deepest = 1, columns = 0;
+    for (int i = 0; i < count; i++) {
+        columns += sums[i].columns;
+        if (rounded_depth(sums + i) > deepest) deepest = rounded_depth(sums + i);
+    }
+    int64_t wide = least(least(BF16_ROOM / deepest, columns / pet_threads()), BF16_MOST) / BLOCK * BLOCK;
+    return wide < BF16_BLOCK ? BF16_BLOCK : wide;
+}
+
 static int add_up(struct sum *sums, int count, int64_t rows) {
     struct gemm of = {.rows = rows, .wide = BLOCK, .chunk = CHUNK, .bf16 = sums[0].bf16};
     if (of.bf16) {
-        of.wide = BF16_BLOCK, of.chunk = BF16_CHUNK;
+        of.wide = block_columns(sums, count), of.chunk = BF16_CHUNK;
         if (round_lefts(sums, count, rows)) return 1;
     }
     for (int i = 0; i < count; i++) of.blocks += (sums[i].columns + of.wide - 1) / of.wide;

@@ -38,7 +38,7 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
         int64_t padded = up_to_pairs(from->depth);
         for (int64_t k = 0; k < padded; k += DEEP, add = 1)
             for (int64_t column = first; column < last; column += of->panel) {
-                struct bf16_part part = {.a = from->rounded + row * padded + k, .a_row = padded,
+                struct bf16_part part = {.a = from->rounded + row * padded + k * BF16_ROWS,
                                          .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
                                          .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP)};
                 bf16_product(rows, least(last - column, of->panel), of->c + row * of->columns + column, of->columns, &part, add);
@@ -51,45 +51,40 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
 struct lefts {
     struct part *parts[MOST_PRODUCTS * MOST_TERMS];
     int count;
-    int64_t rows, padded;
+    int64_t rows;
 };
 
-static void round_rows(void *arguments, int64_t first, int64_t last) {
+static void round_strips(void *arguments, int64_t first, int64_t last) {
     struct lefts *of = arguments;
     for (int i = 0; i < of->count; i++) {
         const struct part *part = of->parts[i];
-        int64_t width = up_to_pairs(part->depth);
-        for (int64_t row = first; row < last; row++) {
-            uint16_t *to = (uint16_t *)part->rounded + row * width;
-            if (row < of->rows)
-                bf16_row(part->a + row * part->a_row, part->depth, to);
-            else
-                memset(to, 0, (size_t)width * sizeof *to);
-        }
+        for (int64_t row = first * BF16_ROWS; row < least(last * BF16_ROWS, of->rows); row += BF16_ROWS)
+            bf16_rows(part->a + row * part->a_row, part->a_row, least(of->rows - row, BF16_ROWS), part->depth,
+                      (uint16_t *)part->rounded + row * up_to_pairs(part->depth));
     }
 }
 
 int round_lefts(struct sum *sums, int count, int64_t rows) {
-    struct lefts of = {.rows = rows, .padded = (rows + BF16_ROWS - 1) / BF16_ROWS * BF16_ROWS};
-    int64_t width = 0;
+    struct lefts of = {.rows = rows};
+    int64_t width = 0, strips = (rows + BF16_ROWS - 1) / BF16_ROWS;
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
             while (known < of.count && (of.parts[known]->a != part->a || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }
-    uint16_t *rounded = pet_scratch(4, of.padded * width * 2);
+    uint16_t *rounded = pet_scratch(4, strips * BF16_ROWS * width * 2);
     if (!rounded) return 1;
     for (int known = 0; known < of.count; known++) {
         of.parts[known]->rounded = rounded;
-        rounded += of.padded * up_to_pairs(of.parts[known]->depth);
+        rounded += strips * BF16_ROWS * up_to_pairs(of.parts[known]->depth);
     }
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++)
             for (int known = 0; known < of.count; known++)
                 if (of.parts[known]->a == part->a && of.parts[known]->depth == part->depth)
                     part->rounded = of.parts[known]->rounded;
-    pet_parallel(round_rows, &of, of.padded, rows_at_once(width));
+    pet_parallel(round_strips, &of, strips, rows_at_once(BF16_ROWS * width));
     return 0;
 }
 
