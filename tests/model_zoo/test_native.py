@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -55,6 +56,32 @@ def test_results_do_not_depend_on_the_number_of_threads(path):
         assert done.returncode == 0, done.stderr[-2000:]
         digests.add(done.stdout)
     assert len(digests) == 1
+
+
+STARTED_BY_ANOTHER = """
+import ctypes, sys, threading
+import native_checks
+kernels = native_checks.Kernels(sys.argv[1])
+def start():
+    mathematics, state = ctypes.CDLL("libm.so.6"), (ctypes.c_uint32 * 8)()
+    mathematics.fegetenv(state)
+    state[7] |= 0x8040  # of vectors: the smallest numbers are zeros, as factors and as results
+    mathematics.fesetenv(state)
+    assert kernels.library.pet_threads() == 2
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+native_checks.packing(kernels)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="sets the mode of this processor's vectors")
+def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
+    """MindSpore's threads take them for zeros, and what divides a block of zeros is one of them."""
+    environment = {**os.environ, "PET_NATIVE_THREADS": "2", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    command = [sys.executable, "-c", STARTED_BY_ANOTHER, path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")

@@ -13,6 +13,24 @@
 #define PAUSE() sched_yield()
 #endif
 
+/* How a thread rounds, and whether it takes the smallest numbers for zeros, which MindSpore's threads do and Python's do
+ * not. All threads compute a piece of work as the one that gave it does, whichever thread started them. */
+#if defined(__x86_64__)
+enum { FLAGS = 0x3f }; /* what has happened, no mode */
+static uint64_t float_mode(void) { return __builtin_ia32_stmxcsr() & ~FLAGS; }
+static void set_float_mode(uint64_t mode) { __builtin_ia32_ldmxcsr((unsigned)mode); }
+#elif defined(__aarch64__)
+static uint64_t float_mode(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void set_float_mode(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+static uint64_t float_mode(void) { return 0; }
+static void set_float_mode(uint64_t mode) { (void)mode; }
+#endif
+
 enum { SPINS = 4000, MOST_THREADS = 64 };
 
 /* The one piece of work that is going on. `next` holds its number in the upper half and the next piece in the lower, so
@@ -21,6 +39,7 @@ static _Atomic uint64_t next_piece;
 static _Atomic int64_t finished, total, grain_size;
 static _Atomic(pet_work) current_work;
 static _Atomic(void *) current_arguments;
+static _Atomic uint64_t current_mode;
 static _Atomic int sleeping;
 
 static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER, sleep_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -35,6 +54,7 @@ static void take_part(uint32_t number) {
         int64_t all = atomic_load(&total), grain = atomic_load(&grain_size);
         pet_work work = atomic_load(&current_work);
         void *arguments = atomic_load(&current_arguments);
+        uint64_t mode = atomic_load(&current_mode);
         int64_t first = (int64_t)(uint32_t)seen;
         if ((uint32_t)(seen >> 32) != number) return;
         if (all == 0) { /* about to begin */
@@ -45,6 +65,7 @@ static void take_part(uint32_t number) {
         int64_t last = first + grain < all ? first + grain : all;
         /* what was read above belongs to this number if the exchange succeeds: it changes only when all is finished */
         if (!atomic_compare_exchange_weak(&next_piece, &seen, ((uint64_t)number << 32) | (uint64_t)last)) continue;
+        set_float_mode(mode);
         work(arguments, first, last);
         atomic_fetch_add(&finished, last - first);
     }
@@ -119,6 +140,7 @@ void pet_parallel(pet_work work, void *arguments, int64_t count, int64_t grain) 
     atomic_store(&grain_size, grain);
     atomic_store(&current_work, work);
     atomic_store(&current_arguments, arguments);
+    atomic_store(&current_mode, float_mode());
     atomic_store(&next_piece, (uint64_t)number << 32);
     atomic_store(&total, count);
     if (atomic_load(&sleeping)) {
