@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.fast import BYTE_PIECE, SPACE, FastTokenizer, steps
 from model_zoo.tokenizers.glm4 import WORDS, GLM4Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
+
+log = logging.getLogger("pet")
 
 # how a text is cut into words before merging → llama.cpp's name for it
 CUTS = {
@@ -96,10 +99,7 @@ def _byte_fallback(writer, tokenizer: FastTokenizer, kinds) -> dict[int, tuple[s
     merges = [tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model.get("merges") or []]
     whole = {token["content"] for token in added}.union(tokenizer.special_tokens)
     _check_merges(tokenizer, description, merges, whole)
-    scores: dict[str, float] = {}
-    for pair in merges:
-        scores.setdefault("".join(pair), -float(len(scores)))
-    found = {}
+    scores, found = _scores(tokenizer, merges), {}
     for text, number in model["vocab"].items():
         byte = BYTE_PIECE.fullmatch(text)
         score = 0.0 if byte else scores.get(text, -float(len(scores)))
@@ -127,13 +127,35 @@ def _check_merges(tokenizer: FastTokenizer, description: dict, merges: list[tupl
     splits = {(piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece))}
     if missing := {pair for pair in splits.difference(merges) if pieces.issuperset(pair)}:
         problem = f"{' + '.join(min(missing))} makes a piece, but is no merge"
-    made = ["".join(pair) for pair in merges]
-    if len(set(made)) != sum(piece != before for piece, before in zip(made, ["", *made], strict=False)):
-        problem = "the merges that make a piece do not follow one another"
     if problem:
-        raise InputError(
-            f"{tokenizer.source}: is no sentencepiece model, so that llama.cpp would cut texts otherwise: {problem}"
-        )
+        raise no_sentencepiece(tokenizer, problem)
+    if any(step.get("prepend_scheme", "never") != "never" for step in steps_taken):
+        log.warning("%s: llama.cpp puts a space in front of texts that begin with one, too", tokenizer.source)
+
+
+def _scores(tokenizer: FastTokenizer, merges: list[tuple[str, ...]]) -> dict[str, float]:
+    """{piece: score}, by the order of merges. Pieces whose merges are mixed have one score, as sentencepiece's runs of
+    spaces have; with others it could not be had."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        first.setdefault("".join(pair), rank)
+        last["".join(pair)] = rank
+    scores: dict[str, float] = {}
+    end, score, letters = -1, 0.0, set()
+    for piece, rank in first.items():
+        if rank > end:
+            score, letters = score - 1.0, set()
+        letters |= set(piece)
+        if rank <= end and len(letters) > 1:
+            raise no_sentencepiece(tokenizer, f"the merges that make {piece} are mixed with others")
+        scores[piece], end = score, max(end, last[piece])
+    return scores
+
+
+def no_sentencepiece(tokenizer: FastTokenizer, why: str) -> InputError:
+    """For a tokenizer.json that is refused."""
+    return InputError(f"{tokenizer.source}: is no sentencepiece model; llama.cpp would cut texts otherwise: {why}")
 
 
 def _marks_spaces(step: dict, pieces: set[str]) -> bool:
