@@ -57,7 +57,7 @@ ENTRY = {
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
 RANKING |= {"field_completion": "answer", "field_label": "label"}
-RANKED_TYPES = ("chat_template", "chatml", "llama3", "zephyr", "None")
+RANKED_TYPES = ("chat_template", "chatml", "llama3", "zephyr", "bradley_terry", "None")
 """Of data sets of preferences; their columns are recognised."""
 RL = ("dpo", "ipo", "simpo", "orpo", "kto")
 KEYS = {
@@ -167,8 +167,9 @@ TABLE = {
     "tokenizer_config": "model.tokenizer",
     "special_tokens": _special_tokens,
     **same(TOKENS, "tokens resize_token_embeddings_to_32x"),
-    **same(MODEL, "base_model_config base_model_ignore_patterns model_type is_*_derived_model tokenizer_type"),
-    **same(MODEL, "tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 lora_fan_in_fan_out gptq gptq_*"),
+    **same(MODEL, "base_model_config base_model_ignore_patterns model_type num_labels is_*_derived_model"),
+    **same(MODEL, "tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 gptq gptq_*"),
+    "lora_fan_in_fan_out": MODEL,
     "load_in_8bit": flag("model.quantization.type", "int8"),
     "load_in_4bit": _four_bits,
     "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
@@ -204,7 +205,9 @@ TABLE = {
     # preferences
     "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
     **same(NOTHING_GENERATED, "trl vllm"),
-    **same(LOSS, "dpo_use_* dpo_loss_* cpo_alpha"),
+    "reward_model": Refused("true or false was expected", harmless=(True,)),
+    "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
+    **same(LOSS, "dpo_use_* dpo_loss_* cpo_alpha center_rewards_coefficient"),
     # the run
     "micro_batch_size": "train.batch_size",
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
@@ -257,7 +260,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
-    given = preferences(t, values["rl"] if values.get("rl") in RL else "sft", given, KEYS)
+    reward = "reward" if values.get("reward_model") is True else "sft"
+    given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, KEYS)
     # of micro_batch_size, of datasets and of the schedule
     order = sorted(given, key=lambda name: name in ("batch_size", "test_datasets", "lr_quadratic_warmup"))
     t.apply({name: given[name] for name in order}, TABLE)

@@ -3,7 +3,7 @@
 =====================  ==========================================================================================
 what is compared       columns
 =====================  ==========================================================================================
-two answers            prompt (or question, instruction [input]; messages, conversations, conversation) [system];
+two answers            prompt (or question, instruction [input], input, messages, conversation[s]) [system];
                        chosen, rejected: a text, a message, or messages, with or without the question before them
 two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
                        turn are the same
@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction")
+QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction", "input")
 ANSWERS = ("completion", "response", "answer", "output")
 TURN = re.compile(r"\n*\b(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
@@ -68,13 +68,14 @@ def _question(columns: Mapping[str, Any]) -> Messages:
     found: Messages = []
     if columns.get("system"):
         found.append({"role": "system", "content": columns["system"]})
-    value = next((columns[name] for name in QUESTIONS if columns.get(name)), None)
+    name = next((name for name in QUESTIONS if columns.get(name)), "input")
+    value = columns.get(name) or None
     if isinstance(value, list):
         return found + value
     if isinstance(value, str) and len(turns := _turns(value)) > 1:
         return found + (turns if turns[-1]["content"] else turns[:-1])
     if value is not None:
-        more = columns.get("input") or ""
+        more = name != "input" and columns.get("input")
         found.append({"role": "user", "content": "\n".join(filter(None, (value, more)))})
     return found
 

@@ -10,10 +10,11 @@ from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.reading import Checkpoint
 from pet.names import find_model
 from pet.parallel.whole import base_fingerprint
+from pet.train.objectives.reference import Reference
 
 
 def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: bool = False):
-    """This process's part of the recipe's model, with its adapter.
+    """This process's part of the recipe's model, with its adapter, and with another one that is its reference.
 
     The whole model is built without its weights, which takes no memory, and cut; then the part is read from the files.
     Where the start depends on whole weights (random ones, PiSSA, OLoRA, a prefix that begins as a text, prompts and
@@ -29,20 +30,22 @@ def divided_model(recipe, distributed, load: Callable, attach: Callable, fresh: 
     Raises:
         InputError: as `load` and `attach`; heads or layers that cannot be divided.
     """
-    section, adapter = recipe.model, recipe.adapter
+    section, adapter, reference = recipe.model, recipe.adapter, Reference(recipe.train.reference)
     known = fresh and (getattr(adapter, "init", None) in FROM_WEIGHTS or getattr(adapter, "init_text", None))
     if not (section.from_scratch or section.config or known):
         directory = find_model(section.path)
         config, quantization = AutoConfig.from_pretrained(directory), section.quantization.settings()
         with Checkpoint(directory) as checkpoint:
             model = AutoModel.unloaded(checkpoint, config, section.dtype, quantization)
-        if not fresh:
+        if reference.directory or not fresh:
             model.base_fingerprint = base_fingerprint(model, directory)  # a loaded adapter is checked against it
         attach(model)
+        reference.attach(model)
         if not starts_from_base(model):
             return distributed.prepare(model, directory)
     model = load(recipe)
     attach(model)
+    reference.attach(model)
     return distributed.prepare(model)
 
 

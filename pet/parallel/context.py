@@ -302,10 +302,10 @@ class ParallelContext(DistributedContext):
             self.meter = Meter(step, talking_graphs=self.mesh.tensor > 1 or self.base_group is not None)
         return step
 
-    def wrap_measure(self, measure, model, objective):
+    def wrap_measure(self, measure, model, sums):
         if self.mesh.pipeline == 1:
             return measure
-        return PipelineMeasure(measure, objective, model, self.mesh, self.pipeline_group)
+        return PipelineMeasure(measure, sums, model, self.mesh, self.pipeline_group)
 
 
 def role_of_segment(segment) -> str:

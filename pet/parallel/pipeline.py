@@ -20,7 +20,7 @@ from pet.parallel import collectives
 from pet.parallel.mesh import Mesh
 from pet.parallel.schedule import Neighbour, one_forward_one_backward
 from pet.train.compiled import Compiled
-from pet.train.objectives.base import MODEL_ARRAYS, Objective
+from pet.train.objectives.base import MODEL_ARRAYS
 from pet.train.segments import flatten
 from pet.train.step import TrainStep, in_whole, mix, sum_of, tensors, weighted
 
@@ -143,31 +143,33 @@ class Pipeline:
 
 
 class PipelineMeasure:
-    """An evaluation's forward through all stages; every process gets the result.
+    """A forward through all stages; every process gets the result.
 
     Args:
-        measure: ``(input_ids or activations, …) → sums``, the last stage's part.
-        objective: says how many sums there are.
+        measure: ``(input_ids or activations, …) → numbers``, the last stage's part.
+        sums: how many numbers it gives; None: one for each token.
         model, mesh: as for `Pipeline`.
         group: the stages.
     """
 
-    def __init__(self, measure: Compiled, objective: Objective, model, mesh: Mesh, group: collectives.Group):
-        self.measure, self.sums, self.mesh, self.group = measure, objective.sums, mesh, group
+    def __init__(self, measure: Compiled, sums: int | None, model, mesh: Mesh, group: collectives.Group):
+        self.measure, self.sums, self.mesh, self.group = measure, sums, mesh, group
         self.before, self.behind = neighbours(mesh, model)
         around = functools.partial(in_whole, model)
         self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
 
-    def __call__(self, input_ids, position_ids, start, end, *own) -> list[Tensor]:
+    def __call__(self, input_ids, position_ids, start, end, *own) -> list[Tensor] | Tensor:
         x = self.before.exchange(rows=start.size)
         x = input_ids if x is None else x
-        numbers = [0.0] * self.sums
+        numbers = np.zeros(self.sums or start.size)
         if self.mesh.is_last:
-            numbers = [float(value.asnumpy()) for value in self.measure(x, position_ids, start, end, *own)]
+            found = self.measure(x, position_ids, start, end, *own)
+            numbers = np.array([value.asnumpy() for value in found] if self.sums else found.asnumpy())
         else:
             self.behind.exchange(self.forward(x, position_ids, start, end))
             self.behind.finish()
-        return [Tensor(value, ms.float64) for value in collectives.sum_numbers(numbers, self.group)]
+        found = collectives.sum_numbers(numbers, self.group)
+        return [Tensor(value, ms.float64) for value in found] if self.sums else Tensor(found, ms.float32)
 
 
 def neighbours(mesh: Mesh, model) -> list[Neighbour]:

@@ -32,8 +32,6 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield ("eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers")
     if train.objective in (*OPTIONS["reference"], "kto"):  # it is computed before the first step, by the whole model
         without = "orpo and simpo have no reference"
-        if recipe.parallel.pipeline > 1:
-            yield ("parallel.pipeline", "train.objective", f"{train.objective} needs the whole model; {without}")
         off = ADAPTERS_OFF if recipe.data.streaming and not getattr(recipe.adapter, "load", None) else PRECOMPUTE
         off = train.objective != "kto" and (train.reference or off) == ADAPTERS_OFF
         if off and recipe.adapter.method == "none":

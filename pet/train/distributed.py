@@ -98,8 +98,8 @@ class DistributedContext:
         """The training step (`pet.train.step.TrainStep`) as this layout carries it out."""
         return step
 
-    def wrap_measure(self, measure: Callable, model, objective) -> Callable:
-        """The same for an evaluation's ``(*arrays) → sums`` of the objective."""
+    def wrap_measure(self, measure: Callable, model, sums: int | None) -> Callable:
+        """The same for a forward alone, ``(*arrays)`` → so many sums; None: a number for each token ``(B·S,)``."""
         return measure
 
     def gather(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

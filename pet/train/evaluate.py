@@ -55,7 +55,7 @@ class LossEvaluation:
         around = functools.partial(in_whole, self.model)
         function = self.objective.measured(self.model, self.compiled)
         measure = Compiled(function, self.compiled, around, self.model.get_parameters())
-        self.measure = self.distributed.wrap_measure(measure, self.model, self.objective)
+        self.measure = self.distributed.wrap_measure(measure, self.model, self.objective.sums)
 
     def __call__(self) -> dict[str, float]:
         """What the objective's `metrics` makes of the sums over all batches."""

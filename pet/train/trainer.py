@@ -164,6 +164,7 @@ class Trainer(Measuring, Saving):
         if (losses := getattr(self.evaluation, "losses", None)) is not None:
             losses.compile_anew()  # it was made before the precision was set
             self.objective.begin(model, losses.feed, False, self.distributed, self.compiled)
+        self.objective.begun(model)
 
     # The loop --------------------------------------------------------------------------------------------------------
 

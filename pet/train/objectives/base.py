@@ -53,6 +53,9 @@ class Objective(nn.Cell):
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         """Called once for each feed before the first step, for what depends on the model as it is then."""
 
+    def begun(self, model) -> None:
+        """Called once after `begin` of all feeds of a training run: what these alone needed may go."""
+
     def count(self, batch: dict[str, Any]) -> int:
         """By what the summed loss of a prepared batch is divided, together with that of all others of its step."""
         raise NotImplementedError(f"{type(self).__name__}.count: by what is the loss divided?")

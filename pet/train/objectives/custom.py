@@ -37,6 +37,9 @@ class CustomForward(Objective):
     def begin(self, *arguments) -> None:
         self.objective.begin(*arguments)
 
+    def begun(self, model) -> None:
+        self.objective.begun(model)
+
     def count(self, batch: dict[str, Any]) -> int:
         return self.objective.count(batch)
 

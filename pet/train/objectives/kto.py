@@ -59,7 +59,7 @@ class KTO(Preference):
         if self.scores is None:
             self.distributed, self.layout = distributed, layout_of(model)
             offset = getattr(model, "position_offset", 0)
-            self.scores = Score(model, compiled, offset), Score(model, compiled, offset)
+            self.scores = tuple(Score(model, distributed, compiled, offset) for _ in range(2))
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         batch = super().prepare(batch, training)

@@ -70,6 +70,9 @@ class Preference(Objective):
         if self.uses_reference:
             self.reference.begin(model, feed, training, distributed, compiled)
 
+    def begun(self, model) -> None:
+        self.reference.end(model)
+
     # Graph code
 
     def by_pair(self, picked, labels, document, reference):

@@ -33,6 +33,9 @@ from pet.train.objectives.causal import CausalLM, head_numbers, plain_head, shif
 
 log = logging.getLogger("pet")
 
+ADAPTER = "reference"
+"""The name of an adapter that is the reference, while it is on the model."""
+
 VERSION = 1  # goes into every digest: raise it when the same input gives other numbers than before
 
 
@@ -60,12 +63,10 @@ class Reference:
         """Computes, or reads, what is needed of a feed's answers.
 
         Raises:
-            InputError: the feed streams and the reference is an adapter, or this process has a part of the model only.
+            InputError: the feed streams and the reference is an adapter, or that is not on a model that was divided.
         """
         if training in self.known or (training and self.score is not None):
             return
-        if not distributed.can_generate:
-            raise InputError("parallel.pipeline: the reference needs the whole model; orpo and simpo have none")
         if training:
             base = self.directory is not None or self.by_batch or self.of_base
             self.as_it_is = not base and started_from_file(model)
@@ -73,7 +74,7 @@ class Reference:
         if training and (self.by_batch or feed.steps_per_epoch(0) is None):
             if self.directory is not None or self.as_it_is:
                 raise InputError("data.streaming: an adapter as reference needs data that does not stream")
-            self.score = Score(model, compiled, offset)
+            self.score = Score(model, distributed, compiled, offset)
             return
         with self.on(model, distributed):
             self.known[training] = kept(model, feed, distributed, compiled, offset)
@@ -85,6 +86,21 @@ class Reference:
                 return self.score(batch)
         known = self.known[training]
         return [[known[key] for key in keys] for keys in keys_of(batch, documents)]
+
+    def attach(self, model) -> None:
+        """Loads an adapter that is the reference into a whole model that is divided next; what is trained stays so."""
+        from adapters.registry import registry
+        from adapters.saving import load_adapter
+
+        if self.directory is None:
+            return
+        trained = {id(parameter) for parameter in model.get_parameters() if parameter.requires_grad}
+        load_adapter(model, self.directory, name=ADAPTER, activate=False)
+        for module in registry(model).get(ADAPTER).modules.values():
+            for parameter in module.get_parameters():
+                parameter.buffer = True  # it is none of the model's weights
+        for parameter in model.get_parameters():
+            parameter.requires_grad = id(parameter) in trained
 
     @contextlib.contextmanager
     def on(self, model, distributed):
@@ -98,30 +114,40 @@ class Reference:
             with disable_adapters(model) if bare else contextlib.nullcontext():
                 yield
             return
-        if distributed.divides_model:
-            raise InputError("train.reference: an adapter as reference needs the whole model in each process")
         selected = list(registry(model).selected)
-        load_adapter(model, self.directory, name="reference")
+        if not distributed.divides_model:
+            load_adapter(model, self.directory, name=ADAPTER)
+        elif ADAPTER not in registry(model).adapters:
+            raise InputError(f"train.reference: load it as {ADAPTER!r} before the model is divided")
         try:
-            set_adapter(model, "reference")
+            set_adapter(model, ADAPTER)
             yield
         finally:
             set_adapter(model, selected)
-            delete_adapter(model, "reference")
+            if not distributed.divides_model:
+                delete_adapter(model, ADAPTER)
+
+    def end(self, model) -> None:
+        """Takes the adapter off that was loaded before the model was divided: no file is to hold it."""
+        from adapters.apply import delete_adapter
+        from adapters.registry import registry
+
+        if self.directory is not None and ADAPTER in registry(model).adapters:
+            delete_adapter(model, ADAPTER)
 
 
 def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> dict[Any, np.ndarray]:
     """The log-probabilities of a feed's answers by the model as it is, by their keys; those of a dataset from disk
     where they are there, and on disk afterwards. No digest says what a model of the user's own computes."""
     if not hasattr(feed, "dataset") or not hasattr(model, "family"):
-        return dict(computed(model, feed, compiled, offset))
+        return dict(computed(model, feed, distributed, compiled, offset))
     lengths = np.asarray(feed.dataset.lengths)
     file = writable_directory(feed.settings.cache_dir) / f"reference-{digest(model, feed, distributed, compiled)}.npz"
     whole = read(file, int(lengths.sum()))
     ends = np.cumsum(lengths)
     if distributed.any(whole is None):  # all compute together, or none
         whole = np.zeros(int(lengths.sum()), np.float32)
-        for key, values in computed(model, feed, compiled, offset):
+        for key, values in computed(model, feed, distributed, compiled, offset):
             whole[ends[key] - lengths[key] : ends[key]] = values
         if distributed.data_size > 1:
             whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
@@ -132,9 +158,9 @@ def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> di
     return dict(enumerate(np.split(whole, ends[:-1])))
 
 
-def computed(model, feed, compiled: bool = True, offset: int = 0):
+def computed(model, feed, distributed, compiled: bool = True, offset: int = 0):
     """The keys of a feed's documents and their log-probabilities, by the model as it is."""
-    score = Score(model, compiled, offset)
+    score = Score(model, distributed, compiled, offset)
     for batch in feed.batches(0, 0):
         for keys, values in zip(keys_of(batch, documents_of(batch)), score(batch), strict=True):
             yield from zip(keys, values, strict=True)
@@ -221,13 +247,14 @@ class Score:
         offset: the positions that the batches leave out in front, for an adapter that need not take part here.
     """
 
-    def __init__(self, model, compiled: bool = True, offset: int = 0):
+    def __init__(self, model, distributed, compiled: bool = True, offset: int = 0):
         from pet.train.step import in_whole
 
         self.model, self.compiled, self.offset = model, compiled, offset
         of_hidden = picked_of_hidden(model, measured=True) if compiled else None
         forward = through(model, functools.partial(picked_of_logits, CausalLM()), of_hidden)
-        self.graph = Compiled(forward, compiled, functools.partial(in_whole, model), model.get_parameters())
+        graph = Compiled(forward, compiled, functools.partial(in_whole, model), model.get_parameters())
+        self.graph = distributed.wrap_measure(graph, model, None)
 
     def __call__(self, batch: dict[str, Any]) -> list[list[np.ndarray]]:
         from pet.train.measuring import fast

@@ -336,6 +336,8 @@ DPO = {"objective": "dpo"}
             {"objective": "dpo", "beta": 0.2, "sft_weight": 1.0},
         ),
         ("axolotl", {"rl": "orpo", "orpo_alpha": 0.25}, {"objective": "orpo", "beta": 0.25}),
+        ("axolotl", {"reward_model": True, "num_labels": 1, "rl_beta": 0.3}, {"objective": "reward"}),
+        ("axolotl", {"reward_model": False}, {}),
     ],
 )
 def test_preferences(tmp_path, system, given, expected):
@@ -365,6 +367,35 @@ def test_llama_factorys_ranked_data_set(tmp_path):
         "auto",
         {"messages": "talk", "chosen": "good", "rejected": "bad"},
     )
+
+
+@pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
+def test_a_reward_models_job_file(base, tmp_path, system):
+    """From the file to the pairs that are read, whose question axolotl calls input."""
+    from pet.data.load import load_dataset
+    from pet.train.prepare import data_settings, load_tokenizer
+
+    row = {"system": "Be short.", "input": "Who?", "chosen": "Me.", "rejected": "I do not know."}
+    rows = write(tmp_path / "rows.jsonl", json.dumps(row) + "\n" + json.dumps({**row, "input": "Where?"}))
+    if system == "llama_factory":
+        file = {"model_name_or_path": str(base), "stage": "rm", "dataset": str(rows), "finetuning_type": "lora"}
+    else:
+        file = {"base_model": str(base), "adapter": "lora", "reward_model": True, "num_labels": 1}
+        file |= {"model_type": "AutoModelForSequenceClassification", "sequence_len": 128}
+        file["datasets"] = [{"path": str(rows), "type": "bradley_terry.chat_template"}]
+    file["output_dir"] = str(tmp_path / "out")
+    recipe = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(file)), ["data.max_length=128"])
+    assert recipe.train.objective == "reward"
+    dataset = load_dataset(recipe.data.train, load_tokenizer(recipe), settings=data_settings(recipe))
+    assert dataset.documents == 2 and len(dataset) == 4
+    for more, message in (
+        ({"process_reward_model": True}, "process_reward_model: True: one score for a whole answer"),
+        ({"reward_model": "rough"}, "reward_model: 'rough': true or false was expected"),
+        ({"reward_model": True, "center_rewards_coefficient": 0.01}, "center_rewards_coefficient: 0.01: a loss"),
+    ):
+        if system == "axolotl":
+            with pytest.raises(InputError, match=message):
+                load_any(write(tmp_path / "job.yaml", yaml.safe_dump({**file, **more})))
 
 
 STRANGE = ["x", -1, True, [1], {"a": 1}, float("nan")]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import pet
+from model_zoo.checkpoint.safetensors_io import read_file
 from pet import AutoModel, apply_lora
 from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
@@ -365,7 +366,8 @@ def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path)
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     finetune("prefix", cache, "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
     feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
-    expected = dict(reference.computed(model, Loader(feed.dataset, feed.batch_size, feed.settings)))
+    plain = Loader(feed.dataset, feed.batch_size, feed.settings)
+    expected = dict(reference.computed(model, plain, DistributedContext()))
     found = reference.kept(model, feed, DistributedContext(), offset=4)
     for key, values in expected.items():
         np.testing.assert_allclose(found[key], values, atol=1e-5)
@@ -390,10 +392,10 @@ def test_every_weight_may_be_trained(finetune):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-@pytest.mark.parametrize("layout", ["data", "tensor"])
+@pytest.mark.parametrize("layout", ["data: 2", "tensor: 2", "pipeline: 2, micro_batches: 2"])
 def test_layouts_equal_one_process(finetune, layout, objective):
     how = {"objective": objective, "steps": 3, "batch_size": 8}
-    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel.{layout}=2", **how)
+    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
     assert len({line["loss"] for line in one}) > 1
     for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
         expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
@@ -402,11 +404,32 @@ def test_layouts_equal_one_process(finetune, layout, objective):
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_an_objective_without_a_reference(finetune):
-    layout = "parallel={pipeline: 2, micro_batches: 2}"
-    one, lines = (finetune(name, *more, objective="simpo", steps=3)[0] for name, more in (("1", []), ("2", [layout])))
-    for name in ("loss", "reward_margin"):
-        assert [line[name] for line in lines] == pytest.approx([line[name] for line in one], rel=1e-4), name
+@pytest.mark.parametrize("layout", ["tensor: 2", "pipeline: 2, micro_batches: 2"])
+def test_another_adapter_as_reference_of_a_divided_model(finetune, tmp_path, layout):
+    """It takes part in nothing but the reference: files hold what one process writes, and nothing else."""
+    finetune("other", steps=2)
+    how = {"reference": str(tmp_path / "other/adapter"), "steps": 3, "save_every": 3}
+    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
+    assert abs(one[0]["loss"] - np.log(2)) > 1e-3
+    for name in ("loss", "reward_margin", "kl"):
+        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[name] for line in lines] == expected, name
+    assert divided["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    assert [divided[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
+    for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000003/adapter/adapter_model.safetensors"):
+        names = [read_file(tmp_path / run / file).keys() for run in ("one", "two")]
+        assert names[0] == names[1], file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor: 2", "pipeline: 2, micro_batches: 2"])
+def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(finetune, tmp_path, layout):
+    finetune("other", steps=2)
+    how = {"reference": str(tmp_path / "other/adapter"), "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum"}
+    how |= {"adapter": {"method": "none"}}
+    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert divided["trainable"] == alone["trainable"] == alone["total"]
 
 
 @pytest.mark.slow
@@ -421,11 +444,9 @@ def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
     assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_pipeline_and_streams_have_no_reference(finetune):
+def test_streams_have_no_reference_beforehand(finetune):
     said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0", "train.reference=precompute")
     assert "data.streaming: dpo reads the data beforehand; orpo and simpo have no reference" in said
-    said, _ = finetune("wrong", "parallel.pipeline=2", "parallel.micro_batches=2", objective="ipo")
-    assert "parallel.pipeline: ipo needs the whole model; orpo and simpo have no reference" in said
 
 
 def test_settings_of_other_objectives_are_an_error(finetune):
