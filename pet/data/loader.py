@@ -10,7 +10,7 @@ import numpy as np
 from model_zoo.errors import InputError
 
 from .dataset import TokenDataset
-from .packing import LayoutFunction, causal_layout, collate
+from .packing import LayoutFunction, causal_layout, collate, shared_tokens
 from .plan import Plan, make_plan
 from .settings import DataSettings
 
@@ -53,7 +53,7 @@ class Loader:
     Args:
         dataset: the samples.
         batch_size: B, rows in a batch of one rank.
-        settings: ``packing``, ``max_length``, ``buckets``, ``shuffle`` and ``seed`` are used here.
+        settings: ``packing``, ``max_length``, ``buckets``, ``shuffle``, ``seed`` and ``share_question`` are used here.
         layout: positions and visibility of one document; the model family's, where it is not causal.
         pad_token_id: what stands in padded places.
         accumulation: batches in an optimizer step.
@@ -87,6 +87,7 @@ class Loader:
         self.layout = layout or causal_layout
         self.pad_token_id = pad_token_id or 0
         self._plan: tuple[int, Plan] | None = None
+        self._shared: tuple[TokenDataset, np.ndarray] | None = None
         self._check()
         self._position_rows = int(np.shape(self.layout(self._first_ids())[0])[0]) if self._two_dimensional() else 1
 
@@ -109,12 +110,29 @@ class Loader:
     def plan(self, epoch: int) -> Plan:
         """The rows of an epoch; the last one asked for is kept."""
         if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, self._make_plan(self.dataset.lengths, epoch, 0))
+            self._plan = (epoch, self._make_plan(self.dataset, epoch, 0))
         return self._plan[1]
 
-    def _make_plan(self, lengths: np.ndarray, epoch: int, window: int) -> Plan:
+    def shared(self, dataset: TokenDataset) -> np.ndarray | None:
+        """(pairs,) the tokens that each pair of documents shares; None where they share none."""
+        if not self.settings.share_question or dataset.documents != 2:
+            return None
+        if self._shared is None or self._shared[0] is not dataset:
+            pairs = range(0, len(dataset), 2)
+            found = [shared_tokens(dataset[index], dataset[index + 1], self.layout) for index in pairs]
+            self._shared = (dataset, np.asarray(found, np.int64))
+        return self._shared[1]
+
+    def row_lengths(self, dataset: TokenDataset) -> np.ndarray:
+        """(documents,) the tokens that each takes in a row: of a pair that shares some, the second one has the rest."""
+        lengths, shared = np.array(dataset.lengths), self.shared(dataset)
+        if shared is not None:
+            lengths[1::2] -= shared
+        return lengths
+
+    def _make_plan(self, dataset: TokenDataset, epoch: int, window: int) -> Plan:
         return make_plan(
-            lengths,
+            self.row_lengths(dataset),
             packing=self.settings.packing,
             max_length=self.settings.max_length,
             rows_per_step=self.batch_size * self.accumulation * self.world_size,
@@ -123,7 +141,7 @@ class Loader:
             epoch=epoch,
             buckets=self.settings.buckets,
             window=window,
-            documents=self.dataset.documents,
+            documents=dataset.documents,
         )
 
     def steps_per_epoch(self, epoch: int = 0) -> int | None:
@@ -150,7 +168,7 @@ class Loader:
         """Share of an epoch's tokens that are padding, rows that only fill up the last step included."""
         plan = self.plan(epoch)
         processed = int(plan.lengths.sum()) * plan.rows_per_step
-        return 1.0 - float(self.dataset.lengths.sum()) / processed
+        return 1.0 - float(self.row_lengths(self.dataset).sum()) / processed
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from number ``start`` on, this rank's rows of each.
@@ -163,7 +181,7 @@ class Loader:
     def _batches(self, dataset: TokenDataset, plan: Plan, start: int, shift: int) -> Iterator[Batch]:
         """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
         per_batch = self.batch_size * self.world_size
-        labels = _label_tokens(dataset, plan)
+        labels, shared, lengths = _label_tokens(dataset, plan), self.shared(dataset), self.row_lengths(dataset)
         for index in range(start, plan.steps * self.accumulation):
             step = index // self.accumulation
             first = index * per_batch
@@ -177,6 +195,7 @@ class Loader:
                     pad_token_id=self.pad_token_id,
                     layout=self.layout,
                     position_rows=self._position_rows,
+                    shared=None if shared is None else [[int(shared[one // 2]) for one in row[::2]] for row in members],
                 )
             )
             batch["sample_ids"] = members
@@ -185,7 +204,7 @@ class Loader:
             batch.global_label_tokens = int(labels[first : first + per_batch].sum())
             in_step = slice(step * plan.rows_per_step, (step + 1) * plan.rows_per_step)
             batch.step_label_tokens = int(labels[in_step].sum())
-            batch.useful_tokens = sum(len(ids) for row in rows for ids, _ in row)
+            batch.useful_tokens = sum(int(lengths[row].sum()) for row in members)
             yield batch
 
     def where(self, batch: Batch) -> list[str]:

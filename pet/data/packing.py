@@ -25,6 +25,17 @@ question ``a b`` in the document above::
     end            2   2   3   4   5   6   7       a sees b
 
 Its positions have two rows, the place in the text and the place in the answer; the batch is then (B, 2, S).
+
+Two answers to one question may share it: ``a b c d`` and ``a b e f g``, of which ``a b`` is the question. Its last
+token predicts the first one of each answer, and so stands in front of each. The first answer lies before the rest of
+the question, backwards, so that what its tokens see is an interval as well::
+
+    input_ids      d   c   b   a   b   e   f   g
+    labels      -100 -100  d   c -100  e   f   g    still what the token before is to predict: that of b is c, of c is d
+    positions      3   2   1   0   1   2   3   4
+    start          0   1   2   3   3   3   3   3
+    end            4   4   4   4   5   6   7   8
+    document       0   0   0   0   1   1   1   1
 """
 
 from __future__ import annotations
@@ -37,12 +48,29 @@ from .dataset import IGNORED
 
 # (ids (S,)) -> (position_ids (S,) or (2, S), end (S,)): one unpadded document, counted from its own first token
 LayoutFunction = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Sample = tuple[np.ndarray, np.ndarray]
 
 
 def causal_layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions 0, 1, 2 …, and each token sees itself and what stands before it."""
     positions = np.arange(len(ids), dtype=np.int32)
     return positions, positions + 1
+
+
+def shared_tokens(first: Sample, second: Sample, layout: LayoutFunction) -> int:
+    """How many tokens at the beginning of two documents (ids, trained) can stand in a row once for both: the same ones,
+    at the same positions, none of which is learnt, predicts what is learnt, or sees a token that is not shared."""
+    (ids, trained), (others, learnt) = first, second
+    most = min(len(ids), len(others))
+    ends_at = np.flatnonzero((ids[:most] != others[:most]) | trained[:most] | learnt[:most])
+    shared = (int(ends_at[0]) if len(ends_at) else most) - 1
+    if shared < 1:
+        return 0
+    (positions, ends), (beside, until) = layout(ids), layout(others)
+    same = np.array_equal(positions[..., :shared], beside[..., :shared])
+    same &= np.array_equal(ends[:shared], until[:shared])
+    own = all(np.array_equal(each[shared:], np.arange(shared, len(each)) + 1) for each in (ends, until))
+    return shared if same and own and ends[:shared].max() <= shared else 0
 
 
 def first_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[np.ndarray]:
@@ -128,14 +156,15 @@ def bucket_edges(lengths: Sequence[int] | np.ndarray, count: int, max_length: in
 
 
 def collate(
-    rows: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]],
+    rows: Sequence[Sequence[Sample]],
     length: int,
     *,
     pad_token_id: int = 0,
     layout: LayoutFunction = causal_layout,
     position_rows: int = 1,
+    shared: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Lay documents into rows (the drawing at the head of this module).
+    """Lay documents into rows (the drawings at the head of this module).
 
     Args:
         rows: for each row its documents (ids, trained); an empty row becomes padding from end to end.
@@ -143,10 +172,13 @@ def collate(
         pad_token_id: what stands where nothing stands.
         layout: gives the positions and the ends of one document; the family's, for a model that is not causal.
         position_rows: 1, or 2 where ``layout`` gives positions (2, S).
+        shared: for each row how many tokens each two neighbouring documents share (`shared_tokens`); None: documents
+            are no pairs.
 
     Returns:
         int32 arrays: ``input_ids``, ``labels``, ``start``, ``end`` (B, S); ``position_ids`` (B, S) or (B, 2, S).
-        Labels are not shifted: position t of the logits predicts ``labels[:, t + 1]``; -100 is not learnt.
+        Labels are not shifted: position t of the logits predicts ``labels[:, t + 1]``; -100 is not learnt. Of pairs
+        also ``document`` (B, S), the number of each token's document in its row.
 
     Raises:
         ValueError: the documents of a row do not fit in ``length``.
@@ -158,17 +190,36 @@ def collate(
     own = np.arange(length, dtype=np.int32)
     start = np.tile(own, (batch, 1))
     end = start + 1
+    document = np.zeros((batch, length), np.int32)
     for row, documents in enumerate(rows):
         at = 0
-        for ids, trained in documents:
+        for number, (ids, trained) in enumerate(documents):
+            common = shared[row][number // 2] if shared is not None else 0
+            if common and number % 2 == 0:
+                branch = len(ids) - common
+                middle = at + branch
+                if middle + len(documents[number + 1][0]) > length:
+                    raise ValueError(f"the documents of row {row} need more than its {length} tokens")
+                places = np.concatenate((middle + np.arange(common), middle - 1 - np.arange(branch)))
+                input_ids[row, places] = ids
+                positions[row][..., places] = layout(ids)[0]
+                end[row, at:middle] = middle + common
+                predicted = places[common:-1] + 1
+                labels[row, predicted] = np.where(trained, ids, IGNORED)[common + 1 :]
+                document[row, at : middle + common] = number
+                at = middle
+                continue
             stop = at + len(ids)
             if stop > length:
                 raise ValueError(f"the documents of row {row} need {stop} tokens, the row has {length}")
             input_ids[row, at:stop] = ids
-            labels[row, at:stop] = np.where(trained, ids, IGNORED)
-            labels[row, at] = IGNORED
+            own_labels = slice(at + common + 1, stop)  # before them are the other answer's, or nothing predicts them
+            labels[row, own_labels] = np.where(trained, ids, IGNORED)[common + 1 :]
+            document[row, at + common :] = number
             positions[row, ..., at:stop], ends = layout(ids)
             start[row, at:stop] = at
             end[row, at:stop] = np.asarray(ends) + at
             at = stop
-    return {"input_ids": input_ids, "labels": labels, "position_ids": positions, "start": start, "end": end}
+        document[row, at:] = len(documents)
+    found = {"input_ids": input_ids, "labels": labels, "position_ids": positions, "start": start, "end": end}
+    return found if shared is None else {**found, "document": document}

@@ -16,6 +16,8 @@ class DataSettings:
 
     Attributes:
         conversations, documents: of the objective, see `pet.train.objectives.base.Objective`; no settings of a recipe.
+        share_question: whether two documents of a sample stand in a row with what they begin with together once
+            (:mod:`pet.data.packing`); no setting of a recipe either.
 
     Raises:
         InputError: a value that a recipe could not have.
@@ -41,6 +43,7 @@ class DataSettings:
     cache_dir: str | None = None
     conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
     documents: int = 1
+    share_question: bool = False
 
     def __post_init__(self) -> None:
         from pet.recipe.data import Data

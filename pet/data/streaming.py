@@ -152,6 +152,7 @@ class StreamLoader(Loader):
         chosen = self.settings
         rows_per_step = self.batch_size * self.accumulation * self.world_size
         self._key = f"{chosen.packing} {chosen.max_length} {chosen.buckets} {rows_per_step}"
+        self._key += " shared" * chosen.share_question
 
     def _check(self) -> None:
         if not self.dataset.windows:
@@ -211,7 +212,7 @@ class StreamLoader(Loader):
                     window = ready.result()
                     if place + 1 < len(order):
                         ready = ahead.submit(self.dataset.window, order[place + 1], pool)
-                    plan = self._make_plan(window.lengths, epoch, number + 1)
+                    plan = self._make_plan(window, epoch, number + 1)
                     if self.rank == 0:
                         self.dataset.note_steps(self._key, number, plan.steps)
                     count = plan.steps * self.accumulation

@@ -59,12 +59,12 @@ class StepResult:
 def count_useful(batch: dict[str, Any]) -> int:
     """Tokens of a batch that are not padding.
 
-    Padding sees itself alone and is seen by nobody: a token whose own interval starts at itself is real only if the
-    next one's starts there too (the drawing in `pet.data.packing`).
+    Padding sees itself alone and is seen by nobody: a token that sees no other is real only if the next one's interval
+    starts there (the drawings in `pet.data.packing`).
     """
     start = np.asarray(batch["start"])
     own = np.arange(start.shape[1])
-    real = start != own
+    real = (start != own) | (np.asarray(batch["end"]) != own + 1)
     real[:, :-1] |= start[:, 1:] == own[:-1]
     return int(real.sum())
 

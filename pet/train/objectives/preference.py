@@ -59,7 +59,8 @@ class Preference(Objective):
         if self.uses_reference:
             for row, values in enumerate(self.reference.of(batch, documents, training)):
                 for number, value in enumerate(values):
-                    found[row, documents[row] == number] = value
+                    own = documents[row] == number
+                    found[row, own] = value[len(value) - own.sum() :]
         return {**batch, "document": documents, "reference": found}
 
     def count(self, batch: dict[str, Any]) -> int:

@@ -148,7 +148,7 @@ def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> di
     if distributed.any(whole is None):  # all compute together, or none
         whole = np.zeros(int(lengths.sum()), np.float32)
         for key, values in computed(model, feed, distributed, compiled, offset):
-            whole[ends[key] - lengths[key] : ends[key]] = values
+            whole[ends[key] - len(values) : ends[key]] = values  # what a pair shares is there once
         if distributed.data_size > 1:
             whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
         atomic_file(file, lambda temporary: write(temporary, whole))
@@ -197,7 +197,7 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     layout = [distributed.data_size, distributed.tensor_rank, distributed.size]
     how = [VERSION, pet.__version__, compiled, available(), layout, feed.batch_size, feed.accumulation]
     how += [model.config.to_dict(), [vars(state.get(name).config) for name in state.running]]
-    names = ("packing", "max_length", "buckets", "shuffle", "seed")
+    names = ("packing", "max_length", "buckets", "shuffle", "seed", "share_question")
     how += [getattr(model, "product_precision", "fp32"), getattr(model, "position_offset", 0)]
     how += [getattr(feed.settings, name) for name in names] + [feed.dataset.documents]
     found.update(json.dumps(how, sort_keys=True, default=plain).encode())
@@ -220,6 +220,8 @@ def plain(value: Any) -> Any:
 
 def documents_of(batch: dict[str, Any]) -> np.ndarray:
     """``(B, S)`` the number of each token's document in its row; padding has numbers of its own, without labels."""
+    if "document" in batch:
+        return batch["document"]
     start = np.asarray(batch["start"])
     return (np.cumsum(start == np.arange(start.shape[1]), axis=1) - 1).astype(np.int32)
 

@@ -45,7 +45,10 @@ class Reward(Objective):
         chosen, rejected = np.zeros(documents.shape, np.int32), np.zeros(documents.shape, np.int32)
         paired = np.zeros(documents.shape, np.float32)
         for row, count in enumerate(counts_of(batch, documents)):
-            last = np.searchsorted(documents[row], np.arange(count), side="right") - 1
+            first, last = (np.searchsorted(documents[row], np.arange(count), side=side) for side in ("left", "right"))
+            # a document that lies backwards begins with its last token, whose interval no other token shares
+            backwards = np.asarray(batch["start"])[row, np.minimum(first + 1, last - 1)] == first + 1
+            last = np.where(backwards, first, last - 1)
             chosen[row, : count // 2], rejected[row, : count // 2] = last[::2], last[1::2]
             paired[row, : count // 2] = 1.0
         return {**batch, "document": documents, "chosen": chosen, "rejected": rejected, "paired": paired}

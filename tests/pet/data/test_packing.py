@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pet.data import bucket_edges, collate, first_fit_decreasing
+from pet.data import bucket_edges, causal_layout, collate, first_fit_decreasing
+from pet.data.packing import shared_tokens
 
 lengths_and_capacity = st.integers(1, 64).flatmap(
     lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=80), st.just(capacity))
@@ -115,6 +116,23 @@ def test_the_drawing_in_the_docstring():
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
 
 
+def test_the_drawing_of_a_pair_in_the_docstring():
+    a, b, c, d, e, f, g = range(11, 18)
+    first = (np.array([a, b, c, d]), np.array([False, False, True, True]))
+    second = (np.array([a, b, e, f, g]), np.array([False, False, True, True, True]))
+    assert shared_tokens(first, second, causal_layout) == 1
+    batch = collate([[first, second]], 8, shared=[[1]])
+    assert batch["input_ids"].tolist() == [[d, c, b, a, b, e, f, g]]
+    assert batch["labels"].tolist() == [[-100, -100, d, c, -100, e, f, g]]
+    assert batch["position_ids"].tolist() == [[3, 2, 1, 0, 1, 2, 3, 4]]
+    assert batch["start"].tolist() == [[0, 1, 2, 3, 3, 3, 3, 3]]
+    assert batch["end"].tolist() == [[4, 4, 4, 4, 5, 6, 7, 8]]
+    assert batch["document"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+    assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
+    with pytest.raises(ValueError, match="need more than its 7 tokens"):
+        collate([[first, second]], 7, shared=[[1]])
+
+
 def prefix_layout(ids):
     """The first half sees itself in both directions; positions have two rows."""
     context = len(ids) // 2
@@ -160,6 +178,72 @@ def test_documents_see_themselves_alone(rows, two_way):
             assert (batch["position_ids"][row][..., span] == positions).all()
             at += len(ids)
         assert (batch["input_ids"][row, at:] == 7).all() and (batch["labels"][row, at:] == -100).all()
+
+
+def question_layout(question):
+    """The question but its last token sees itself in both directions; positions have two rows."""
+
+    def layout(ids):
+        own, context = np.arange(len(ids)), question - 1
+        positions = np.stack([np.minimum(own, context), np.maximum(own - context, 0)])
+        return positions, np.where(own < context, context, own + 1)
+
+    return layout
+
+
+answers = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+pairs = st.lists(st.tuples(answers, answers), min_size=1, max_size=3)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), pairs, st.booleans())
+def test_answers_that_share_a_question_see_what_they_see_alone(question, answers, two_way):
+    """Each document, read off its row in the order of its positions, is what it is in a row of its own."""
+    layout = question_layout(len(question)) if two_way else causal_layout
+    how = {"layout": layout, "position_rows": 2 if two_way else 1}
+    members = []
+    for pair in answers:
+        for answer in pair:
+            members.append((np.array(question + answer), np.arange(len(question + answer)) >= len(question)))
+    shared = [shared_tokens(*members[at : at + 2], layout) for at in range(0, len(members), 2)]
+    assert shared == [len(question) - 1] * len(answers)
+    batch = collate([members], 64, shared=[shared], **how)
+    sees = (batch["start"][0][:, None] <= np.arange(64)) & (np.arange(64) < batch["end"][0][:, None])
+    assert sees.any(axis=1).all(), "a row of the softmax is empty"
+    targets = np.append(batch["labels"][0, 1:], -100)
+    at = 0
+    for pair, common in enumerate(shared):
+        first, second = members[2 * pair], members[2 * pair + 1]
+        middle = at + len(first[0]) - common
+        stop = middle + len(second[0])
+        backwards = np.arange(middle - 1, at - 1, -1) if common else np.arange(at, middle)
+        both = [np.append(np.arange(middle, middle + common), backwards), np.arange(middle, stop)]
+        for number, (places, document) in enumerate(zip(both, (first, second), strict=True)):
+            alone = collate([[document]], len(places), **how)
+            learnt = np.append(alone["labels"][0, 1:], -100)
+            own = slice(common, None)  # the shared tokens predict nothing that is learnt
+            assert batch["input_ids"][0, places].tolist() == alone["input_ids"][0].tolist()
+            assert (batch["position_ids"][0][..., places] == alone["position_ids"][0]).all()
+            assert targets[places][own].tolist() == learnt[own].tolist() and (learnt[:common] == -100).all()
+            key = np.arange(len(places))
+            expected = (alone["start"][0][:, None] <= key) & (key < alone["end"][0][:, None])
+            assert (sees[np.ix_(places, places)] == expected).all()
+            others = np.setdiff1d(np.arange(64), places)
+            assert not sees[np.ix_(places, others)].any()
+            assert (batch["document"][0, places[own]] == 2 * pair + number).all()
+        at = stop
+    assert (targets[at - 1 :] == -100).all() and (batch["document"][0, at:] == len(members)).all()
+
+
+def test_what_only_one_of_two_documents_has_is_not_shared():
+    ids, trained = np.arange(6), np.arange(6) >= 4
+    other = ids.copy()
+    other[2] = 9
+    assert shared_tokens((ids, trained), (other, trained), causal_layout) == 1  # the second predicts what differs
+    assert shared_tokens((ids, ids >= 2), (ids, trained), causal_layout) == 1
+    assert shared_tokens((ids, ids >= 1), (ids, trained), causal_layout) == 0
+    assert shared_tokens((ids, trained), (ids[:3], ids[:3] > 9), causal_layout) == 2
+    behind = question_layout(6)  # the first five see one another
+    assert shared_tokens((ids, trained), (ids, trained), behind) == 0
 
 
 def test_documents_that_do_not_fit_are_refused():
