@@ -5,7 +5,8 @@
 The model is `small` of cases.py with LoRA on all linear layers; a batch is 4 pairs whose answers have 128 tokens each
 with their question, so 1024 tokens. `supervised` is two steps, of the chosen and of the rejected answers' rows; `whole`
 is one step over all of these rows, whose memory DPO's is to be compared with. DPO has the reference's log-probabilities
-beforehand, here and in TRL. Every side is a process of its own; the rounds take turns.
+beforehand, here and in TRL. `shared` is DPO with each question (32 tokens) computed once for both of its answers, in
+rows as long as that needs; `dpo` computes it twice. Every side is a process of its own; the rounds take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from cases import LLAMA_ALL, MODELS
 
 PAIRS, LENGTH, QUESTION, RATE = 4, 128, 32, 1e-4
-SIDES = ("dpo", "supervised", "whole", "trl")
+SIDES = ("dpo", "shared", "supervised", "whole", "trl")
 
 
 def pairs() -> list[list[list[int]]]:
@@ -48,9 +49,11 @@ def ours(side: str) -> Callable[[], None]:
     model = pet.AutoModel.from_config({**MODELS["small"], "max_position_embeddings": 2 * LENGTH}, seed=0)
     pet.apply_lora(model, targets=list(LLAMA_ALL))
     marks = [False] * QUESTION + [True] * (LENGTH - QUESTION)
-    kept = DataSettings(packing="none", max_length=LENGTH, shuffle=False, cache_dir=tempfile.mkdtemp())
+    dpo, shared = side in ("dpo", "shared"), side == "shared"
+    rows_of = {"packing": "buckets" if shared else "none", "share_question": shared}
+    kept = DataSettings(**rows_of, max_length=LENGTH, shuffle=False, cache_dir=tempfile.mkdtemp())
     how = {
-        "objective": "dpo" if side == "dpo" else "causal",
+        "objective": "dpo" if dpo else "causal",
         "steps": 10**6,
         "learning_rate": RATE,
         "schedule": "constant",
@@ -61,7 +64,7 @@ def ours(side: str) -> Callable[[], None]:
     loaders = []
     for documents in rows:
         data = TokenDataset.from_samples([(ids, marks) for ids in documents])
-        data.documents = 2 if side == "dpo" else 1
+        data.documents = 2 if dpo else 1
         loaders.append(Loader(data, len(documents) // data.documents, kept))
     trainer = Trainer(model, loaders[0], **how)
     model.set_train(True)
