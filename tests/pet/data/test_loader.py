@@ -186,4 +186,5 @@ def test_the_recipe_section_has_these_names():
     for name in ("format", "train_on", "max_length", "too_long", "packing", "streaming", "shuffle"):
         assert getattr(settings, name) == getattr(section, name)
     missing = set(DataSettings.__dataclass_fields__) - set(type(section).model_fields)
-    assert missing <= {"stream_window", "conversations", "documents"}  # the last two are an objective's
+    own = {"conversations", "documents", "share_question"}
+    assert missing <= {"stream_window", *own}, "what is an objective's is none of the user's"

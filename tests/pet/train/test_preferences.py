@@ -370,7 +370,7 @@ def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path)
     expected = dict(reference.computed(model, plain, DistributedContext()))
     found = reference.kept(model, feed, DistributedContext(), offset=4)
     for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, atol=1e-5)
+        np.testing.assert_allclose(found[key][-len(values) :], values, atol=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["ipo", "kto"])
@@ -422,12 +422,13 @@ def test_another_adapter_as_reference_of_a_divided_model(finetune, tmp_path, lay
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tensor: 2", "pipeline: 2, micro_batches: 2"])
-def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(finetune, tmp_path, layout):
+def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(finetune, tmp_path):
     finetune("other", steps=2)
     how = {"reference": str(tmp_path / "other/adapter"), "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum"}
     how |= {"adapter": {"method": "none"}}
-    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
+    layout = "parallel={pipeline: 2, micro_batches: 2}"
+    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", layout, **how)
+    assert divided is not None, lines
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
     assert divided["trainable"] == alone["trainable"] == alone["total"]
 
