@@ -132,11 +132,10 @@ class Trainer(Measuring, Saving):
         self.schedule = rates or Schedule.from_settings(self.settings, self.total_steps)
         self.loss_scale = LossScale.from_settings(self.settings)
         self.watch = LossWatch(self.settings.max_loss_ratio)
-        self.position = Position()
         self.history: list[dict[str, Any]] = []
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.phase, self.callbacks, self.finish = LOADING, make_callbacks(callbacks), finish
+        self.phase, self.position, self.callbacks, self.finish = LOADING, Position(), make_callbacks(callbacks), finish
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)
