@@ -202,42 +202,53 @@ def test_documents_of_rows_without_numbers_have_keys():
     assert keys_of(batch, documents) == [[("row 0", 0), ("row 0", 1)], []]
 
 
-@pytest.fixture
-def finetune(tmp_path, capsys):
-    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
+def write_rows(home) -> None:
+    """Files of pairs and of labelled answers."""
     rows = [
         {"prompt": f"What is {number}?", "chosen": f"two {number}", "rejected": f"one {number}"} for number in range(24)
     ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with open(tmp_path / "labelled.jsonl", "w") as file:
+    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(home / "labelled.jsonl", "w") as file:
         for number, row in enumerate(rows):
             label = number % 3 != 0
             answer = {"completion": row["chosen" if label else "rejected"], "label": label}
             file.write(json.dumps({"prompt": row["prompt"], **answer}) + "\n")
 
-    rows_of = {False: "pairs.jsonl", True: "labelled.jsonl"}
 
-    def run(name: str, *settings: str, adapter=None, **train):
-        recipe = {
-            "model": {"path": "llama_tiny"},
-            "data": {
-                "train": rows_of[train.get("objective") == "kto"],
-                "eval_fraction": 0.25,
-                "max_length": 48,
-                "packing": "none",
-            },
-            "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
-            "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
-            "eval": {"shown_samples": 0},
-            "output": {"dir": str(tmp_path / name)},
-        }
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-        code = main(["finetune", str(tmp_path / f"{name}.yaml"), *settings])
+def command(home, name: str, *settings: str, adapter=None, **train) -> list[str]:
+    """The command line that tunes on these rows."""
+    recipe = {
+        "model": {"path": "llama_tiny"},
+        "data": {
+            "train": "labelled.jsonl" if train.get("objective") == "kto" else "pairs.jsonl",
+            "eval_fraction": 0.25,
+            "max_length": 48,
+            "packing": "none",
+        },
+        "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
+        "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
+        "eval": {"shown_samples": 0},
+        "output": {"dir": str(home / name)},
+    }
+    (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    return ["finetune", str(home / f"{name}.yaml"), *settings]
+
+
+def result(directory):
+    """The lines of metrics and the summary of a run."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return lines, json.loads((directory / "summary.json").read_text())
+
+
+@pytest.fixture
+def finetune(tmp_path, capsys):
+    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
+    write_rows(tmp_path)
+
+    def run(name: str, *settings: str, **changes):
+        code = main(command(tmp_path, name, *settings, **changes))
         said = capsys.readouterr()
-        if code:
-            return said.err, None
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return lines, json.loads((tmp_path / name / "summary.json").read_text())
+        return (said.err, None) if code else result(tmp_path / name)
 
     return run
 
@@ -390,47 +401,67 @@ def test_every_weight_may_be_trained(finetune):
     assert summary["after"]["loss"] < summary["before"]["loss"]
 
 
+LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory, pair):
+    """Where runs of one process lie, by a name (``kto``), and those of two (``kto tensor``), which are one job."""
+    home, commands = tmp_path_factory.mktemp("divided"), []
+    write_rows(home)
+    assert main(command(home, "other", steps=2)) == 0
+    beside = {"reference": str(home / "other/adapter")}
+    runs = {
+        "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
+        "kto": {"objective": "kto", "steps": 3, "batch_size": 8},
+        "another": {**beside, "steps": 3, "save_every": 3},
+        "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
+    }
+    for name, how in runs.items():
+        assert main(command(home, name, **how)) == 0
+        for layout, settings in LAYOUTS.items():
+            if layout != "data" or name in ("dpo", "kto"):
+                words = [f"parallel.{setting}" for setting in settings]
+                commands.append(command(home, f"{name} {layout}", *words, **how))
+    pair(*commands)
+    return home
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-@pytest.mark.parametrize("layout", ["data: 2", "tensor: 2", "pipeline: 2, micro_batches: 2"])
-def test_layouts_equal_one_process(finetune, layout, objective):
-    how = {"objective": objective, "steps": 3, "batch_size": 8}
-    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_equal_one_process(divided, layout, objective):
+    (one, alone), (lines, together) = (result(divided / name) for name in (objective, f"{objective} {layout}"))
     assert len({line["loss"] for line in one}) > 1
     for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
         expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
         assert [line[name] for line in lines] == expected, name
-    assert divided["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tensor: 2", "pipeline: 2, micro_batches: 2"])
-def test_another_adapter_as_reference_of_a_divided_model(finetune, tmp_path, layout):
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_another_adapter_as_reference_of_a_divided_model(divided, layout):
     """It takes part in nothing but the reference: files hold what one process writes, and nothing else."""
-    finetune("other", steps=2)
-    how = {"reference": str(tmp_path / "other/adapter"), "steps": 3, "save_every": 3}
-    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", f"parallel={{{layout}}}", **how)
+    homes = divided / "another", divided / f"another {layout}"
+    (one, alone), (lines, together) = map(result, homes)
     assert abs(one[0]["loss"] - np.log(2)) > 1e-3
     for name in ("loss", "reward_margin", "kl"):
         expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
         assert [line[name] for line in lines] == expected, name
-    assert divided["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
-    assert [divided[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    assert [together[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
     for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000003/adapter/adapter_model.safetensors"):
-        names = [read_file(tmp_path / run / file).keys() for run in ("one", "two")]
+        names = [read_file(home / file).keys() for home in homes]
         assert names[0] == names[1], file
 
 
 @pytest.mark.slow
-def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(finetune, tmp_path):
-    finetune("other", steps=2)
-    how = {"reference": str(tmp_path / "other/adapter"), "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum"}
-    how |= {"adapter": {"method": "none"}}
-    layout = "parallel={pipeline: 2, micro_batches: 2}"
-    (one, alone), (lines, divided) = finetune("one", **how), finetune("two", layout, **how)
-    assert divided is not None, lines
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divided, layout):
+    (one, alone), (lines, together) = (result(divided / name) for name in ("whole", f"whole {layout}"))
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
-    assert divided["trainable"] == alone["trainable"] == alone["total"]
+    assert together["trainable"] == alone["trainable"] == alone["total"]
 
 
 @pytest.mark.slow
