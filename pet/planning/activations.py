@@ -69,12 +69,16 @@ class Sizes:
         self.ffn = dims.ffn // steps.tensor * work.meta_model.config.feed_forwards
         self.inner = 2 if work.meta_model.family.gated else 1
         first = f"{work.meta_model.family.layers}.0."
-        norms = [
-            cell
+        norms = {
+            path.rpartition(".")[2]: cell
             for path, cell in work.meta_model.cells.items()
             if path.startswith(first) and len(cell.weight.shape) == 1
-        ]
-        self.norms, self.centred = len(norms), any(cell.bias is not None for cell in norms)
+        }
+        self.centred = any(cell.bias is not None for cell in norms.values())
+        of_heads = {"q_norm": (self.query, self.heads), "k_norm": (self.key, dims.kv_heads // steps.tensor)}
+        sides = [of_heads.get(name, (self.hidden, 1)) for name in norms]
+        self.norms = sum(name not in of_heads for name in norms)
+        self.norm_inputs, self.norm_rows = (sum(column) for column in zip(*sides, strict=True))
         self.dropout = getattr(work.adapter, "dropout", 0.0) > 0
         self.rotated = 0 if work.meta_model.family.positions else dims.head_dim
 
@@ -117,7 +121,8 @@ class Sizes:
         gradient, and it is no longer kept itself.
         """
         inputs = self.inputs()
-        kept = self.norms * (self.hidden + (2 if self.centred else 1)) + 2 * self.query + 2 * self.key + 2 * self.heads
+        kept = self.norm_inputs + self.norm_rows * (2 if self.centred else 1)
+        kept += 2 * self.query + 2 * self.key + 2 * self.heads
         kept += self.inner * self.ffn + sum(inputs.values()) - inputs.get("attention out", 0)
         gradients = (1 + self.inner) * self.ffn
         if "mlp out" in inputs:
@@ -166,13 +171,14 @@ class Sizes:
         """The same with plain operators in a type of ``width`` bytes."""
         width, scores = self.work.width, self.heads * self.work.length
         kept = width * (
-            (2 + self.norms) * self.hidden
+            2 * self.hidden
+            + self.norm_inputs
             + self.query
             + 2 * self.key
             + 2 * self.inner * self.ffn
             + sum(self.inputs().values())
         )
-        kept += 4 * self.norms * self.hidden + (4 + width) * scores  # norms and softmax compute in float32
+        kept += 4 * self.norm_inputs + (4 + width) * scores  # norms and softmax compute in float32
         return kept, max(2 * self.ffn * width, 6 * scores)
 
     def head_bytes(self) -> int:
