@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor
+from mindspore import ParameterTuple, Tensor, ops
 
 from model_zoo.errors import InputError
 from pet.parallel import collectives
@@ -189,21 +189,22 @@ def hidden_function(model) -> Callable:
 def stage_gradient(forward: Callable, weights, spans, is_first: bool) -> Callable:
     """``(x, layout …, dy) → (dx, gradient vectors …)`` of a stage that is not the last; the first gives a zero for dx.
 
-    The derivative of ``sum(y · dy)`` is the derivative of y applied to dy.
+    The derivative of ``sum(y · dy)`` is the derivative of y applied to dy. The sum itself is not asked for: it would
+    keep y until it is computed.
     """
 
     def against(x, position_ids, start, end, slope):
         y = forward(x, position_ids, start, end)
         return (y.astype(ms.float32) * slope.astype(ms.float32)).sum()
 
-    differentiate = ms.value_and_grad(against, None if is_first else 0, weights)
+    differentiate = ms.grad(against, None if is_first else 0, weights)
 
     def first(x, position_ids, start, end, slope):
-        total, gradients = differentiate(x, position_ids, start, end, slope)
-        return (total * 0.0, *vectors_of(gradients, spans))
+        gradients = differentiate(x, position_ids, start, end, slope)
+        return (ops.zeros((), ms.float32), *vectors_of(gradients, spans))
 
     def middle(x, position_ids, start, end, slope):
-        _, (dx, gradients) = differentiate(x, position_ids, start, end, slope)
+        dx, gradients = differentiate(x, position_ids, start, end, slope)
         return (dx, *vectors_of(gradients, spans))
 
     return first if is_first else middle

@@ -142,10 +142,10 @@ class Sizes:
             layers: of the stage.
             again: those that are computed again, each an operator of its own; the others between them are one.
         """
-        out = 0 if self.stage == 0 and self.work.adapter is not None and not self.trained_at("first") else self.hidden
+        into_frozen = self.stage == 0 and self.work.adapter is not None and not self.trained_at("first")
         held, peak = 2 * self.rotated, 0
-        for twice, count in operators(layers, again):
-            profile = profiles[twice]
+        for index, (twice, count) in enumerate(operators(layers, again)):
+            profile, out = profiles[twice], 0 if into_frozen and index == 0 else self.hidden
             held += count * profile.saved + self.hidden
             # in the backward pass what the operators behind this one kept is gone
             peak = max(peak, held + self.hidden + max(profile.backward + out, profile.forward))
