@@ -37,6 +37,7 @@ class _Modules(MetaPathFinder, Loader):
         own = module.__name__.rpartition(".")[2]
         if any(own in names for names in module.__spec__.loader_state.values()):
             module.__class__ = _Called
+            module.__doc__ = f"The module {module.__name__}, which is called as its function `{own}`."
 
 
 class _Called(ModuleType):

@@ -125,8 +125,8 @@ def test_data_settings():
         *("train", "mix", "eval", "test", "eval_fraction"),
         *("eval_format", "eval_columns"),  # the others' `format` and `columns`, see `held_out_settings`
     }
-    for name in ("conversations", "documents"):  # an objective's
-        assert name not in Data.model_fields and fields.pop(name) in (None, 1)
+    for name in ("conversations", "documents", "share_question"):  # an objective's
+        assert name not in Data.model_fields and fields.pop(name) in (None, 1, False)
     assert fields.keys() <= Data.model_fields.keys()
     for name, default in fields.items():
         assert (Data.model_fields[name].get_default(call_default_factory=True) or None) == (default or None), name

@@ -209,7 +209,8 @@ def test_a_new_shape_is_compiled_once(toy, batch):
 def test_useful_tokens_leave_padding_out():
     """Two documents of 3 and 2 tokens and two of padding; see the drawing in pet.data.packing."""
     start = np.array([[0, 0, 0, 3, 3, 5, 6], [0, 0, 0, 0, 0, 0, 0]])
-    assert count_useful({"start": start}) == 5 + 7
+    end = np.zeros_like(start) + np.arange(1, 8)
+    assert count_useful({"start": start, "end": end}) == 5 + 7
 
 
 def test_keys_differ_in_every_argument():
