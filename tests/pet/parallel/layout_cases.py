@@ -14,9 +14,10 @@ from adapters.freeze import freeze_modules
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
-from model_zoo.auto import MODEL_OF, AutoConfig
-from model_zoo.checkpoint.reading import load_into, read_config
+from model_zoo.auto import AutoConfig, AutoModel
+from model_zoo.checkpoint.reading import Checkpoint, load_into, read_config
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
+from model_zoo.quantization import Quantization
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.meta_model import MetaModel
 from pet.recipe.training import LossScale
@@ -43,6 +44,7 @@ class Case:
     reduce_dtype: str = "float32"
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
+    packed: str = ""  # type of the frozen projections, and whether their factors are in 8 bits, too
     layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
     full: bool = False  # whether it differs so little from others that it runs in `pytest -m full` alone
 
@@ -71,12 +73,20 @@ class Case:
     @property
     def alone(self) -> tuple:
         """What one process trains to be compared with."""
-        return (self.base, self.method, *(f"{key}_{value}" for key, value in self.settings))
+        packed = (self.packed,) if self.packed else ()
+        return (self.base, self.method, *packed, *(f"{key}_{value}" for key, value in self.settings))
 
     @property
     def in_one(self) -> "Case":
         """The case that it is compared with."""
-        return Case(self.base, self.method, settings=self.settings, whole=self.whole, layers=self.layers)
+        same = ("settings", "whole", "packed", "layers")
+        return Case(self.base, self.method, **{name: getattr(self, name) for name in same})
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What `packed` says."""
+        kind, _, double = self.packed.partition("_")
+        return Quantization(kind, double=bool(double)) if kind else None
 
     @property
     def from_base(self) -> bool:
@@ -115,6 +125,11 @@ TWO = (
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, layers=1),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
+    # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
+    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1),
+    Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2),
+    Case("chatglm2", "lora", data=2, packed="nf4_double", layers=1, full=True),
+    Case("glm4_0414", "lora", tensor=2, packed="int8", layers=1, full=True),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
     # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
     Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True),
@@ -188,8 +203,9 @@ def shorten(case: Case) -> None:
 def build(case: Case, distributed: DistributedContext):
     """The case's model with its adapter: this process's part of it."""
     directory = base_of(case)
-    config = AutoConfig.from_pretrained(directory)
-    model = MODEL_OF[type(config)](config)
+    with Checkpoint(directory) as checkpoint:
+        config = AutoConfig.from_pretrained(directory)
+        model = AutoModel.unloaded(checkpoint, config, "float32", case.quantization)
     if isinstance(distributed, DistributedContext) and type(distributed) is DistributedContext:
         load_into(model, directory)
         adapt(model, case)

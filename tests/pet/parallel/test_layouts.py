@@ -166,8 +166,8 @@ def test_plans_are_what_is_measured(jobs, case):
     meta_model = MetaModel(case.config)
     adapter = config_for(case.method, meta_model.family)
     divided = shares(meta_model, adapter, case.tensor, case.pipeline, case.replicas)
-    optimizer = dict(case.settings).get("optimizer", "adamw")
-    work = Work(meta_model, adapter, ACCUMULATION * ROWS, LENGTH, "float32", optimizer)
+    sizes = (ACCUMULATION * ROWS, LENGTH, "float32", dict(case.settings).get("optimizer", "adamw"))
+    work = Work(meta_model, adapter, *sizes, quantization=case.quantization)
     rows = ROWS // case.data // case.micro_batches
     pieces, tokens = ACCUMULATION * case.micro_batches, rows * LENGTH
     recompute = int(dict(case.settings).get("recompute", 0))
