@@ -65,7 +65,7 @@ class IA3Config(Settings, MethodConfig):
             short = sorted(feedforward)
         return {
             "exclude_modules": None,
-            "fan_in_fan_out": any(site.transposed for site in adapter.sites.values()),
+            "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
             "feedforward_modules": short,
             "init_ia3_weights": True,
             "modules_to_save": self.modules_to_save,

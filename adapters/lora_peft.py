@@ -63,7 +63,7 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "rank_pattern": scaled(config.rank_pattern, ranks),
         "alpha_pattern": scaled(config.alpha_pattern, growth),
         "init_lora_weights": config.init if config.init == "gaussian" else True,
-        "fan_in_fan_out": any(site.transposed for site in adapter.sites.values()),
+        "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }
 
 

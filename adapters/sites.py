@@ -63,6 +63,11 @@ class Site:
         return getattr(self.cell, "output_scale", 1.0)
 
     @property
+    def published_transposed(self) -> bool:
+        """Whether checkpoints have the weight as ``(in, out)``, which a packed one no longer is."""
+        return self.transposed or getattr(self.cell, "published_transposed", False)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The weight's shape as it is stored, of a packed one ``(out, in)``; for an attention core (key heads, head
         width)."""
