@@ -99,7 +99,7 @@ def shard_base(model: nn.Cell, group: Group, loaded: bool) -> None:
     if ms.get_context("device_target") == "CPU":
         model.compiles = False
         if group.place == 0:
-            log.info("parallel.shard_base: layers run operator by operator on a CPU")
+            log.info("parallel.shard_base: on a CPU layers run by single operators, and answers without a cache")
 
 
 def take_rows(cell: nn.Cell, turned: bool, group: Group, loaded: bool) -> None:

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
+from peers import random_second_factors
 from tiny_tokenizers import write_byte_level
 
 import pet
@@ -245,11 +246,7 @@ def adapted(case, tmp_path):
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if "moe" in directory.name else "all-linear"
     config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM")
     theirs = peft.get_peft_model(peer, config)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    random_second_factors(theirs, 0.1)
     theirs.save_pretrained(tmp_path / "theirs")
     mine = AutoModel.from_pretrained(directory)
     pet.load_adapter(mine, tmp_path / "theirs")

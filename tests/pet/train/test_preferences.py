@@ -414,13 +414,14 @@ def divided(tmp_path_factory, pair):
     runs = {
         "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
         "kto": {"objective": "kto", "steps": 3, "batch_size": 8},
+        "simpo": {"objective": "simpo", "steps": 3},  # without a reference
         "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
     }
     for name, how in runs.items():
         assert main(command(home, name, **how)) == 0
         for layout, settings in LAYOUTS.items():
-            if layout != "data" or name in ("dpo", "kto"):
+            if layout == "pipeline" or name in ("dpo", "kto") or (layout == "tensor" and name != "simpo"):
                 words = [f"parallel.{setting}" for setting in settings]
                 commands.append(command(home, f"{name} {layout}", *words, **how))
     pair(*commands)
@@ -437,6 +438,13 @@ def test_layouts_equal_one_process(divided, layout, objective):
         expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
         assert [line[name] for line in lines] == expected, name
     assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_an_objective_without_a_reference(divided):
+    (one, _), (lines, _) = (result(divided / name) for name in ("simpo", "simpo pipeline"))
+    for name in ("loss", "reward_margin"):
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in one], rel=1e-4), name
 
 
 @pytest.mark.slow
