@@ -20,7 +20,8 @@ from adapters.method import AdapterModule, MethodConfig
 from adapters.settings import Bottleneck as Settings
 from adapters.sites import Site
 from model_zoo.activations import GeluTanh, tanh
-from model_zoo.layers import LayerNorm, Linear
+from model_zoo.layers import Linear
+from model_zoo.norms import LayerNorm
 
 
 class BottleneckConfig(Settings, MethodConfig):

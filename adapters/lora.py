@@ -97,7 +97,7 @@ class LoRALinear(AdapterModule):
 
     Attributes:
         fast: whether the sum goes by ``kernel``, as in the cells of `model_zoo.layers`.
-        narrow: whether products are to be computed in a narrow type, which ``kernel`` cannot (`pet.train.precision`).
+        narrow: the narrow type of its products, which ``kernel`` cannot have (`pet.train.precision`), or None.
     """
 
     def __init__(self, config: LoRAConfig, site):
@@ -118,7 +118,7 @@ class LoRALinear(AdapterModule):
         self.lora_B.weight.learning_rate_ratio = config.learning_rate_ratio
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
-        self.narrow = False
+        self.narrow = None
         uses_kernel(self, "low_rank", scale=self.scale)
 
     def follow_base(self, before, after) -> None:
@@ -152,14 +152,14 @@ class LoRALinear(AdapterModule):
         return change
 
     def construct(self, x, y):
-        if self.fast and y.dtype == ms.float32 and not self.starts_from_base and not self.narrow:
+        if self.fast and y.dtype == ms.float32 and not self.starts_from_base and self.narrow is None:
             wide = y.reshape(-1, y.shape[-1])
             summed = self.kernel(wide, self.flat(x), self.lora_A.weight, self.lora_B.weight)
             return summed.reshape(y.shape)
         return y + self.change(x, self.scale).reshape(y.shape).astype(y.dtype)
 
     def trace(self, tracer, x, y):
-        if self.narrow:
+        if self.narrow is not None:
             tracer.refuse(type(self))
         if self.dropout is not None:
             x = self.dropout(x)

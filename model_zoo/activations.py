@@ -5,6 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn, ops
 
+from model_zoo.ascend import has_operators
+from model_zoo.ascend.swiglu import SwiGLUOperator
 from model_zoo.engine import uses_kernel
 from model_zoo.layers import Parts
 
@@ -54,8 +56,11 @@ class SwiGLU(nn.Cell):
     def __init__(self):
         super().__init__()
         uses_kernel(self, "swiglu")
+        self.device = SwiGLUOperator() if has_operators() else None
 
     def construct(self, gate, up):
+        if self.device is not None:
+            return self.device(ops.concat((gate, up), -1))
         if self.fast and gate.dtype == ms.float32:
             return self.kernel(gate, up)
         return gate * ops.sigmoid(gate) * up
@@ -90,9 +95,11 @@ class Joined(nn.Cell):
 
     def __init__(self, act: nn.Cell):
         super().__init__()
-        self.act = act
+        self.act, self.device = act, getattr(act, "device", None)
         self.parts = Parts(2)
 
     def construct(self, both):
+        if self.device is not None:
+            return self.device(both)
         gate, up = self.parts(both)
         return self.act(gate, up)

@@ -14,7 +14,8 @@ from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
-from model_zoo.layers import LayerNorm, Linear, RMSNorm, int_range, name_parameters
+from model_zoo.layers import Linear, int_range, name_parameters
+from model_zoo.norms import LayerNorm, RMSNorm
 
 _cumulated = ops.CumSum()
 

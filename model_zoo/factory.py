@@ -8,7 +8,8 @@ import mindspore as ms
 from mindspore import nn
 
 from model_zoo.configs import CellSpec, Config
-from model_zoo.layers import Conv1D, Embedding, LayerNorm, Linear, RMSNorm
+from model_zoo.layers import Conv1D, Embedding, Linear
+from model_zoo.norms import LayerNorm, RMSNorm
 
 KINDS: dict[str, Callable[[CellSpec, ms.Type], nn.Cell]] = {
     "embedding": lambda spec, dtype: Embedding(*spec.weight, dtype, spec.scale),

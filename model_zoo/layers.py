@@ -9,7 +9,8 @@ zero, ``start`` does not matter: so every packed document sees a prompt. Causal,
 of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one, a kernel of `model_zoo.engine`, used when
-``fast`` is set: only compiled graphs gain from it. Where layers run as one operator, a cell that calls MindSpore's
+``fast`` is set: only compiled graphs gain from it. On a device with an operator for it that takes the place of both
+(`model_zoo.ascend`). Where layers run as one operator, a cell that calls MindSpore's
 operators says in ``trace`` which operations of the engine's table these are; cells made of others need none.
 """
 
@@ -19,10 +20,11 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Constant, initializer
 
-from model_zoo.ascend_attention import fused_attention, has_fused_attention
+from model_zoo.ascend.attention import attention_by_documents, has_fused_attention, masked_attention, triangle
 from model_zoo.engine import precision_suffix, uses_kernel
 from model_zoo.rotary import Rotary
 
+HALVES = (ms.float16, ms.bfloat16)
 MASKED = -1e30
 """The score of a hidden key. Finite, so that a row which sees nothing (padding) gives no NaN."""
 
@@ -132,50 +134,6 @@ class Embedding(nn.Cell):
         return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)
 
 
-class RMSNorm(nn.Cell):
-    """``x / sqrt(mean(x²) + eps) · (weight + offset)``, in float32 whatever the weights are (Zhang & Sennrich 2019)."""
-
-    def __init__(self, width: int, eps: float, dtype=ms.float32, offset: float = 0.0):
-        super().__init__()
-        self.weight = parameter((width,), dtype, 1.0 - offset)
-        self.eps, self.offset = eps, offset
-        uses_kernel(self, "rms_norm", eps=eps, offset=offset)
-
-    def construct(self, x):
-        if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight)
-        wide = x.astype(ms.float32)
-        scale = ops.rsqrt((wide * wide).mean(-1, keep_dims=True) + self.eps)
-        if self.offset != 0:  # which a narrow type would round
-            return (wide * scale * (self.weight.astype(ms.float32) + self.offset)).astype(x.dtype)
-        return (wide * scale).astype(x.dtype) * self.weight
-
-    def trace(self, tracer, x):
-        return tracer.emit("rms_norm", x, self.weight, eps=self.eps, offset=self.offset)
-
-
-class LayerNorm(nn.Cell):
-    """Layer normalisation over the last axis with weight and bias, in float32 (Ba et al. 2016)."""
-
-    def __init__(self, width: int, eps: float, dtype=ms.float32):
-        super().__init__()
-        self.weight = parameter((width,), dtype, 1.0)
-        self.bias = parameter((width,), dtype)
-        self.eps = eps
-        uses_kernel(self, "layer_norm", eps=eps)
-
-    def construct(self, x):
-        if self.fast and x.dtype == ms.float32:
-            return self.kernel(x, self.weight, self.bias)
-        wide = x.astype(ms.float32)
-        centred = wide - wide.mean(-1, keep_dims=True)
-        scale = ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps)
-        return (centred * scale).astype(x.dtype) * self.weight + self.bias
-
-    def trace(self, tracer, x):
-        return tracer.emit("layer_norm", x, self.weight, self.bias, eps=self.eps)
-
-
 class Parts(nn.Cell):
     """Columns in so many equal parts."""
 
@@ -231,6 +189,9 @@ class AttentionCore(nn.Cell):
         window: a query sees the last so many keys of its own interval, itself among them; 0 for all. What stands in
             front of the tokens (a prefix, a trained prompt) is seen from beyond the window, too.
         cap: scores become ``cap·tanh(score/cap)``; 0 for as they are.
+
+    Attributes:
+        narrow: the type of its products where they are narrower than what comes in (`pet.train.precision`), or None.
     """
 
     def __init__(
@@ -250,7 +211,9 @@ class AttentionCore(nn.Cell):
         self.cache = None
         self.drop = None  # of the weights, while training
         self.causal = causal
+        self.narrow = None
         self.fused = has_fused_attention(head_dim) and not cap
+        self.triangle = triangle() if self.fused else None
         uses_kernel(self, "attention", causal=causal, **self.numbers)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.values = ops.BatchMatMul()
@@ -265,8 +228,17 @@ class AttentionCore(nn.Cell):
         """
         return keys, values, None
 
+    @property
+    def takes_documents(self) -> bool:
+        """Whether causal batches may come as documents: see `construct`."""
+        plain = type(self).extend is AttentionCore.extend and self.drop is None and self.window == 0
+        return self.fused and self.causal and plain
+
     def construct(self, query, keys, values, start, end, keep):
-        """Query ``(B, heads, S, d)``, keys and values ``(B, kv_heads, K, d)`` → ``(B·S, heads·d)``."""
+        """Query ``(B, heads, S, d)``, keys and values ``(B, kv_heads, K, d)`` → ``(B·S, heads·d)``.
+
+        ``end`` may be `model_zoo.ascend.attention.document_ends` of a batch, ``(slots,)``, in place of ``(B, S)``.
+        """
         if self.cache is not None:
             if self.fast and self.cache.token is not None and not self.cache.prefilling:
                 return self.attend_token(query, keys, values, end, keep)
@@ -294,7 +266,13 @@ class AttentionCore(nn.Cell):
         total = keys.shape[2]
         whole = self.cache is None or self.cache.prefilling  # whether these are all keys, and no more
         dropped = self.drop is not None and self.training
-        if self.fast and whole and query.dtype == ms.float32 and not dropped:
+        narrow = query.dtype if query.dtype in HALVES else self.narrow
+        fused = self.fused and whole and not dropped and narrow is not None
+        if len(end.shape) == 1:
+            if fused and extra == 0 and self.window == 0 and keep is None:
+                return attention_by_documents(query, keys, values, end, self.triangle, self.heads, self.scale, narrow)
+            end = ops.broadcast_to(int_range(length) + 1, (batch, length))
+        if self.fast and whole and query.dtype == ms.float32 and not dropped and not fused:
             columns = self.columns(start, keep, extra, extra_visible)
             return self.kernel(query, keys, values, start, end, columns)
         if self.window > 0:
@@ -306,9 +284,8 @@ class AttentionCore(nn.Cell):
             else:
                 before = ops.broadcast_to((extra_visible != 0).expand_dims(1), (batch, length, extra))
             allowed = ops.concat((before, allowed), -1)
-        if self.fused and whole and not dropped and query.dtype in (ms.float16, ms.bfloat16):
-            mixed = fused_attention(query, keys, values, allowed, self.heads, self.scale)
-            return mixed.transpose(0, 2, 1, 3).reshape(batch * length, self.heads * self.head_dim)
+        if fused:
+            return masked_attention(query, keys, values, allowed, self.heads, self.scale, narrow)
         groups = self.heads // self.kv_heads
         if groups > 1:
             keys, values = self.spread(keys, groups), self.spread(values, groups)
@@ -379,11 +356,18 @@ class SplitRotary(nn.Cell):
         super().__init__()
         self.rotary, self.head_dim = rotary, head_dim
         uses_kernel(self, f"split_rotary_{rotary.form}", w=rotary.width, d=head_dim)
+        self.device = rotary.device
 
     def construct(self, x, cosine, sine, start):
         """``(B·S, heads·d)`` → ``(B, heads, S, d)``, rotated."""
         if self.fast and x.dtype == ms.float32:
             return self.kernel(x, cosine, sine, start)
+        if self.device is not None:
+            (batch, length), heads = start.shape, x.shape[1] // self.head_dim
+            angles = (1, batch * length, 1, self.rotary.width)
+            rows = x.reshape(1, batch * length, heads, self.head_dim)
+            rows = self.rotary(rows, cosine.reshape(angles), sine.reshape(angles))
+            return rows.reshape(batch, length, heads, self.head_dim).transpose(0, 2, 1, 3)
         return self.rotary(split_heads(x, start.shape[0], x.shape[1] // self.head_dim), cosine, sine)
 
     def trace(self, tracer, x, cosine, sine, start):

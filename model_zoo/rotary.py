@@ -8,6 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from model_zoo.ascend import has_operators
+from model_zoo.ascend.rotary import RotaryOperator
 from model_zoo.engine import uses_kernel
 
 
@@ -74,6 +76,7 @@ class Rotary(nn.Cell):
         self.form, self.half = form, form == "half"
         self.width, self.partial = width, width < head_dim
         uses_kernel(self, f"rotary_{form}", w=width, d=head_dim)
+        self.device = RotaryOperator(form) if has_operators() else None
 
     def turned(self, x):
         """Each pair (a, b) as (−b, a)."""
@@ -87,6 +90,9 @@ class Rotary(nn.Cell):
         if self.fast and x.dtype == ms.float32:
             return self.kernel(x, cosine, sine)
         rotated = x[..., : self.width] if self.partial else x  # (B, heads, S, width)
-        wide = rotated.astype(ms.float32)
-        wide = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
-        return ops.concat((wide, x[..., self.width :]), -1) if self.partial else wide
+        if self.device is not None and (self.half or x.shape[0] == 1):
+            rotated = self.device(rotated, cosine, sine)
+        else:
+            wide = rotated.astype(ms.float32)
+            rotated = (wide * cosine + self.turned(wide) * sine).astype(x.dtype)
+        return ops.concat((rotated, x[..., self.width :]), -1) if self.partial else rotated

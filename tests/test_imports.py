@@ -37,7 +37,17 @@ ROOMS = {
     "cli": ("pet/cli", "pet/__main__.py"),
 }
 # Of model_zoo, adapters know these and no family.
-FOR_ADAPTERS = ("layers", "activations", "errors", "progress", "atomic", "checkpoint", "engine", "quantization")
+FOR_ADAPTERS = (
+    "layers",
+    "norms",
+    "activations",
+    "errors",
+    "progress",
+    "atomic",
+    "checkpoint",
+    "engine",
+    "quantization",
+)
 
 
 def files() -> dict[str, Path]:

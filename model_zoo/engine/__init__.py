@@ -31,7 +31,7 @@ import mindspore as ms
 from mindspore import nn
 
 from model_zoo.engine import build, cells
-from model_zoo.engine.build import NoCompiler
+from model_zoo.engine.build import NoCompiler, switched_off
 from model_zoo.engine.cells import available, precision_suffix, stored_rows
 from model_zoo.engine.decode import fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
@@ -68,6 +68,7 @@ __all__ = [
     "set_kernels",
     "stored_rows",
     "sum_of_squares",
+    "switched_off",
     "token_attention",
     "token_cross_entropy",
     "unpacking",
@@ -106,8 +107,8 @@ def set_kernels(model: nn.Cell, fast: bool) -> None:
         if hasattr(cell, "choose_kernel"):
             cell.choose_kernel(fast and available())
         if "operation" in vars(cell):
-            cell.fast = fast
-            if fast:
+            cell.fast = fast and getattr(cell, "device", None) is None  # whose operator is faster still
+            if cell.fast:
                 name, numbers = cell.operation
                 cell.kernel = (cells.native if available() else cells.plain)(name, **numbers)
 

@@ -31,7 +31,7 @@ STAGE = ".native-"
 """How the directories begin that compilations work in."""
 
 SWITCH = "PET_NATIVE"
-"""Set to 0, the environment variable turns the kernels off."""
+"""Set to 0, the environment variable turns off the kernels, and the fused operators of an accelerator."""
 
 THREADS = "PET_NATIVE_THREADS"
 """How many threads the kernels use; default what `default_threads` finds."""
@@ -127,6 +127,11 @@ def default_threads() -> int:
     return min(cores, int(asked)) if asked.isdigit() and int(asked) > 0 else cores
 
 
+def switched_off() -> bool:
+    """Whether nothing but plain operators is asked for."""
+    return os.environ.get(SWITCH) == "0"
+
+
 @functools.cache
 def library() -> Path:
     """The compiled kernels, loaded and told how many threads to use.
@@ -135,7 +140,7 @@ def library() -> Path:
         NoCompiler: switched off, no compiler, or one that fails; the message says which.
         InputError: `THREADS` is no number.
     """
-    if os.environ.get(SWITCH) == "0":
+    if switched_off():
         raise NoCompiler(f"{SWITCH}=0")
     count = threads()
     command = compiler()

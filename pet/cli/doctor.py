@@ -144,7 +144,8 @@ def path() -> Iterator[Finding]:
 
     from model_zoo.activations import SwiGLU
     from model_zoo.engine import available, set_kernels
-    from model_zoo.layers import Linear, RMSNorm, name_parameters
+    from model_zoo.layers import Linear, name_parameters
+    from model_zoo.norms import RMSNorm
 
     norm, linear, activation = RMSNorm(40, 1e-6), Linear(40, 24, bias=False), SwiGLU()
     name_parameters(ms.nn.CellList([norm, linear]))

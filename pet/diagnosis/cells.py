@@ -9,8 +9,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn
 
-from model_zoo.activations import GeluTanh, QuickGelu, SwiGLU
-from model_zoo.layers import AttentionCore, Conv1D, Embedding, LayerNorm, Linear, RMSNorm, name_parameters
+from model_zoo import ascend
+from model_zoo.activations import GeluTanh, Joined, QuickGelu, SwiGLU
+from model_zoo.ascend.attention import document_ends
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear, SplitRotary, name_parameters
+from model_zoo.norms import LayerNorm, RMSNorm
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 from pet.diagnosis.report import BAD, NOTE, Section
 
@@ -48,7 +51,7 @@ def subjects(dtype) -> dict[str, Subject]:
     start, end = np.zeros((BATCH, LENGTH), np.int32), np.tile(index + 1, (BATCH, 1)).astype(np.int32)
     start[1, 3:] = 3  # two documents in the second row
     seen = (index >= start[..., None]) & (index < end[..., None])
-    angles = index[:, None] * rotary_frequencies(HEAD_DIM)[None].astype(np.float64)
+    positions = Tensor(np.tile(index, (BATCH, 1)).astype(np.int32))
     found = {
         "Linear": Subject(Linear(width, out, dtype=dtype), lambda x, w, b: x @ w.T + b, [x]),
         "Conv1D": Subject(Conv1D(width, out, dtype=dtype), lambda x, w, b: x @ w + b, [x]),
@@ -58,25 +61,47 @@ def subjects(dtype) -> dict[str, Subject]:
         "RMSNorm": Subject(
             RMSNorm(width, EPS, dtype), lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w, [x]
         ),
+        "RMSNorm with offset": Subject(
+            RMSNorm(width, EPS, dtype, 1.0),
+            lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * (w + 1),
+            [x],
+        ),
         "LayerNorm": Subject(LayerNorm(width, EPS, dtype), _layer_norm, [x]),
         "GeluTanh": Subject(GeluTanh(), lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))), [x]),
         "QuickGelu": Subject(QuickGelu(), lambda x: x / (1 + np.exp(-1.702 * x)), [x]),
-        "SwiGLU": Subject(SwiGLU(), lambda gate, up: gate / (1 + np.exp(-gate)) * up, [x, x]),
+        "SwiGLU": Subject(SwiGLU(), _swiglu, [x, x]),
+        "SwiGLU of one tensor": Subject(
+            Joined(SwiGLU()), lambda both: _swiglu(both[:, :out], both[:, out:]), [(rows, 2 * out)]
+        ),
         "attention": Subject(
             AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
             lambda q, k, v: _attention(q, k, v, seen),
             [heads, keys, keys],
             lambda cell, q, k, v: cell(q, k, v, Tensor(start), Tensor(end), None),
         ),
+        "attention by documents": Subject(
+            AttentionCore(HEADS, KV_HEADS, HEAD_DIM),
+            lambda q, k, v: _attention(q, k, v, seen),
+            [heads, keys, keys],
+            lambda cell, q, k, v: cell(q, k, v, Tensor(start), Tensor(document_ends(start, end)), None),
+        ),
     }
     for form in ("half", "interleaved"):
         table = RotaryTable(rotary_frequencies(HEAD_DIM), form)
         found[f"rotary {form}"] = Subject(
             Rotary(form, HEAD_DIM, HEAD_DIM),
-            lambda x, form=form: _rotate(x, angles, form),
+            lambda x, form=form: _rotate(x, form),
             [heads],
-            lambda cell, x, table=table: cell(x, *table(Tensor(np.tile(index, (BATCH, 1)).astype(np.int32)))),
+            lambda cell, x, table=table: cell(x, *table(positions)),
         )
+        for name, turned in (("", HEAD_DIM), (" in part", HEAD_DIM // 2)):
+            part = RotaryTable(rotary_frequencies(turned), form)
+            found[f"projection, rotary {form}{name}"] = Subject(
+                SplitRotary(Rotary(form, turned, HEAD_DIM), HEAD_DIM),
+                lambda x, form=form, turned=turned: _rotated_heads(x, form, turned),
+                [(rows, HEADS * HEAD_DIM)],
+                lambda cell, x, part=part: cell(x, *part(positions), Tensor(start)),
+            )
     return found
 
 
@@ -93,16 +118,30 @@ def _attention(q, k, v, seen):
     return mixed.transpose(0, 2, 1, 3).reshape(BATCH * LENGTH, HEADS * HEAD_DIM)
 
 
-def _rotate(x, angles, form):
-    a, b = (x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) if form == "half" else (x[..., ::2], x[..., 1::2])
+def _swiglu(gate, up):
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _rotate(x, form):
+    width = x.shape[-1]
+    angles = np.arange(LENGTH)[:, None] * rotary_frequencies(width)[None].astype(np.float64)
+    a, b = (x[..., : width // 2], x[..., width // 2 :]) if form == "half" else (x[..., ::2], x[..., 1::2])
     turned = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
     if form == "half":
         return np.concatenate(turned, -1)
     return np.stack(turned, -1).reshape(x.shape)
 
 
+def _rotated_heads(x, form, turned):
+    heads = x.reshape(BATCH, LENGTH, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
+    return np.concatenate((_rotate(heads[..., :turned], form), heads[..., turned:]), -1)
+
+
 def look(section: Section, small: bool) -> None:
     """A row for each cell and type: of the forward, and of the gradients."""
+    section.add(
+        "fused operators of the device", NOTE, "used" if ascend.has_operators() else "none here, or PET_NATIVE=0"
+    )
     for kind, limit in LIMITS.items():
         dtype = getattr(ms, kind)
         for name, subject in subjects(dtype).items():

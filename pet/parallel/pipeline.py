@@ -106,7 +106,7 @@ class Pipeline:
         losses, vectors = [], None
 
         def forward(number: int, x: Tensor | None) -> Tensor | None:
-            inputs[number] = arguments = tensors(pieces[number], self.arrays)
+            inputs[number] = arguments = tensors(pieces[number], self.arrays, self.step.by_documents)
             if x is not None:
                 arguments[0] = x
             if self.mesh.is_last:

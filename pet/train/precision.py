@@ -119,7 +119,7 @@ def set_precision(model: nn.Cell, precision: str) -> None:
     cells = [cell for _, cell in model.cells_and_names()]
     for cell in [cell for cell in cells if not (isinstance(cell, (NarrowProduct, Rounded)) or is_product(cell))]:
         if "narrow" in vars(cell):  # it has another way than its products
-            cell.narrow = precision != "fp32" and not rounded
+            cell.narrow = None if rounded else NARROW.get(precision)
         own = next((names for kind, names in ROUNDED.items() if isinstance(cell, kind)), getattr(cell, "rounded", ()))
         for name, product in list(vars(cell).items()) + list(cell.name_cells().items()):
             found = bare(product)

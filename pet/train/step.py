@@ -22,7 +22,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, ops
 
+from model_zoo.ascend.attention import document_ends
 from model_zoo.engine import available, fuse_layers, sum_of_squares
+from model_zoo.layers import AttentionCore
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
@@ -97,11 +99,25 @@ def square_sum(compiled: bool) -> Callable:
     return plain
 
 
-def tensors(batch: dict[str, Any], arrays: Sequence[str]) -> list[Tensor]:
-    """The model's arrays and these of a batch as the graph's arguments: int32, or float32."""
+def tensors(batch: dict[str, Any], arrays: Sequence[str], by_documents: bool = False) -> list[Tensor]:
+    """The model's arrays and these of a batch as the graph's arguments: int32, or float32.
+
+    Args:
+        by_documents: hand in a causal batch as documents (`takes_documents`).
+    """
     found = [np.asarray(batch[name]) for name in (*MODEL_ARRAYS, *arrays)]
     kinds = [np.float32 if np.issubdtype(array.dtype, np.floating) else np.int32 for array in found]
-    return [Tensor(np.ascontiguousarray(array, kind)) for array, kind in zip(found, kinds, strict=True)]
+    given = [Tensor(np.ascontiguousarray(array, kind)) for array, kind in zip(found, kinds, strict=True)]
+    start, end = (MODEL_ARRAYS.index(name) for name in ("start", "end"))
+    if by_documents and (ends := document_ends(found[start], found[end])) is not None:
+        given[end] = Tensor(ends)
+    return given
+
+
+def takes_documents(model) -> bool:
+    """Whether all attention of a model is by the device's operator, and may get a causal batch as documents."""
+    cores = [cell for _, cell in model.cells_and_names() if isinstance(cell, AttentionCore)]
+    return bool(cores) and all(core.takes_documents for core in cores) and not getattr(model, "active", ())
 
 
 def weighted(objective: Objective, model, compiled: bool = True) -> Callable:
@@ -177,6 +193,7 @@ class TrainStep:
                 sums.append(squared(vector))
             return ops.stack(sums)
 
+        self.by_documents = takes_documents(model)
         around = functools.partial(in_whole, model, weights)
         self.gradient = Compiled(gradient, compiled, around, model.get_parameters())
         self.add = Compiled(add, compiled)
@@ -237,7 +254,7 @@ class TrainStep:
             if self.set_key is not None:
                 # the replicas have neighbouring rows of one batch: together they draw what one process would
                 self.set_key(mix(self.seed, step, micro, 0), self.distributed.data_rank)
-            summed, fresh = self.gradient(*tensors(batch, self.objective.arrays), weight)
+            summed, fresh = self.gradient(*tensors(batch, self.objective.arrays, self.by_documents), weight)
             losses.append(summed)
             vectors = fresh if vectors is None else self.add(*vectors, *fresh)
         return sum_of(losses, self.objective), vectors

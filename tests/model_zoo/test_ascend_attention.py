@@ -2,14 +2,18 @@
 semantics stands in for it, and refuses what its documentation refuses."""
 
 import inspect
+import itertools
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
-from model_zoo import ascend_attention
+from model_zoo import ascend
+from model_zoo.ascend.attention import SLOTS, document_ends
+from model_zoo.graph import Graph
 from model_zoo.layers import AttentionCore, visible
+from pet.train.precision import set_precision
 
 B, S, D = 2, 6, 16
 
@@ -34,23 +38,46 @@ def operator(
     input_layout="BSH",
     sparse_mode=0,
 ):
-    """``ops.flash_attention_score`` by its documentation, for the layout BNSD and a whole mask."""
+    """``ops.flash_attention_score`` by its documentation, for a whole mask, and for documents that lie end to end."""
     assert query.dtype in (ms.float16, ms.bfloat16) and query.dtype == key.dtype == value.dtype
-    assert input_layout == "BNSD" and sparse_mode in (0, 1) and keep_prob == 1.0
-    assert (real_shift, drop_mask, padding_mask, prefix, actual_seq_qlen, actual_seq_kvlen) == (None,) * 6
-    batch, heads, rows, width = query.shape
-    assert key.shape == value.shape and (key.shape[0], key.shape[3]) == (batch, width)
-    assert heads == head_num <= 256 and heads % key.shape[1] == 0
-    assert width % 16 == 0 and width <= 512
-    columns = key.shape[2]
-    assert attn_mask.dtype in (ms.bool_, ms.uint8)
-    assert attn_mask.shape in ((batch, heads, rows, columns), (batch, 1, rows, columns), (rows, columns))
+    assert (real_shift, drop_mask, padding_mask, prefix, keep_prob) == (None, None, None, None, 1.0)
     q, k, v = (each.astype(ms.float32).asnumpy() for each in (query, key, value))
-    k, v = (np.repeat(each, heads // key.shape[1], 1) for each in (k, v))
-    scores = scalar_value * (q @ k.swapaxes(2, 3))
-    scores = np.where(attn_mask.asnumpy() != 0, -np.inf, scores)  # 1 is discarded
+    if input_layout == "TND":
+        tokens, heads, _ = q.shape
+        assert sparse_mode == 3 and next_tokens == 0 and pre_tokens >= tokens
+        assert attn_mask.shape == (2048, 2048) and attn_mask.dtype in (ms.bool_, ms.uint8)
+        assert np.array_equal(attn_mask.asnumpy() != 0, np.triu(np.ones((2048, 2048), bool), 1))
+        ends, others = (each.asnumpy().tolist() for each in (actual_seq_qlen, actual_seq_kvlen))
+        assert actual_seq_qlen.dtype == ms.int64 and len(ends) == len(others) <= 1024
+        assert ends[-1] == tokens and others[-1] == len(k)
+        mixed = np.empty_like(q)
+        for rows, columns in zip(itertools.pairwise([0, *ends]), itertools.pairwise([0, *others]), strict=True):
+            count = columns[1] - columns[0]
+            assert 0 < rows[1] - rows[0] <= count
+            hidden = np.triu(np.ones((count, count), bool), 1)[count - (rows[1] - rows[0]) :]
+            parts = (x[slice(*at)].swapaxes(0, 1) for x, at in ((q, rows), (k, columns), (v, columns)))
+            mixed[slice(*rows)] = attend(*parts, hidden, scalar_value).swapaxes(0, 1)
+    else:
+        assert input_layout == "BNSD" and sparse_mode in (0, 1)
+        assert (actual_seq_qlen, actual_seq_kvlen) == (None, None)
+        batch, heads, rows, _ = q.shape
+        assert k.shape[0] == batch and attn_mask.dtype in (ms.bool_, ms.uint8)
+        columns = k.shape[2]
+        assert attn_mask.shape in ((batch, heads, rows, columns), (batch, 1, rows, columns), (rows, columns))
+        mixed = attend(q, k, v, attn_mask.asnumpy() != 0, scalar_value)
+    assert heads == head_num <= 256
+    return Tensor(mixed.astype(np.float32)).astype(query.dtype)
+
+
+def attend(q, k, v, hidden, scale):
+    """``(…, heads, S, d)`` and keys and values of fewer heads; a hidden score is discarded."""
+    heads, width = q.shape[-3], q.shape[-1]
+    assert k.shape == v.shape and k.shape[-1] == width and heads % k.shape[-3] == 0
+    assert width % 16 == 0 and width <= 512
+    k, v = (np.repeat(each, heads // k.shape[-3], -3) for each in (k, v))
+    scores = np.where(hidden, -np.inf, scale * (q @ k.swapaxes(-2, -1)))
     weights = np.exp(scores - scores.max(-1, keepdims=True))  # NaN where all are: that is not to be asked
-    return Tensor((weights / weights.sum(-1, keepdims=True) @ v).astype(np.float32)).astype(query.dtype)
+    return weights / weights.sum(-1, keepdims=True) @ v
 
 
 @pytest.fixture
@@ -62,7 +89,6 @@ def calls(monkeypatch) -> list:
         found.append(settings)
         return operator(*arguments, **settings)
 
-    monkeypatch.setattr(ascend_attention, "has_fused_attention", lambda width: True)
     monkeypatch.setattr("model_zoo.layers.has_fused_attention", lambda width: True)
     monkeypatch.setattr(ops, "flash_attention_score", stand_in)
     return found
@@ -143,6 +169,13 @@ def test_what_the_operator_does_not_take_goes_by_the_plain_path(calls):
 
     run(np.float32)  # no 16 bits
     assert not calls
+    set_precision(cell, "bf16" if ms.get_context("device_target") == "Ascend" else "fp16")
+    run(np.float32)  # but its products are to have 16 bits
+    assert [each["input_layout"] for each in calls] == ["BNSD"]
+    calls.clear()
+    set_precision(cell, "fp32")
+    run(np.float32)
+    assert not calls
     cell.drop = lambda weights: weights
     cell.set_train(True)
     run(np.float16)  # dropout of the weights, whose mask is ours
@@ -154,7 +187,101 @@ def test_what_the_operator_does_not_take_goes_by_the_plain_path(calls):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(("target", "width", "has"), [("Ascend", 64, True), ("Ascend", 40, False), ("CPU", 64, False)])
-def test_the_device_and_the_width_decide(monkeypatch, target, width, has):
+# By documents ---------------------------------------------------------------------------------------------------------
+
+
+def padded(*lengths: int) -> np.ndarray:
+    """start of a row of S tokens with documents of these lengths, and padding."""
+    start, at = np.arange(S, dtype=np.int32), 0
+    for length in lengths:
+        start[at : at + length], at = at, at + length
+    return start
+
+
+@pytest.mark.parametrize(
+    ("rows", "ends"),
+    [
+        ([[6], [6]], [6, 12]),
+        ([[2, 4], [3, 2]], [2, 6, 9, 11, 12]),
+        ([[2, 1], [3]], [2, 6, 9, 12]),  # padding of three tokens; a document of one before it is not told apart
+        ([[1, 5], []], [1, 6, 12]),
+        ([[1, 1, 4], [6]], [2, 6, 12]),  # a document of one token has nothing to learn
+    ],
+)
+def test_a_causal_batch_as_documents(rows, ends):
+    start = np.stack([padded(*row) for row in rows])
+    found = document_ends(start, np.tile(np.arange(S) + 1, (len(rows), 1)))
+    assert found.shape == (SLOTS[0],) and found.dtype == np.int64
+    assert found[: len(ends)].tolist() == ends
+    assert (np.diff(found) > 0).all() and found[-1] == start.size + len(found)
+
+
+def test_a_batch_that_is_more_than_causal_is_no_documents():
+    start, end = intervals("prefix")
+    assert document_ends(start, end) is None
+    start, end = intervals("padded")  # on the left, as when texts are written
+    assert document_ends(start, end) is None
+    start, end = intervals("causal")
+    start[0, 3] = 1  # a window
+    assert document_ends(start, end) is None
+
+
+def test_more_documents_are_more_slots_up_to_what_the_operator_takes():
+    def of(count: int):
+        start = np.arange(2 * count)[None] // 2 * 2
+        return document_ends(start, np.arange(2 * count)[None] + 1)
+
+    assert [None if (found := of(count)) is None else len(found) for count in (63, 64, 255, 256, 1023, 1024)] == [
+        *(64, 256, 256, 1024, 1024),
+        None,
+    ]
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+def test_documents_are_what_the_plain_path_gives_for_their_intervals(calls, heads):
+    random = np.random.default_rng(3)
+    query = Tensor(random.normal(size=(B, 4, S, D)).astype(np.float16))
+    keys, values = (Tensor(random.normal(size=(B, heads, S, D)).astype(np.float16)) for _ in range(2))
+    start, end = np.stack([padded(2, 4), padded(3, 2)]), intervals("causal")[1]
+    cell = AttentionCore(4, heads, D)
+    assert cell.takes_documents
+    ends = Tensor(document_ends(start, end))
+    fused = cell(query, keys, values, Tensor(start), ends, None)
+    assert [each["input_layout"] for each in calls] == ["TND"]
+    cell.fused = False
+    plain = cell(query, keys, values, Tensor(start), Tensor(end), None).asnumpy()
+    assert np.abs(fused.asnumpy().astype(np.float32) - plain.astype(np.float32)).max() < 4e-3
+    # what does not go by the operator finds its intervals again
+
+    def without_keep(*given):
+        return cell(*given, None)
+
+    again = Graph(without_keep)(query, keys, values, Tensor(start), ends)
+    assert np.abs(again.asnumpy() - plain).max() < 4e-3
+    assert len(calls) == 1
+
+
+def test_cells_that_see_otherwise_take_no_documents(calls):
+    assert not AttentionCore(2, 2, D, causal=False).takes_documents
+    assert not AttentionCore(2, 2, D, window=2).takes_documents
+    assert not AttentionCore(2, 2, D, cap=5.0).takes_documents
+    assert not Prefixed(2, 2, D).takes_documents
+    cell = AttentionCore(2, 2, D)
+    cell.drop = lambda weights: weights
+    assert not cell.takes_documents
+
+
+# The choice ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "width", "switch", "has"),
+    [("Ascend", 64, None, True), ("Ascend", 40, None, False), ("CPU", 64, None, False), ("Ascend", 64, "0", False)],
+)
+def test_device_width_and_switch_decide(monkeypatch, target, width, switch, has):
     monkeypatch.setattr(ms, "get_context", lambda name: target)
-    assert ascend_attention.has_fused_attention(width) == has
+    monkeypatch.delenv("PET_NATIVE", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("PET_NATIVE", switch)
+    assert ascend.attention.has_fused_attention(width) == has
+    assert ascend.has_operators() == (target == "Ascend" and switch is None)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import activations, engine, layers, rotary
+from model_zoo import activations, engine, layers, norms, rotary
 from model_zoo.auto import AutoModel
 from model_zoo.engine import cells, loss as engine_loss, plain as kernels, plain_attention
 from model_zoo.engine.build import library
@@ -163,7 +163,7 @@ def test_norms(shape):
 
 def test_plain_norms_are_the_cells_own():
     x = Tensor(numbers(6, 16))
-    rms, layer = layers.RMSNorm(16, 1e-6), layers.LayerNorm(16, 1e-5)
+    rms, layer = norms.RMSNorm(16, 1e-6), norms.LayerNorm(16, 1e-5)
     rms.weight.set_data(Tensor(numbers(16)))
     layer.bias.set_data(Tensor(numbers(16)))
     for cell, extra in ((rms, ()), (layer, (layer.bias,))):

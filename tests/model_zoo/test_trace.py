@@ -9,7 +9,7 @@ import mindspore as ms
 import pytest
 from mindspore import nn, ops
 
-from model_zoo import activations, layers
+from model_zoo import activations, layers, norms
 from model_zoo.engine import NotTraceable
 from model_zoo.engine.trace import SequenceTracer
 
@@ -32,7 +32,7 @@ class Residual(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.act = layers.RMSNorm(8, 1e-6), layers.Linear(8, 12), activations.SwiGLU()
+        self.norm, self.up, self.act = norms.RMSNorm(8, 1e-6), layers.Linear(8, 12), activations.SwiGLU()
         self.down, self.parts = layers.Linear(6, 8), layers.Parts(2)
 
     def construct(self, x):
