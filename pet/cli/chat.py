@@ -15,17 +15,17 @@ from pet.cli.parser import Parser
 
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
-    ("pet chat --model glm_tiny --adapter output/glm_lora/adapter", "the same, said in full"),
-    ("pet chat --model glm_tiny --temperature 0.7 --seed 1", "with a base, answers sampled"),
+    ("pet chat --model glm_tiny --adapter output/glm_lora/adapter", "the same, with base and adapter named"),
+    ("pet chat --model glm_tiny --temperature 0.7 --seed 1", "with a base, sampling"),
 ]
 HELP = """\
-/base           the last question again, answered by the base without its adapter
-/adapter NAME   speak with this adapter; a directory is loaded first; /adapter alone lists them
-/system TEXT    another system message, and a new conversation
-/reset          a new conversation
-/help           this
-/quit           leave (Ctrl-D, too)
-Ctrl-C ends an answer; a second one, or one without an answer, ends the program"""
+/base           answer the last question again, by the base without its adapter
+/adapter NAME   use this adapter; a directory is loaded first; /adapter alone lists them
+/system TEXT    set the system message and start a new conversation
+/reset          start a new conversation
+/help           list these commands
+/quit           quit (or Ctrl-D)
+Ctrl-C stops an answer; pressed twice, or without an answer, it quits"""
 COMMANDS = ("/base", "/adapter", "/system", "/reset", "/help", "/quit", "/exit")
 
 
@@ -63,7 +63,7 @@ class Conversation:
             if len(messages) < 3:
                 raise InputError(f"the question has {len(ids)} tokens, and there is room for {self.context()}")
             messages = messages[2:]
-            print("(the oldest turn is forgotten: the conversation is longer than the model's context)")
+            print("(the oldest turn is dropped: the conversation is longer than the model's context)")
         return ids
 
     def write(self, messages: list[dict[str, str]]) -> str:
@@ -111,7 +111,7 @@ class Conversation:
                     tokenizer=session.tokenizer,
                 )
         except AnswerEnded:
-            print(" … (ended)")
+            print(" … (stopped)")
             return "".join(pieces).strip()
         text = "".join(pieces).strip()
         if not streamed:
@@ -168,13 +168,13 @@ class Conversation:
             print(HELP)
         elif word == "/reset":
             self.messages = []
-            print("(the conversation begins anew)")
+            print("(new conversation)")
         elif word == "/system":
             import dataclasses
 
             self.session.settings = dataclasses.replace(self.session.settings, system=rest.strip() or None)
             self.messages = []
-            print("(system message set; the conversation begins anew)" if rest.strip() else "(no system message)")
+            print("(system message set; new conversation)" if rest.strip() else "(no system message; new conversation)")
         elif word == "/base":
             self.base()
         elif word == "/adapter":
@@ -186,7 +186,7 @@ class Conversation:
 
 def main(arguments: Sequence[str]) -> int:
     """Talk until the input ends."""
-    parser = Parser("pet chat", f"Talk with a model on the terminal.\n\nwhile talking:\n{HELP}", EXAMPLES)
+    parser = Parser("pet chat", f"Chat with a model on the terminal.\n\ncommands in the chat:\n{HELP}", EXAMPLES)
     add_chat_session(parser)
     options = parser.read(arguments)
     talk = Conversation(make_chat_session(options))
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
     if terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() its editing keys
-        print("(/help says what can be typed here; Ctrl-D ends)")
+        print("(/help lists the commands; Ctrl-D ends)")
     while True:
         try:
             line = input("> " if terminal else "").strip()

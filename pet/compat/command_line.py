@@ -78,7 +78,7 @@ def settings(words: Sequence[str]) -> dict[str, Any]:
 def read(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, dotted: bool = False
 ) -> argparse.Namespace:
-    """The arguments; those without meaning here are named in one warning.
+    """The arguments; those that have no effect are named in one warning.
 
     Args:
         parser: knows the others.
@@ -109,7 +109,7 @@ def read(
     if problems:
         raise InputError.collect(problems)
     if ignored:
-        log.warning("without meaning here: %s", "; ".join(f"--{name}: {why}" for name, why in ignored.items()))
+        log.warning("ignored: %s", "; ".join(f"--{name}: {why}" for name, why in ignored.items()))
     return known
 
 

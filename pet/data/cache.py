@@ -142,7 +142,7 @@ def read_cache(directory: Path, files: list[Path]) -> TokenDataset | None:
         }
         counts = Counts(**meta["counts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s: damaged cache of tokenised data (%s); it is made again", directory, error)
+        log.warning("%s: damaged cache of tokenised data (%s); rebuilding it", directory, error)
         return None
     lengths = arrays["lengths"].astype(np.int64)
     origin = arrays["origin"].reshape(-1, 3)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Collection
 from typing import Any
 
 from pet.planning.search import PARTS, Candidate, Plan
 
 SHORT = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
 TITLES = ["data", "tensor", "pipe", "ZeRO", "rows", "pieces", *(SHORT.get(part, part) for part in PARTS)]
-TITLES += ["total", "sent", "bubble", "step"]
+TITLES += ["total", "sent", "bubble", "step", ""]
 MEANING = """\
-rows: of one forward pass on a replica; pieces: forward passes of a replica in a step
+rows: size of a micro-batch; pieces: micro-batches of a replica in a step
 weights to total: GB per device, of the fullest stage
-sent: GB that a device of the busiest stage hands to collectives in a step"""
+sent: GB per step that a device of the busiest stage sends by collectives"""
 MARKS = {
-    "recompute": "layers are computed again in the backward pass (train.recompute), without which it is too large",
-    "shard_base": "replicas share the frozen base (parallel.shard_base), without which it is too large",
+    "recompute": "R: with activation checkpointing (train.recompute); too large without it",
+    "shard_base": "S: with the frozen base sharded over the replicas (parallel.shard_base); too large without it",
 }
+"""What a layout needs besides -> its footnote, which begins with the letter behind the layout's line."""
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -53,15 +55,11 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     ]
     shown = plan.feasible[:top]
     if shown:
-        marks = [[name for name in MARKS if getattr(one, name) and not getattr(work, name, False)] for one in shown]
-        rows = [TITLES, *(row(one) for one in shown)]
-        widths = [max(len(line[column]) for line in rows) for column in range(len(TITLES))]
-        lines.append("")
-        for line, marked in zip(rows, [[], *marks], strict=True):
-            text = "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-            lines.append("  ".join([text, *marked]))
-        used = {name for marked in marks for name in marked}
-        lines += ["", MEANING, *(f"{name}: {text}" for name, text in MARKS.items() if name in used)]
+        used = {mark for one in shown for mark in MARKS if getattr(one, mark) and not getattr(work, mark, False)}
+        lines_of = [TITLES, *(row(one, used) for one in shown)]
+        widths = [max(map(len, column)) for column in zip(*lines_of, strict=True)]
+        lines += ["", *(" ".join(map(str.rjust, line, widths)).rstrip() for line in lines_of)]
+        lines += ["", MEANING, *(text for mark, text in MARKS.items() if mark in used)]
     if len(shown) < len(plan.feasible):
         lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit; --all lists them")
     lines.append("")
@@ -73,11 +71,12 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
     return "\n".join(lines).rstrip()
 
 
-def row(one: Candidate) -> list[str]:
-    """A layout's line."""
+def row(one: Candidate, marks: Collection[str]) -> list[str]:
+    """A layout's line, of at most 100 columns; `marks` are those of MARKS that may be set at it."""
     shape = [str(one.data), str(one.tensor), str(one.pipeline), "yes" if one.zero else "no"]
     memory = [f"{one.memory[part] / 1e9:.2f}" for part in PARTS]
-    end = [f"{one.total / 1e9:.2f}", f"{one.sent / 1e9:.2f}", f"{100 * one.bubble:.0f} %", seconds(one.seconds)]
+    end = [f"{one.total / 1e9:.2f}", f"{one.sent / 1e9:.2f}", f"{100 * one.bubble:.0f}%", seconds(one.seconds)]
+    end.append("".join(text[0] for mark, text in MARKS.items() if mark in marks and getattr(one, mark)))
     return [*shape, str(one.micro_batch), str(one.pieces), *memory, *end]
 
 
@@ -90,7 +89,7 @@ def best(one: Candidate, tokens: int) -> list[str]:
     """The first layout in detail: what is sent by which collective, and the recipe's lines for it."""
     lines = [
         f"the first: {tokens / one.seconds:,.0f} tokens/s; of its step {seconds(one.compute)} are matrix products, "
-        f"{seconds(one.communication)} messages, {100 * one.bubble:.0f} % bubble",
+        f"{seconds(one.communication)} messages, {100 * one.bubble:.0f}% bubble",
         f"  {'collective':<12}{'group':<10}{'calls':>8}{'MB':>14}   per device and step",
     ]
     for (kind, group), (calls, nbytes) in sorted(one.traffic.items(), key=lambda item: -item[1][1]):

@@ -151,7 +151,7 @@ class Train(Section):
     accept_changes: bool = Field(
         False,
         description="Resume although the content of the data or of the base is not what the run began with. What has "
-        "changed is named; the run goes on, but not bit for bit as it would have. Streamed files are compared by "
+        "changed is named; the run continues, but not bit for bit as it would have. Streamed files are compared by "
         "size and by both ends.",
     )
     profile: bool = Field(

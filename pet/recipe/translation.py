@@ -153,7 +153,7 @@ class Translation:
             log.warning("%s: train.precision is auto: bf16 where this processor is fast at it, else fp32", self.system)
             self.put("train.precision", "auto")
         if self.ignored:
-            log.warning("%s: without meaning here: %s", self.system, "; ".join(self.ignored_lines()))
+            log.warning("%s: ignored: %s", self.system, "; ".join(self.ignored_lines()))
 
     def ignored_lines(self) -> list[str]:
         """``name, name: why`` of what is ignored, a line for each reason."""

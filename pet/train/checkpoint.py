@@ -294,7 +294,7 @@ def load_last(directory: str | os.PathLike, distributed: DistributedContext = AL
             return load(path, distributed)
         except Damaged as error:
             problems.append(f"checkpoint {path}: damaged: {error}")
-            log.warning("checkpoint %s is damaged: %s; going back to the one before", path, error)
+            log.warning("checkpoint %s is damaged: %s; using the one before it", path, error)
     if problems:
         raise InputError.collect([*problems, f"{directory}: no whole checkpoint is left to resume from"])
     return None

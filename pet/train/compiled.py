@@ -54,7 +54,7 @@ class Compiled:
             progress.tick((type(self), self.number, *(argument.shape for argument in arguments)))
             return self.function(*arguments)
         if self.guard.changed:
-            log.info("a weight was given another tensor: compiled anew")
+            log.info("a weight's tensor was replaced: compiling again")
             self.graph = Graph(self.function)
             self.shapes.clear()
         shapes = tuple(argument.shape for argument in arguments)

@@ -165,7 +165,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
     chosen = ", ".join(f"{key} {plain(value)}" for key, value in settings.items() if value is not None)
     rows = train.batch_size * train.accumulation
-    tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "tokens by the row"
+    tokens = f"{rows * max(length for _, length in feed.shapes(0)):,} tokens" if known else "lengths vary"
     epochs = "" if not known else f" ({trainer.total_steps / feed.steps_per_epoch(0):.2f} epochs)"
     counted_rows = f"{prepared.train.counts.samples:,} to train on" if known else "streamed"
     if prepared.evaluation is not None:
@@ -178,7 +178,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "samples": counted_rows,
         "steps": f"{trainer.total_steps:,}{epochs}",
         "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
-        "padding": f"{100 * feed.padding(0):.1f} %" if known else "not known before the data has been read",
+        "padding": f"{100 * feed.padding(0):.1f}%" if known else "unknown until the data has been read",
         "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {trainer.precision}",
         "output": str(trainer.directory),
     }
@@ -197,10 +197,10 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
     """What the user reads at the end."""
     parts = [
         f"{summary['steps']} steps in {duration(summary['train_seconds'])}, compilation "
-        f"{duration(summary['compile_seconds'])}, all {duration(summary['seconds'])}; "
+        f"{duration(summary['compile_seconds'])}, in all {duration(summary['seconds'])}; "
+        f"peak memory {summary['peak_memory_mb']:,.0f} MB\n"
         f"{summary['useful_tokens_per_second']:,.0f} useful tokens/s "
-        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f} % padding), "
-        f"at most {summary['peak_memory_mb']:,.0f} MB"
+        f"({summary['tokens_per_second']:,.0f} with {100 * summary['padding']:.1f}% padding)"
     ]
     if summary["stopped"]:
         parts.append(f"stopped early: {summary['stopped']}")

@@ -91,7 +91,7 @@ def start(
             check_room(recipe, prepared)
         if distributed.is_main and recipe.train.resume:
             for change in run_directory.changes(recipe, recipe.output.dir):
-                log.warning("%s was %s, is %s now: the run goes on, but not bit for bit as it would have", *change)
+                log.warning("%s was %s, is %s now: the run continues, but not bit for bit as it would have", *change)
         return execute(recipe, prepared, distributed, show=show, callbacks=callbacks, objective=objective)
 
 

@@ -81,7 +81,7 @@ class Saving:
             self.history = [line for line in lines if line["step"] <= self.position.step]
             if self.distributed.is_main:
                 files.discard_after(self.checkpoint_directory, self.position.step)
-        log.info("going on from %s", found.path)
+        log.info("resuming from %s", found.path)
 
     def load_best(self) -> None:
         """Gives the model the weights of the best evaluation, where it was not the last step's.

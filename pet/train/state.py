@@ -114,7 +114,7 @@ def check_origins(trainer, found: Checkpoint) -> None:
             ]
         )
     for text in changed:
-        log.warning("%s since this run began: it goes on, but not bit for bit as it would have", text)
+        log.warning("%s since this run began: it continues, but not bit for bit as it would have", text)
 
 
 def restore(trainer, found: Checkpoint) -> None:
@@ -129,7 +129,7 @@ def restore(trainer, found: Checkpoint) -> None:
     for key, mine in fixed(trainer).items():
         if state[key] != mine:
             log.warning(
-                "%s was written with %s %s, this run has %s: it goes on, but not bit for bit as it would have",
+                "%s was written with %s %s, this run has %s: it continues, but not bit for bit as it would have",
                 found.path,
                 key,
                 state[key],

@@ -126,7 +126,7 @@ def test_recomputation_is_proposed_where_a_layout_is_too_large_without():
     assert layouts[0] | layouts[1] == {(one.data, one.tensor, one.pipeline, one.zero) for one in forced.feasible}
     assert all(one.recompute == 0 for one in plan(work, Cluster(8, 400e9)).feasible)
     text = as_text(tight, "llama_7b")
-    assert text.count("  recompute\n") == len(layouts[1]) and "recompute: layers are computed again" in text
+    assert text.count("s R\n") == len(layouts[1]) and "R: with activation checkpointing (train.recompute)" in text
     assert "recompute" not in as_text(plan(work, Cluster(8, 400e9)), "llama_7b")
 
 
@@ -142,7 +142,9 @@ def test_a_shared_base_is_proposed_where_a_layout_is_too_large_without():
     assert one.memory["buffers"] == 2 * layer + gradients
     # twice forward, once backward, but for what needs no gradient
     assert one.traffic["all_gather", "base"][1] == pytest.approx(3 * one.pieces * 2 * 80 * layer / 8, rel=0.01)
-    assert "shard_base: replicas share" in as_text(found, "llama_65b")
+    text = as_text(found, "llama_65b")
+    assert " RS\n" in text and "S: with the frozen base sharded" in text
+    assert max(map(len, text.splitlines())) <= 100
     assert not any(one.shard_base for one in plan(work, Cluster(8, 320e9)).feasible)
 
 

@@ -123,7 +123,7 @@ def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:
         if target == present:
             raise
         why = str(error).split("\n")[0] or type(error).__name__
-        log.warning("device_target %s is not here (%s); going on with %s", target, why, present)
+        log.warning("device_target %s is not available (%s); using %s", target, why, present)
 
 
 def get_real_rank() -> int:

@@ -152,9 +152,9 @@ def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> di
         if distributed.data_size > 1:
             whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
         atomic_file(file, lambda temporary: write(temporary, whole))
-        log.info("reference: log-probabilities of %d answers are kept in %s", len(lengths), file)
+        log.info("reference: log-probabilities of %d answers cached in %s", len(lengths), file)
     else:
-        log.info("reference: log-probabilities of %d answers were in %s", len(lengths), file)
+        log.info("reference: log-probabilities of %d answers read from %s", len(lengths), file)
     return dict(enumerate(np.split(whole, ends[:-1])))
 
 
@@ -183,7 +183,7 @@ def read(file: Path, length: int) -> np.ndarray | None:
             raise ValueError(f"{values.shape} numbers, {length} expected")
         return values
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.error) as error:
-        log.warning("%s: damaged log-probabilities of a reference (%s); they are computed again", file, error)
+        log.warning("%s: damaged log-probabilities of a reference (%s); computing them again", file, error)
         return None
 
 

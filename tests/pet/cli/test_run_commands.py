@@ -213,7 +213,7 @@ def test_a_resume_on_other_data_or_another_base_is_refused_until_accepted(copied
     assert "train.accept_changes=true" in error
     assert content(copied) == before
     assert main(["finetune", "job.yaml", "--resume", "train.accept_changes=true", "train.steps=4"]) == 0
-    assert "data.train: data.jsonl has another content since this run began: it goes on, but not" in caplog.text
+    assert "data.train: data.jsonl has another content since this run began: it continues, but not" in caplog.text
     assert "accept_changes: false" in (copied / "output" / "job" / "recipe.yaml").read_text()
 
 
@@ -410,7 +410,7 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
     monkeypatch.setattr("sys.stdin", io.StringIO("word " * 20 + "\n" + "word " * 20 + "\n" + "long " * 80 + "\n"))
     assert main(["chat", "--model", "base", "--max-new-tokens", "4"]) == 0
     captured = capsys.readouterr()
-    assert "the oldest turn is forgotten" in captured.out
+    assert "the oldest turn is dropped" in captured.out
     assert "and there is room for 60" in captured.err
 
 
