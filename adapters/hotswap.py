@@ -11,8 +11,10 @@ from pathlib import Path
 
 from mindspore import nn
 
+from adapters.initial import START
 from adapters.lora import LoRAConfig
 from adapters.matching import chosen_sites
+from adapters.peft_config import STARTED_BY
 from adapters.registry import Adapter, registry
 from adapters.saving import adapter_config, fill, located, read_arrays
 from model_zoo.errors import InputError
@@ -47,6 +49,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
         raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
     with located(directory):
         arrays, stored, metadata = read_arrays(model, state, directory, config, strict=True, skipped=[])
+        config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
         problems = differences(model, adapter, config)
     parameters = adapter.tensors()
     problems += [f"{key} is missing" for key in parameters if key not in arrays]
@@ -73,6 +76,8 @@ def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[st
     for key in FIXED:
         if getattr(mine, key) != getattr(config, key):
             problems.append(f"{key} is {getattr(config, key)!r}, adapter {adapter.name!r} has {getattr(mine, key)!r}")
+    if mine.init in START:
+        problems.append(f"adapter {adapter.name!r} subtracts the first factors of {mine.init}, which are its own")
     here = {path for path in adapter.modules if path not in adapter.companions}
     there = {site.path for site in chosen_sites(model, config)}
     if here != there:

@@ -3,6 +3,10 @@
 Both published methods take the product of the first factors off the base weight, so that the sum is what it was. Here
 the base stays untouched, bit for bit, and the module subtracts the product instead: ``y = W·x + s·(B·A − B₀·A₀)·x``.
 That is the same function with the same gradients, and at the start exactly the base.
+
+In 8 or 4 bits it is the rest that is quantised, ``Q(W − s·B₀·A₀)``, as PiSSA's authors do: without the largest
+directions it loses less. The cell adds ``s·B₀·A₀`` to it (`QuantizedLinear.taken`), so that its weight is W but for
+what quantising the rest loses, and all that is said above holds over that weight.
 """
 
 from __future__ import annotations
@@ -38,6 +42,21 @@ def olora(weight: np.ndarray, rank: int, scale: float) -> tuple[np.ndarray, np.n
     progress.tick(("qr", weight.shape))
     orthogonal, triangular = np.linalg.qr(weight)
     return padded(orthogonal[:, :rank], triangular[:rank], rank)
+
+
+def starting_weight(site) -> np.ndarray:
+    """The weight ``(out, in)`` in float64 that first factors are taken out of: of a packed cell the one in its file.
+
+    Raises:
+        InputError: the cell is packed there, too.
+    """
+    from adapters.sites import weight_array  # merging on disk does without MindSpore
+    from model_zoo.quantization.cells import is_quantized
+
+    if is_quantized(site.cell):
+        return site.cell.original().astype(np.float64)
+    weight = weight_array(site)
+    return weight.T if site.transposed else weight
 
 
 def loftq(site, rank: int, scale: float) -> tuple[np.ndarray, np.ndarray]:

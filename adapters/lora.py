@@ -7,6 +7,7 @@ changes nothing; A starts Kaiming-uniform with a = √5, as PEFT does.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -17,15 +18,15 @@ from adapters.deltas import dora_delta, low_rank_product, wide
 from adapters.dora import Magnitude, norms_at, rescaled
 from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
-from adapters.initial import START, loftq
+from adapters.initial import START, loftq, starting_weight
 from adapters.method import AdapterModule, MethodConfig
 from adapters.patterns import pattern_value
 from adapters.peft_config import LORA_KEYS, lora_scale, lora_settings
 from adapters.settings import FROM_WEIGHTS, LoRA
-from adapters.sites import weight_array
 from model_zoo.engine import uses_kernel
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
+from model_zoo.quantization.loading import take_off
 
 
 class LoRAConfig(LoRA, MethodConfig):
@@ -33,6 +34,8 @@ class LoRAConfig(LoRA, MethodConfig):
 
     peft_keys = LORA_KEYS
     marks = ("lora_A.weight", "lora_embedding_A")
+    first: ClassVar[dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    """{cell: B₀, A₀} where the first factors of PiSSA and OLoRA are known out of a file; emptied by `build`."""
 
     def rank_at(self, path: str) -> int:
         """r of this cell."""
@@ -57,12 +60,6 @@ class LoRAConfig(LoRA, MethodConfig):
 
         if self.init in FROM_WEIGHTS and site.kind != "linear":
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
-        if self.init in START and is_quantized(site.cell):
-            raise InputError(
-                f"lora: init {self.init!r} takes its factors off the weight, and the rest would be quantised anew; a "
-                f"packed base stays as it is, and {site.path} is stored in {site.cell.storage}: start by 'loftq', or "
-                "list the cell in skip"
-            )
         if site.kind == "linear":
             if getattr(site.cell, "activation_flag", False):
                 raise InputError(f"lora: {site.path} applies an activation itself, so its output is not linear in W")
@@ -80,6 +77,9 @@ class LoRAConfig(LoRA, MethodConfig):
 
     def unpack(self, arrays, model):
         return lora_peft.unpack(arrays, model)
+
+    def restarted(self, model, arrays, started_by):
+        return lora_peft.restarted(self, model, arrays, started_by)
 
     def check_tensors(self, model, tensors, where) -> None:
         lora_peft.check_ranks(self, model, tensors, where)
@@ -107,7 +107,7 @@ class LoRALinear(AdapterModule):
         self.transposed = site.transposed
         self.starts_from_base = config.init in START
         if self.starts_from_base:
-            b, a = START[config.init](self.oriented(weight_array(site)), rank, self.scale)
+            b, a = config.first.pop(site.path, None) or START[config.init](starting_weight(site), rank, self.scale)
             self.initial_A, self.initial_B = Factor(a), Factor(b)
         elif config.init == "loftq":
             b, a = loftq(site, rank, self.scale)
@@ -128,6 +128,44 @@ class LoRALinear(AdapterModule):
         ):
             return  # what was learnt is the difference from the first factors: they stay together
         super().follow_base(before, after)
+
+    def attached(self, site) -> bool:
+        if not self.starts_from_base or not is_quantized(site.cell):
+            return False
+        if site.cell.taken not in (None, self):
+            raise InputError(
+                f"lora: {site.path} is packed without the first factors of another adapter; delete that one first"
+            )
+        take_off(site.cell, self)
+        return True
+
+    def detached(self, site) -> bool:
+        taken = getattr(site.cell, "taken", None) is self
+        if taken:
+            take_off(site.cell, None)
+        return taken
+
+    # what a packed cell does with what was taken off it: `QuantizedLinear.taken`
+
+    def put_back(self, x, y):
+        """``y + s·B₀·A₀·x``."""
+        flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)
+        change = self.product(self.product(flat, self.initial_A.weight) * self.scale, self.initial_B.weight)
+        return y + change.reshape(y.shape).astype(y.dtype)
+
+    def trace_put_back(self, tracer, x, y):
+        if self.narrow is not None:
+            tracer.refuse(type(self))
+        return tracer.low_rank(y, x, self.initial_A.weight, self.initial_B.weight, self.scale)
+
+    def first_matrix(self):
+        """``s·B₀·A₀`` by operators."""
+        return ops.matmul(self.initial_B.weight * self.scale, self.initial_A.weight)
+
+    def first_rows(self):
+        """Some rows of it in float64; what this gives keeps the numbers of now."""
+        b, a = wide(self.initial_B.weight.asnumpy()), wide(self.initial_A.weight.asnumpy())
+        return lambda rows: low_rank_product(b[rows], a, self.scale)
 
     def oriented(self, weight):
         """A matrix in the weight's own layout as ``(out, in)``, and back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,8 +15,10 @@ from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
 from model_zoo.errors import InputError
+from model_zoo.quantization.cells import is_quantized
 
 BASE_LAYER = ".base_layer."
+A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def targets_to_peft(entries, paths: list[str]):
@@ -100,7 +103,7 @@ def pack(arrays: dict[str, np.ndarray], adapter) -> dict[str, np.ndarray]:
         packed[key] = array
     for path, module in adapter.modules.items():
         if hasattr(module, "initial_A"):  # PiSSA, OLoRA
-            a, b = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
+            a, b = path + A, path + B
             packed[a] = np.concatenate([packed[a], module.initial_A.weight.asnumpy()], 0)
             packed[b] = np.concatenate([packed[b], -module.initial_B.weight.asnumpy()], 1)
     return packed
@@ -130,6 +133,32 @@ def unpack(arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
         else:
             plain[key] = array
     return plain
+
+
+def restarted(config, model, arrays: dict[str, np.ndarray], started_by: str | None):
+    """PiSSA and OLoRA as they were trained on a base in 8 or 4 bits, which is packed without their first factors: these
+    are the second half of the written rank (`pack`). Over unpacked weights it is plain LoRA as it is written."""
+    cells = dict(model.cells_and_names())
+    paths = [key.removesuffix(A) for key in arrays if key.endswith(A)]
+    if started_by not in START or not any(is_quantized(cells[path]) for path in paths if path in cells):
+        return config, arrays
+    growth = math.sqrt(2) if config.use_rslora else 2
+    halved, first = dict(arrays), {}
+    for path in paths:
+        a, b = arrays[path + A], arrays[path + B]
+        rank = a.shape[0] // 2
+        halved[path + A], halved[path + B] = a[:rank], b[:, :rank]
+        first[path] = -b[:, rank:], a[rank:]
+    config = dataclasses.replace(
+        config,
+        init=started_by,
+        rank=config.rank // 2,
+        alpha=config.alpha / growth,
+        rank_pattern={key: rank // 2 for key, rank in (config.rank_pattern or {}).items()},
+        alpha_pattern={key: alpha / growth for key, alpha in (config.alpha_pattern or {}).items()},
+    )
+    config.first = first
+    return config, halved
 
 
 def check_ranks(config, model, tensors, where) -> None:

@@ -68,7 +68,7 @@ class Target:
     Attributes:
         parameter: the cell's Parameter before the merge.
         kept: what is not in the parameter now: the merged values at first, the base's while merged. Of a packed weight
-            the arrays of its parts.
+            the arrays of its parts and what was taken off it.
         finite: whether no merged value is NaN or infinite.
         own: the cell's own merged Parameter, where it shares `parameter` with another cell that must keep its value.
     """
@@ -77,7 +77,7 @@ class Target:
     cell: nn.Cell
     attribute: str
     parameter: Parameter
-    kept: np.ndarray | dict[str, np.ndarray] | None = None
+    kept: np.ndarray | tuple[dict[str, np.ndarray], nn.Cell | None] | None = None
     finite: bool = True
     own: Parameter | None = None
 
@@ -89,8 +89,10 @@ class Target:
         """Puts what is kept into the parameter, and keeps what was there. Compiled graphs see it."""
         packed = packed_in(self.parameter)
         if packed is not None:
-            there = {part: array.copy() for part, array in packed.arrays().items()}
-            packed.put(self.kept)
+            there = {part: array.copy() for part, array in packed.arrays().items()}, packed.taken
+            arrays, taken = self.kept
+            packed.put(arrays)
+            object.__setattr__(packed, "taken", taken)
             self.kept = there
         elif self.own is None:
             there = self.parameter.asnumpy().copy()
@@ -308,8 +310,9 @@ def keep_rounded(target: Target, exact: np.ndarray) -> np.ndarray:
     """Keeps merged values for a parameter in its own form, and gives them back as they are there, in float64."""
     packed = packed_in(target.parameter)
     if packed is not None:
-        target.kept = packed.requantized(exact.astype(np.float32))
-        return codec.dequantize(packed.storage, target.kept, packed.shape).astype(np.float64)
+        arrays = packed.requantized(exact.astype(np.float32))
+        target.kept = arrays, None
+        return codec.dequantize(packed.storage, arrays, packed.shape).astype(np.float64)
     stored = float_name(target.parameter.dtype)
     target.kept = convert(exact, "float64", stored)
     return (from_bfloat16(target.kept) if stored == "bfloat16" else target.kept).astype(np.float64)

@@ -52,6 +52,15 @@ class AdapterModule(nn.Cell):
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""
         raise TypeError(f"{type(self).__name__} must say which tensors it has")
 
+    def attached(self, site) -> bool:
+        """Called when it sits on its cell, and when another base was loaded beneath it. Returns whether the cell's own
+        forward is another one now."""
+        return False
+
+    def detached(self, site) -> bool:
+        """Called before it is taken off its cell: undoes `attached`, and returns the same."""
+        return False
+
     def follow_base(self, before: AdapterModule, after: AdapterModule) -> None:
         """Takes over what starts from the base's weights, which have changed, as far as it was not trained since.
 
@@ -141,6 +150,13 @@ class MethodConfig(Settings):
     def unpack(self, arrays: dict[str, np.ndarray], model) -> dict[str, np.ndarray]:
         """The file's arrays as the modules hold them."""
         return arrays
+
+    def restarted(
+        self, model, arrays: dict[str, np.ndarray], started_by: str | None
+    ) -> tuple[MethodConfig, dict[str, np.ndarray]]:
+        """A file's configuration and unpacked arrays as they were trained on this model, where that is not as they are
+        written."""
+        return self, arrays
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         """The fields of PEFT's adapter_config.json that describe this configuration."""

@@ -100,7 +100,7 @@ class Registry:
         self.blocks = 0
         self.row_names: tuple[str, ...] | None = None
         self.was_trainable: dict[str, bool] = {}
-        self.settled = 0  # changes with every merge that was kept for good
+        self.settled = 0  # changes with every merge that was kept for good, and where the base is packed anew
         self.graphs: dict[tuple, int] = {}
         self.created = model.create_time
         # asked for by `model_zoo.checkpoint.reading.load_into`, which knows nothing of adapters
@@ -174,8 +174,18 @@ class Registry:
             name_module(modules[site.path], site.path, name)
         self.adapters[name] = adapter
         adapter.train(False)
+        try:
+            self.note_base([modules[site.path].attached(site) for site in chosen])
+        except BaseException:
+            self.delete(name)
+            raise
         self.refresh()
         return adapter
+
+    def note_base(self, changed: list[bool]) -> None:
+        """Makes graphs of the bare base be compiled anew where cells compute otherwise."""
+        if any(changed):
+            self.settled = new_version()
 
     def set(self, names: str | Iterable[str]) -> None:
         """Lets just these adapters take part, and be trained."""
@@ -201,6 +211,7 @@ class Registry:
             raise InputError(f"adapter {name!r} is merged into the weights; unmerge before deleting it")
         if self.row_names is not None and name in self.row_names:
             raise InputError(f"adapter {name!r} takes part in a block of adapter_names; leave the block first")
+        self.note_base([adapter.modules[path].detached(site) for path, site in adapter.sites.items()])
         self.selected = tuple(other for other in self.selected if other != name)
         self.refresh()
         for site in adapter.sites.values():

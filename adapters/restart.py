@@ -34,6 +34,7 @@ def base_loading(state) -> Iterator[None]:
             after = fresh_modules(state.model, adapter)
             for path, module in adapter.modules.items():
                 module.follow_base(before[name][path], after[path])
+                module.attached(adapter.sites[path])
         for item in copies:
             write_parameter(item.own, item.base.asnumpy())
         if state.merged is not None:

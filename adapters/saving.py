@@ -19,6 +19,7 @@ import numpy as np
 from mindspore import nn
 
 from adapters.fitting import fit
+from adapters.initial import START
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
 from adapters.peft_config import (
@@ -97,8 +98,9 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
         with registry(model).disabled():
             metadata = {"format": "pt", **base_facts(model)}
-        if getattr(adapter.config, "init", None) == "loftq":  # it belongs to the packed numbers, not to the base
-            metadata[STARTED_BY] = "loftq"
+        start = getattr(adapter.config, "init", None)
+        if start == "loftq" or (start in START and QUANTIZATION in metadata):  # what is packed belongs to it
+            metadata[STARTED_BY] = start
     directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
@@ -184,7 +186,7 @@ def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
     """Whether an adapter's tensors are still those of the files it came from."""
     stored = adapter.source["tensors"]
     plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
-    now = {key: read_parameter(parameter) for key, parameter in adapter.tensors().items()}
+    now = adapter.config.unpack(saved_arrays(adapter), model)
     return same_arrays(now, adapter.config.unpack({key: as_float32(array) for key, array in plain.items()}, model))
 
 
@@ -228,6 +230,7 @@ def load_adapter(
     skipped: list[str] = []
     with located(directory):
         arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
+        config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
         adapter = state.add(config, name)
     try:
         problems = fill(adapter, arrays)

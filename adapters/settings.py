@@ -56,7 +56,8 @@ class LoRA(Settings):
         "default",
         "default: A Kaiming-uniform, B zero. gaussian: A normal with deviation 1/rank, B zero. pissa: from "
         "the largest singular vectors of W. olora: from its QR decomposition. These two are saved as plain "
-        "LoRA of twice the rank. loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
+        "LoRA of twice the rank; of a base packed in 8 or 4 bits what they leave of W is packed. "
+        "loftq (Li et al. 2023): from what packing in 8 or 4 bits left out of W; merge such "
         "an adapter with --dequantize.",
         choices=("default", "gaussian", *FROM_WEIGHTS),
     )

@@ -118,6 +118,15 @@ class StoredAdapter:
         """Whether this corrects what packing left out (LoftQ), so that it fits the packed numbers alone."""
         return self.file.metadata.get(STARTED_BY) == "loftq"
 
+    def taken_off(self, change: Change) -> Callable[[slice], np.ndarray] | None:
+        """What was taken off a packed weight (PiSSA, OLoRA), by rows ``(out, in)``; None for nothing. Of the written
+        rank the second half are the first factors (`adapters.lora_peft.pack`)."""
+        if self.file.metadata.get(STARTED_BY) not in START or "lora_A" not in change.tensors:
+            return None
+        a, b = self.tensor(change.tensors["lora_A"]), self.tensor(change.tensors["lora_B"])
+        a, b = wide(a[len(a) // 2 :]), wide(-b[:, len(a) // 2 :])
+        return lambda rows: low_rank_product(b[rows], a, change.scale)
+
     @property
     def quantization(self) -> Quantization | None:
         """In which form this was trained on the base, where that was packed."""

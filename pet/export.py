@@ -198,6 +198,8 @@ class _Merge:
                 if other is not adapter:
                     raise InputError(f"{other.directory} and {adapter.directory} both replace {change.name}")
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
+            if isinstance(self.checkpoint, Dequantized) and (taken := adapter.taken_off(change)) is not None:
+                self.checkpoint.take_off(self.sources.get(change.name), taken)
 
     def untied(self) -> str | None:
         """The head that needs a weight of its own because only it, or only the embedding, changes.

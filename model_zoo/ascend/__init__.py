@@ -1,6 +1,7 @@
 """Ascend's fused operators, each in a file of its own, behind the cells whose plain paths are the reference.
 
     attention.py    flash_attention_score, with a mask or by documents
+    product.py      WeightQuantBatchMatmul, for weights in 8 and 4 bits
     norms.py        RmsNorm and LayerNorm
     rotary.py       rotary_position_embedding
     swiglu.py       swiglu

@@ -8,13 +8,16 @@ each product and not kept; the backward pass, which has a gradient of the input 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from model_zoo.ascend.product import HALVES, QuantizedProduct, has_quantized_product
 from model_zoo.engine import packed_product, packed_words, precision_suffix, unpacking
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear, is_product, traced_linear
@@ -89,8 +92,8 @@ class Unpack(nn.Cell):
 
 
 class PackedProduct(nn.Cell):
-    """``x·Wᵀ`` for x ``(N, in)`` and the parts of W, which a kernel reads as they are; without one, or in half
-    precision, W is unpacked here and, for the gradient of x, again.
+    """``x·Wᵀ`` for x ``(N, in)`` and the parts of W, which a kernel reads as they are, or in half precision an operator
+    of the device; without these W is unpacked here and, for the gradient of x, again.
 
     There is no gradient of W.
     """
@@ -100,6 +103,8 @@ class PackedProduct(nn.Cell):
         self.unpack, self.form = Unpack(storage, shape), storage
         self.product, self.product_back = ops.MatMul(transpose_b=True), ops.MatMul()
         self.fast, self.kernels, self.words = False, (), ()
+        self.device = QuantizedProduct(storage, shape) if has_quantized_product(storage, shape) else None
+        self.narrow = None  # as `LoRALinear` has it
 
     def choose_kernel(self, native: bool) -> None:
         """As `Unpack.choose_kernel`."""
@@ -114,6 +119,9 @@ class PackedProduct(nn.Cell):
     def construct(self, x, parts):
         if self.fast and x.dtype == ms.float32:
             return self.kernels[0](x, self.words[0], *parts)
+        narrow = x.dtype if self.narrow is None else self.narrow
+        if self.device is not None and narrow in HALVES:
+            return self.device(x.astype(narrow), parts).astype(x.dtype)
         return self.product(x, self.unpack(parts).astype(x.dtype))
 
     def bprop(self, x, parts, out, dout):
@@ -136,12 +144,18 @@ class QuantizedLinear(Linear):
         loaded: `codec.glance` at what was loaded.
         source: what opens the checkpoint that W was packed from, and the tensor there; None where it was packed there.
         whole: form and shape of the matrix that this is a part of, axis and ranges; None for all of it.
+        taken: what was taken off W before it was packed, and is added in float32 (`loading.take_off`), or None. A cell
+            with ``put_back(x, y)``, ``trace_put_back(tracer, x, y)``, ``first_matrix()`` by operators, and
+            ``first_rows()``, which gives a function from rows to their numbers in float64.
+        taken_of_whole: ``first_rows()`` of the matrix that this is a part of, until that is loaded.
     """
 
     loaded: int | None = None
     published_transposed = False
     whole: tuple | None = None
     source: tuple | None = None
+    taken: nn.Cell | None = None
+    taken_of_whole: Callable[[slice], np.ndarray] | None = None
 
     @property
     def unchanged(self) -> bool:
@@ -155,10 +169,14 @@ class QuantizedLinear(Linear):
         return y
 
     def trace(self, tracer, x):
-        return traced_linear(tracer, "product_of_rows", self, x, self.traced_matrix(tracer))
+        packed = tracer.packed(self.storage.kind, self.storage.block, self.shape, self.part_parameters())
+        y = traced_linear(tracer, "product_of_rows", self, x, packed)
+        return y if self.taken is None else self.taken.trace_put_back(tracer, x, y)
 
     def traced_matrix(self, tracer):
         """W as kernels read it."""
+        if self.taken is not None:
+            tracer.refuse(type(self))
         return tracer.packed(self.storage.kind, self.storage.block, self.shape, self.part_parameters())
 
     def parts(self):
@@ -174,7 +192,8 @@ class QuantizedLinear(Linear):
 
     def matrix(self):
         """W ``(out, in)`` in float32, by operators."""
-        return self.packed_product.unpack(self.parts())
+        unpacked = self.packed_product.unpack(self.parts())
+        return unpacked if self.taken is None else unpacked + self.taken.first_matrix()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -194,22 +213,32 @@ class QuantizedLinear(Linear):
         matrix = self.dequantized()
         return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
 
-    def original(self) -> np.ndarray:
-        """W in float32 before it was packed, out of its file.
+    @contextmanager
+    def origin(self) -> Iterator[tuple[Any, str]]:
+        """The open checkpoint that W was packed from, and the tensor there.
 
         Raises:
             InputError: it is packed there, too.
         """
-        if self.source is None or self.whole is not None:
-            raise InputError(f"{self.weight.name}: the unquantised weight is not in the files that it was loaded from")
+        if self.source is None:
+            raise InputError(
+                f"{self.weight.name}: the unquantised weight is not in the files that it was loaded from; expected an "
+                "unquantised base, packed while loading (model.quantization)"
+            )
         open_again, stored = self.source
         with open_again() as checkpoint:
+            yield checkpoint, stored
+
+    def original(self) -> np.ndarray:
+        """W in float32 before it was packed, out of its file; raises as `origin`."""
+        with self.origin() as (checkpoint, stored):
             matrix = checkpoint.read(stored, dtype="float32")
         return np.ascontiguousarray(matrix.T) if self.published_transposed else matrix
 
     def multiply(self, x):
         """``x·Wᵀ``."""
-        return self.packed_product(x, self.parts())
+        y = self.packed_product(x, self.parts())
+        return y if self.taken is None else self.taken.put_back(x, y)
 
     def keep_part(self, path: str, axis: int, ranges: Sequence[slice], loaded: bool) -> None:
         """Leaves some rows (axis 0) or columns of W, with their numbers to the bit.
@@ -223,6 +252,8 @@ class QuantizedLinear(Linear):
         self.whole = self.storage, self.shape, axis, tuple(ranges)
         form = codec.part_storage(*self.whole)
         arrays = codec.take(self.storage, self.arrays(), self.shape, axis, ranges)[1] if loaded else None
+        if self.taken is not None and not loaded:
+            self.taken_of_whole = self.taken.first_rows()
         extent = sum(len(range(*some.indices(self.shape[axis]))) for some in ranges)
         shape = (extent, self.in_features) if axis == 0 else (self.out_features, extent)
         for part in self.storage.parts(self.shape):
@@ -240,6 +271,8 @@ class QuantizedLinear(Linear):
                 parameter.asnumpy()[...] = arrays[part]
             else:
                 parameter.set_data(Tensor(arrays[part]))
+        if self.packed_product.device is not None:
+            self.packed_product.device.take(arrays)
 
     def requantized(self, matrix: np.ndarray) -> codec.Arrays:
         """The parts of another matrix ``(out, in)`` in float32, in the same form.
@@ -256,7 +289,8 @@ class QuantizedLinear(Linear):
 
     def dequantized(self, rows: slice = slice(None)) -> np.ndarray:
         """Rows of W in float32."""
-        return codec.dequantize(self.storage, self.arrays(), self.shape, rows)
+        values = codec.dequantize(self.storage, self.arrays(), self.shape, rows)
+        return values if self.taken is None else codec.with_taken(values, self.taken.first_rows()(rows))
 
 
 def quantize_cell(cell: nn.Cell, path: str, storage: Storage) -> None:

@@ -133,6 +133,11 @@ def dequantize(
     return values[first * width - start :].reshape(last - first, width)
 
 
+def with_taken(values: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """What is left of a matrix in float32, and what was taken off before packing in float64 → their sum in float32."""
+    return (values + taken).astype(np.float32)
+
+
 def glance(arrays: Arrays) -> int:
     """A checksum of a packed matrix that costs next to nothing: of the factors, and one code of every 4096."""
     seen = 0

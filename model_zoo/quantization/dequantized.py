@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from model_zoo.checkpoint.dtypes import convert
 from model_zoo.checkpoint.reading import assignment
 from model_zoo.configs import Config
+from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.files import quantize_stored
 from model_zoo.quantization.plan import Quantization
@@ -28,6 +31,7 @@ class Dequantized:
         sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
         paths = {stored: name.removesuffix(".weight") for name, stored in sources.items()}
         self.paths = {stored: path for stored, path in paths.items() if path in self.places}
+        self.taken: dict[str, Callable[[slice], np.ndarray]] = {}
 
     def __getattr__(self, name: str):
         return getattr(self.checkpoint, name)
@@ -42,9 +46,18 @@ class Dequantized:
     def dtype(self, name: str) -> str:
         return self.info(name).dtype
 
-    def place(self, name: str) -> str | None:
+    def place(self, name: str | None) -> str | None:
         """The path of a quantised projection, by its weight's name in the files."""
         return self.paths.get(name)
+
+    def take_off(self, name: str | None, rows: Callable[[slice], np.ndarray]) -> None:
+        """Of a projection quantises what is left without this, given in float64 by rows ``(out, in)``, and adds it.
+
+        Raises:
+            InputError: something else is taken off it already.
+        """
+        if self.place(name) and self.taken.setdefault(name, rows) is not rows:
+            raise InputError(f"{name}: two adapters took their first factors off it; merge them one by one")
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """As `Checkpoint.raw`."""
@@ -52,8 +65,11 @@ class Dequantized:
         if path is None:
             return self.checkpoint.raw(name, dtype)
         shape, transposed = self.places[path], self.cells[path].transposed
-        parts = quantize_stored(self.checkpoint, name, self.quantization.storage, shape, transposed)
-        matrix = codec.dequantize(self.quantization.storage, parts, shape)
+        storage, taken = self.quantization.storage, self.taken.get(name)
+        matrix = codec.dequantize(
+            storage, quantize_stored(self.checkpoint, name, storage, shape, transposed, taken=taken), shape
+        )
+        matrix = matrix if taken is None else codec.with_taken(matrix, taken(slice(None)))
         return convert(np.ascontiguousarray(matrix.T) if transposed else matrix, "float32", dtype or "float32")
 
     def blocks(self, name: str):

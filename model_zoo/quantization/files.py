@@ -238,7 +238,13 @@ def groups(path: str, infos: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 
 def quantize_stored(
-    checkpoint, stored: str, storage: Storage, shape: tuple[int, int], transposed: bool, out: codec.Arrays | None = None
+    checkpoint,
+    stored: str,
+    storage: Storage,
+    shape: tuple[int, int],
+    transposed: bool,
+    out: codec.Arrays | None = None,
+    taken: Callable[[slice], np.ndarray] | None = None,
 ) -> codec.Arrays:
     """A checkpoint's unpacked matrix in codes and factors, read in pieces.
 
@@ -248,15 +254,17 @@ def quantize_stored(
         shape: ``(out, in)``.
         transposed: whether it lies as ``(in, out)``.
         out: as in `codec.quantize`.
+        taken: gives what is taken off some rows first, in float64.
 
     Raises:
         InputError: NaN or infinity in it.
     """
 
     def rows(some: slice) -> np.ndarray:
-        if transposed:
-            return checkpoint.read(stored, (slice(None), some), "float32").T
-        return checkpoint.read(stored, (some,), "float32")
+        place = (slice(None), some) if transposed else (some,)
+        found = checkpoint.read(stored, place, "float32")
+        found = found.T if transposed else found
+        return found if taken is None else (found - taken(some)).astype(np.float32)
 
     try:
         return codec.quantize(storage, shape, rows, out)

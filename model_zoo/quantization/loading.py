@@ -47,21 +47,50 @@ def fill(cell: QuantizedLinear, checkpoint, stored: str) -> None:
     """Puts a checkpoint's matrix into a packed cell: its parts where it is packed there, else quantised in pieces.
 
     Raises:
-        InputError: it is packed in another form, or holds NaN or infinity.
+        InputError: it is packed in another form, or although something is to be taken off it; NaN or infinity.
     """
     storage, shape = (cell.storage, cell.shape) if cell.whole is None else cell.whole[:2]
     packed = checkpoint.packed.get(stored)
     if packed is not None and packed.storage != storage:
         raise InputError(f"{stored} is stored as {packed.storage}, the model has it as {storage}")
+    if packed is not None and cell.taken is not None:
+        raise InputError(
+            f"{stored} is packed already, and an adapter's first factors were to be taken off it before; give the "
+            "unquantised base"
+        )
     in_place = cell.whole is None and ms.get_context("device_target") == "CPU"  # there an array is a parameter's memory
     if packed is None:
         out = cell.arrays() if in_place else None
         cell.source = functools.partial(type(checkpoint), checkpoint.directory), stored
-        arrays = quantize_stored(checkpoint, stored, storage, shape, cell.published_transposed, out)
+        taken = cell.taken_of_whole or (cell.taken.first_rows() if cell.taken is not None else None)
+        arrays = quantize_stored(checkpoint, stored, storage, shape, cell.published_transposed, out, taken)
     else:
         arrays = checkpoint.parts(stored)
     if cell.whole is not None:
         arrays = codec.take(storage, arrays, *cell.whole[1:])[1]
     if packed is not None or not in_place:
         cell.put(arrays)
-    cell.loaded = codec.glance(arrays)
+    cell.loaded, cell.taken_of_whole = codec.glance(arrays), None
+
+
+def take_off(cell: QuantizedLinear, taken: nn.Cell | None) -> None:
+    """Packs a cell's matrix anew out of its file, without what another cell adds back; with None all of it.
+
+    Before the base is loaded this is noted only; `fill` does it then.
+
+    Args:
+        taken: see `QuantizedLinear`.
+
+    Raises:
+        InputError: the unquantised matrix is not to be had. The cell is as before.
+    """
+    before = cell.taken
+    object.__setattr__(cell, "taken", taken)  # no child: it is part of an adapter
+    if cell.loaded is None:
+        return
+    try:
+        with cell.origin() as (checkpoint, stored):
+            fill(cell, checkpoint, stored)
+    except BaseException:
+        object.__setattr__(cell, "taken", before)
+        raise

@@ -188,15 +188,6 @@ def test_a_base_whose_only_plain_matrices_are_trained_has_the_types_of_its_norms
     assert types_of(model) == {"dtype": "float32", "stored": None}
 
 
-@pytest.mark.parametrize("init", ["pissa", "olora"])
-def test_what_would_have_to_pack_the_rest_of_the_weight_is_refused(fixtures, init):
-    """The published methods take their factors off the weight and quantise what is left."""
-    with pytest.raises(InputError, match=f"init '{init}' .*quantised anew.*q_proj is stored in nf4.*loftq"):
-        pet.apply_lora(loaded(fixtures, "llama_gqa"), targets="q_proj", init=init)
-    skipped = loaded(fixtures, "llama_gqa", Quantization("nf4", skip=("q_proj",)))
-    pet.apply_lora(skipped, targets="q_proj", init=init)
-
-
 def test_loftq_starts_from_what_packing_left_out(fixtures, tmp_path):
     family = "llama_gqa"
     wide, packed = pet.AutoModel.from_pretrained(str(fixtures / family)), loaded(fixtures, family, Quantization("nf4"))

@@ -123,7 +123,8 @@ TWO = (
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), reduce_dtype="float16", layers=1),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
-    Case("llama_gqa", "pissa", tensor=2, layers=1),
+    Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
+    Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
     # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
     Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1),

@@ -1,0 +1,305 @@
+"""PiSSA and OLoRA on a base in 8 or 4 bits: what they leave of the weight is quantised."""
+
+from __future__ import annotations
+
+import copy
+import os
+import types
+
+import numpy as np
+import pytest
+
+import pet
+from adapters.deltas import low_rank_product
+from adapters.lora import LoRAConfig
+from adapters.merge import merge, merge_and_unload, unmerge
+from adapters.registry import registry
+from adapters.sites import weight_array
+from model_zoo.auto import AutoConfig, AutoModel
+from model_zoo.checkpoint.reading import Checkpoint, load_into
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.errors import InputError
+from model_zoo.quantization import Quantization
+from model_zoo.quantization.cells import quantized_cells
+from model_zoo.quantization.loading import fill
+from pet.parallel.specs import ShardSpecs
+from pet.parallel.tensor import cut_packed
+from pet.quantize import quantize_checkpoint
+from pet.train.trainer import Trainer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+NF4 = Quantization("nf4")
+BASE = "llama_gqa"
+
+
+def loaded(fixtures, family=BASE, quantization=NF4):
+    return pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
+
+
+def started(model, init="pissa", rank=4, **settings):
+    settings = {"targets": "all-linear", **settings}
+    return pet.apply_lora(model, rank=rank, alpha=8, init=init, **settings)
+
+
+def input_ids(fixtures, family=BASE):
+    return np.load(fixtures / family / "ref.npz")["input_ids"]
+
+
+def codes(model):
+    return {name: {part: a.copy() for part, a in c.arrays().items()} for name, c in quantized_cells(model).items()}
+
+
+def same_codes(model, before) -> bool:
+    return all(
+        np.array_equal(array, before[name][part])
+        for name, cell in quantized_cells(model).items()
+        for part, array in cell.arrays().items()
+    )
+
+
+def modules(model, name="default"):
+    return registry(model).get(name).modules
+
+
+def originals(fixtures, model, family=BASE):
+    """{path: W (out, in)} of the adapted cells in the file."""
+    wide = pet.AutoModel.from_pretrained(str(fixtures / family))
+    values = {parameter.name: parameter.asnumpy() for parameter in wide.get_parameters()}
+    sites = registry(model).get("default").sites
+    return {
+        path: values[f"{path}.weight"].T if site.published_transposed else values[f"{path}.weight"]
+        for path, site in sites.items()
+    }
+
+
+def train(model, ids, steps=2, compiled=False):
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    how = {"optimizer": "sgd", "learning_rate": 0.1, "clip_norm": None, "weight_decay": 0.0, "schedule": "constant"}
+    trainer = Trainer(model, [batch] * steps, compiled=compiled, steps=steps, batch_size=len(ids), warmup=0, **how)
+    trainer.train()
+    return trainer
+
+
+def moved(model):
+    """As if it had been trained."""
+    for parameter in pet.trainable_parameters(model):
+        parameter.set_data(parameter + 0.01)
+    return model
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """PEFT and bitsandbytes, on one thread: on several the order of bitsandbytes' sums depends on how many."""
+    torch = pytest.importorskip("torch", reason="compared with where it is installed")
+    found = [pytest.importorskip(name) for name in ("peft", "transformers", "bitsandbytes")]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield torch, *found
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("family", "init", "quantization"),
+    [
+        (BASE, "pissa", NF4),
+        (BASE, "olora", Quantization("nf4", double=True)),
+        ("gpt2", "pissa", Quantization("fp4", 32)),
+        (BASE, "pissa", Quantization("int8")),
+    ],
+    ids=str,
+)
+def test_factors_are_pefts_and_codes_are_bitsandbytes_of_what_they_leave(fixtures, peers, family, init, quantization):
+    torch, peft, transformers, bitsandbytes = peers
+    targets = {"gpt2": ["c_attn", "c_fc"], BASE: ["q_proj", "v_proj", "down_proj"]}[family]
+    model = started(loaded(fixtures, family, quantization), init, targets=targets)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(str(fixtures / family), dtype=torch.float32)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=init)
+    theirs = dict(peft.get_peft_model(theirs, config).base_model.model.named_modules())
+    weights = originals(fixtures, model, family)
+    for path, module in modules(model).items():
+        their, cell = theirs[path], quantized_cells(model)[f"{path}.weight"]
+        a, b = module.lora_A.weight.asnumpy(), module.lora_B.weight.asnumpy()
+        sign = np.sign((a * their.lora_A["default"].weight.detach().numpy()).sum(1))
+        np.testing.assert_allclose(a * sign[:, None], their.lora_A["default"].weight.detach().numpy(), atol=1e-4)
+        np.testing.assert_allclose(b * sign, their.lora_B["default"].weight.detach().numpy(), atol=1e-4)
+        rest = (weights[path] - low_rank_product(b, a, module.scale)).astype(np.float32)
+        their_rest = their.base_layer.weight.detach().numpy()
+        np.testing.assert_allclose(rest, their_rest.T if cell.published_transposed else their_rest, atol=1e-5)
+        given = torch.from_numpy(rest)
+        if quantization.type == "int8":
+            packed = bitsandbytes.nn.Int8Params(given, requires_grad=False).to("cpu")
+            found = {"weight": packed.data, "SCB": packed.SCB}
+        else:
+            packed, state = bitsandbytes.functional.quantize_4bit(
+                given,
+                blocksize=quantization.block,
+                compress_statistics=quantization.double,
+                quant_type=quantization.type,
+            )
+            found = {"weight": packed, "absmax": state.absmax}
+            found |= {"nested_absmax": state.state2.absmax} if quantization.double else {}
+        for part, array in found.items():
+            assert np.array_equal(cell.arrays()[part], array.numpy()), f"{path}: {part}"
+
+
+@pytest.mark.parametrize(("family", "init"), [(BASE, "pissa"), ("chatglm2", "pissa"), ("gpt2", "olora")])
+def test_the_base_is_nearer_to_the_unquantised_one_and_comes_back(fixtures, family, init):
+    model = loaded(fixtures, family)
+    ids, before, parts = input_ids(fixtures, family), {}, codes(model)
+    plain = model(ids).asnumpy()
+    before = {name: cell.dequantized() for name, cell in quantized_cells(model).items()}
+    started(model, init, rank=8)
+    assert not same_codes(model, parts)
+    if init == "pissa":  # QR's first columns are no large directions
+        for path, weight in originals(fixtures, model, family).items():
+            now = quantized_cells(model)[f"{path}.weight"].dequantized()
+            assert np.square(now - weight).sum() < 0.9 * np.square(before[f"{path}.weight"] - weight).sum()
+    fresh = model(ids).asnumpy()
+    with pet.disable_adapters(model):  # an adapter starts as its base
+        np.testing.assert_allclose(model(ids).asnumpy(), fresh, atol=1e-4)
+    moved(model)
+    with pet.disable_adapters(model):
+        np.testing.assert_allclose(model(ids).asnumpy(), fresh, atol=1e-4)
+    assert np.abs(model(ids).asnumpy() - fresh).max() > 1e-2
+    pet.delete_adapter(model, "default")
+    assert same_codes(model, parts)
+    assert np.array_equal(model(ids).asnumpy(), plain)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled):
+    packed = started(loaded(fixtures), dropout=0.1)
+    wide = loaded(fixtures, quantization=None)
+    values = {parameter.name: parameter for parameter in wide.get_parameters()}
+    for name, cell in quantized_cells(packed).items():
+        values[name].asnumpy()[...] = cell.published()
+    config = copy.deepcopy(registry(packed).get("default").config)
+    first = {path: (m.initial_B.weight.asnumpy(), m.initial_A.weight.asnumpy()) for path, m in modules(packed).items()}
+    config.first = first
+    pet.apply(wide, config)
+    ids = input_ids(fixtures)
+    mine, other = (train(model, ids, compiled=compiled) for model in (packed, wide))
+    for step, reference in zip(mine.history, other.history, strict=True):
+        assert step["loss"] == pytest.approx(reference["loss"], abs=1e-5)
+    theirs = {parameter.name: parameter.asnumpy() for parameter in pet.trainable_parameters(wide)}
+    for parameter in pet.trainable_parameters(packed):
+        np.testing.assert_allclose(parameter.asnumpy(), theirs[parameter.name], atol=1e-5, err_msg=parameter.name)
+
+
+def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path):
+    model, ids = started(loaded(fixtures), rank_pattern={"v_proj": 2}, use_rslora=True), input_ids(fixtures)
+    train(model, ids)
+    pet.save_adapter(model, tmp_path / "one")
+    again = loaded(fixtures)
+    assert pet.load_adapter(again, tmp_path / "one") == []
+    assert same_codes(again, codes(model))
+    np.testing.assert_allclose(again(ids).asnumpy(), model(ids).asnumpy(), atol=1e-5)
+    pet.save_adapter(again, tmp_path / "two")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    first = {path: module.initial_A.weight.asnumpy().copy() for path, module in modules(again).items()}
+    train(again, ids)
+    for path, module in modules(again).items():
+        assert np.array_equal(module.initial_A.weight.asnumpy(), first[path])
+        assert not np.array_equal(module.lora_A.weight.asnumpy(), first[path])
+    pet.save_adapter(again, tmp_path / "three")
+    third = loaded(fixtures)
+    pet.load_adapter(third, tmp_path / "three")
+    np.testing.assert_allclose(third(ids).asnumpy(), again(ids).asnumpy(), atol=1e-5)
+
+
+def test_it_merges_exactly_into_the_unquantised_base_and_into_what_it_was_trained_on(fixtures, tmp_path):
+    model, ids = moved(started(loaded(fixtures))), input_ids(fixtures)
+    pet.save_adapter(model, tmp_path / "adapter")
+    pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "exact")
+    pet.merge_checkpoint(fixtures / BASE, tmp_path / "adapter", tmp_path / "trained", dequantize=True)
+    weights = originals(fixtures, model)
+    for which, bases in (("exact", weights), ("trained", None)):
+        with SafetensorsFile(tmp_path / which / "model.safetensors") as file:
+            for path, module in modules(model).items():
+                base = weight_array(registry(model).get("default").sites[path]) if bases is None else bases[path]
+                expected = (base + module.delta(base)).astype(np.float32)
+                assert np.array_equal(file.read(f"{path}.weight"), expected), (which, path)
+    merged = pet.AutoModel.from_pretrained(str(tmp_path / "trained"))
+    np.testing.assert_allclose(merged(ids).asnumpy(), model(ids).asnumpy(), atol=1e-4)
+    with pytest.raises(InputError, match=r"two adapters took their first factors off it; merge them one by one"):
+        twice = [tmp_path / "adapter"] * 2
+        pet.merge_checkpoint(fixtures / BASE, twice, tmp_path / "both", dequantize=True)
+
+
+def test_merging_in_memory_is_undone_bit_for_bit_and_can_be_kept(fixtures):
+    model, ids = moved(started(loaded(fixtures))), input_ids(fixtures)
+    before, active = codes(model), model(ids).asnumpy()
+    exact = {path: weight_array(s) + modules(model)[path].delta(None) for path, s in sites_of(model).items()}
+    report = merge(model, requantize=True)
+    for path, values in exact.items():
+        difference = quantized_cells(model)[f"{path}.weight"].dequantized() - values
+        assert 0 < np.abs(difference).max() <= report.error * (1 + 1e-6)
+    merged = model(ids).asnumpy()
+    unmerge(model)
+    assert same_codes(model, before)
+    assert np.array_equal(model(ids).asnumpy(), active)
+    merge_and_unload(model, requantize=True)
+    assert np.array_equal(model(ids).asnumpy(), merged)
+
+
+def sites_of(model):
+    return registry(model).get("default").sites
+
+
+def test_a_second_adapter_works_over_the_base_that_the_first_one_left(fixtures):
+    model, ids = started(loaded(fixtures)), input_ids(fixtures)
+    before = codes(model)
+    with pytest.raises(InputError, match=r"q_proj is packed without the first factors of another adapter; delete"):
+        pet.add_adapter(model, LoRAConfig(rank=2, init="pissa", targets=["q_proj"]), "second")
+    assert pet.list_adapters(model) == ["default"] and same_codes(model, before)
+    for name, settings in (("plain", {}), ("dora", {"use_dora": True})):
+        with pet.disable_adapters(model):
+            base = model(ids).asnumpy()
+        pet.add_adapter(model, LoRAConfig(rank=2, targets="all-linear", **settings), name)
+        pet.set_adapter(model, name)
+        np.testing.assert_allclose(model(ids).asnumpy(), base, atol=1e-4)
+
+
+def test_another_base_beneath_it_is_packed_without_its_first_factors(fixtures, tmp_path):
+    other = pet.AutoModel.from_pretrained(str(fixtures / BASE))
+    for parameter in other.get_parameters():
+        parameter.set_data(parameter * 1.25)
+    other.save_pretrained(tmp_path)
+    model = started(loaded(fixtures))
+    load_into(model, tmp_path)
+    fresh = started(pet.AutoModel.from_pretrained(str(tmp_path), quantization=NF4))
+    assert same_codes(model, codes(fresh))
+    assert np.array_equal(model(input_ids(fixtures)).asnumpy(), fresh(input_ids(fixtures)).asnumpy())
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora", "loftq"])
+def test_a_base_that_is_packed_in_its_files_has_nothing_to_start_from(fixtures, tmp_path, init):
+    quantize_checkpoint(fixtures / BASE, tmp_path, NF4)
+    model = pet.AutoModel.from_pretrained(str(tmp_path))
+    before = codes(model)
+    with pytest.raises(InputError, match=r"q_proj.*unquantised weight is not in the files.*model\.quantization"):
+        started(model, init)
+    assert same_codes(model, before) and pet.list_adapters(model) == []
+
+
+def test_a_member_reads_its_part_of_what_the_factors_leave(fixtures, tmp_path):
+    """The adapter is on before the base is loaded, and cut to the member's part by then."""
+    whole = started(loaded(fixtures))
+    pet.save_adapter(whole, tmp_path / "adapter")
+    group = types.SimpleNamespace(size=2, place=1)
+    with Checkpoint(fixtures / BASE) as checkpoint:
+        model = AutoModel.unloaded(checkpoint, AutoConfig.from_pretrained(fixtures / BASE), "float32", NF4)
+        pet.load_adapter(model, tmp_path / "adapter", strict=False)
+        specs = ShardSpecs(model.config, 2)
+        for name, cell in quantized_cells(model).items():
+            path = name.removesuffix(".weight")
+            division = specs.of_base(path, "weight")[1]
+            if division is None:
+                continue
+            cut_packed(cell, path, division, group, False)
+            fill(cell, checkpoint, name)
+            for one in (cell, quantized_cells(whole)[name]):  # look at the codes alone
+                assert one.taken is not None
+                object.__setattr__(one, "taken", None)
+            assert np.array_equal(cell.published(), division.take(quantized_cells(whole)[name].published(), 1))
