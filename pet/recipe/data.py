@@ -64,7 +64,11 @@ class Data(Section):
         description="Which tokens are labels: all answers of a conversation, its last answer, or every token.",
     )
     max_length: int = Field(
-        512, ge=2, le=1 << 20, description="Tokens in a row of a batch, prompt and answer together."
+        512,
+        ge=2,
+        le=1 << 20,
+        description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
+        "context.",
     )
     too_long: Literal["cut", "drop"] = Field(
         "cut", description="A longer sample is truncated at max_length (cut) or skipped (drop). Both are counted."

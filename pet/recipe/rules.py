@@ -351,14 +351,20 @@ def context_length(config: dict[str, Any]) -> int | None:
     return None
 
 
+def room(recipe: Recipe, config: dict[str, Any]) -> int | None:
+    """Tokens that a row may have: the model's context without virtual tokens; None where config.json does not say."""
+    limit = context_length({**config, **recipe.model.config})
+    settings = settings_of(recipe)
+    return limit if limit is None or settings is None else limit - settings.position_offset
+
+
 def context(recipe: Recipe, config: dict[str, Any]) -> Iterator[Finding]:
     """Row length against the model's, by its config.json, without loading the model."""
-    limit = context_length({**config, **recipe.model.config})
-    if limit is None:
+    limit, rest = context_length({**config, **recipe.model.config}), room(recipe, config)
+    if limit is None or rest is None:
         return
-    settings = settings_of(recipe)
-    virtual = settings.position_offset if settings is not None else 0
-    if recipe.data.max_length + virtual > limit:
+    virtual = limit - rest
+    if recipe.data.max_length > rest:
         sum_ = f"{recipe.data.max_length}" + (f" + {virtual} virtual tokens" if virtual else "")
         yield _find(
             "data.max_length",

@@ -40,6 +40,10 @@ CONTENTS = {
 }
 
 
+CLOSING = " ，。、；：！？）」』》】”’…"
+"""Characters that no line begins with."""
+
+
 def width(text: str) -> int:
     """Columns that a text takes on a terminal; Chinese characters take two."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
@@ -51,18 +55,20 @@ def padded(text: str, columns: int) -> str:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """The text in lines of at most so many columns, broken between words where there are any."""
+    """The text in lines of at most so many columns, broken at spaces and beside Chinese characters where there are any;
+    no line begins with Chinese punctuation."""
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
-        line, last_space = "", -1
+        line, cut = "", 0
         for character in paragraph:
+            wide = [width(neighbour) == 2 for neighbour in (line[-1:], character)]
+            if line and (line[-1] == " " or any(wide)) and character not in CLOSING:
+                cut = len(line)
             line += character
-            if character == " ":
-                last_space = len(line)
-            if width(line) > columns:
-                cut = last_space if last_space > 0 else len(line) - 1
+            while width(line) > columns:
+                cut = len(line) if character == " " else cut or len(line) - 1
                 lines.append(line[:cut].rstrip())
-                line, last_space = line[cut:], -1
+                line, cut = line[cut:], 0
         lines.append(line)
     return lines or [""]
 
@@ -124,9 +130,9 @@ def samples(first: Sequence[Answer], last: Sequence[Answer], columns: int = WIDT
     share = (columns - 3 * (len(titles) - 1)) // len(titles)
     blocks = []
     for answer in last:
-        lines = [*(f"  {line}" for line in wrapped(f"? {answer.prompt}", columns - 2))]
+        lines = [*(f"  {line}" for line in wrapped(f"question: {answer.prompt}", columns - 2))]
         if answer.reference:
-            lines += [f"  {line}" for line in wrapped(f"= {answer.reference}", columns - 2)]
+            lines += [f"  {line}" for line in wrapped(f"expected: {answer.reference}", columns - 2)]
         texts = [each.get((answer.where, answer.prompt), "–") for each in earlier] + [answer.answer]
         cells = [wrapped(text or "(nothing)", share) for text in texts]
         lines.append(" │ ".join(padded(title, share) for title in titles).rstrip())

@@ -23,7 +23,7 @@ RECENT = 32
 ENOUGH = 8
 
 # What a run is doing, for the progress line, and what it answers to a signal then.
-LOADING, MEASURING_BASE, STEPS, MEASURING, WRITING = "compiling", "measuring the base", "", "measuring", "writing"
+LOADING, MEASURING_BASE, STEPS, MEASURING, WRITING = "compiling", "evaluating the base", "", "evaluating", "writing"
 ANNOUNCED = {
     MEASURING_BASE: "ending; no step has been made yet",
     MEASURING: "ending; the evaluation is left, and made again when the run is resumed",

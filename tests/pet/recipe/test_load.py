@@ -52,6 +52,12 @@ def problems(path, overrides=None, **options) -> list[str]:
     return [line.removeprefix("  - ") for line in lines[1:]] if len(lines) > 1 else lines
 
 
+@pytest.mark.parametrize(("settings", "length"), [([], 256), (["adapter={method: prefix}"], 236)])
+def test_a_row_that_nobody_set_fits_the_model_s_context(write, settings, length):
+    text = GOOD.replace("  max_length: 128\n", "")
+    assert load(write(text.replace("  targets: [q_proj, v_proj]\n", "")), settings).data.max_length == length
+
+
 def test_every_default_is_filled_in(write, tmp_path, fixtures):
     recipe = load(write())
     assert recipe.name == "job"

@@ -20,7 +20,7 @@ def test_answers_stand_side_by_side():
     first = [Answer("今天？", "不知道", "晴天", "f:1")]
     last = [Answer("今天？", "晴天", "晴天", "f:1"), Answer("new", "", "", "f:2")]
     lines = report.samples(first, last, 60).splitlines()
-    assert "  ? 今天？" in lines and "  = 晴天" in lines
+    assert "  question: 今天？" in lines and "  expected: 晴天" in lines
     row = next(line for line in lines if line.startswith("不知道"))
     assert row.split("│")[1].strip() == "晴天"
     assert any(line.startswith("–") and "(nothing)" in line for line in lines)
@@ -38,6 +38,12 @@ def test_wrapped_lines_fit_and_lose_nothing_but_spaces(text, columns):
     lines = report.wrapped(text, columns)
     assert all(report.width(line) <= columns for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_chinese_text_is_broken_anywhere_but_before_its_punctuation():
+    assert report.wrapped("= 今天是晴天。好", 10) == ["= 今天是晴", "天。好"]
+    assert report.wrapped("今天是晴天。好", 10) == ["今天是晴", "天。好"]
+    assert report.wrapped("on 晴天 we go out", 9) == ["on 晴天", "we go out"]
 
 
 def test_durations():
