@@ -6,6 +6,7 @@ Each rule sees what the others do not:
 * A worker whose main thread runs without a new line hangs in an endless loop, since it sleeps while a graph runs. But
   compiling and importing take any time, and so may another library in a call or a wait: where the main thread is, its
   stack says (stacks.py).
+* A worker that says it waits for a peer sleeps within a library's call. One that sleeps in code of ours does not wait.
 * Others that are overdue, or use no processor time and move no bytes, may wait within a graph for a peer that compiles.
   So they hang only where nobody works: all workers of the job are overdue, idle or say that they wait (heartbeat.py).
   Then it is one that does not wait within another library, and of these the one that was heard from first.
@@ -105,6 +106,7 @@ class Watch:
         due: when the next should have come, by its clock.
         calm: when its main thread last slept, or had a reason to run for long.
         stack: where it was a second ago, once there was reason to ask; None within C++.
+        outside: how many answers in a row were from outside of other libraries.
     """
 
     def __init__(self, pid: int, beat_file: Path, limit: float, use_idle: bool = True):
@@ -114,6 +116,7 @@ class Watch:
         self.clock, self.process = Clock(pid), psutil.Process(pid)
         self.running, self.state, self.heard, self.due, self.calm = True, SILENT, 0.0, 0.0, 0.0
         self.stack: Stack | None = None
+        self.outside = 0
         self.sampled = time.monotonic()
         self.active = self.awake = self.clock.wall
         self.work = self._work()
@@ -138,6 +141,7 @@ class Watch:
         with contextlib.suppress(OSError, ValueError):
             self.stack = Stack(json.loads(file.read_bytes()))
             file.unlink()
+        self.outside = 0 if self.stack is None or self.stack.in_library else self.outside + 1
         busy, soon = self.clock.busy > BUSY_SHARE, 2 * SAMPLE
         if not busy or self._has_reason(before):
             self.calm = self.clock.fair
@@ -210,6 +214,12 @@ class Watch:
         return runs and (self.overdue or self.state in (CALLING, *WAITS))
 
     @property
+    def asleep(self) -> bool:
+        """Whether it says that it waits for a peer, but sleeps elsewhere: twice, since what returns from C++ answers
+        late."""
+        return self.state == WAITING and self.idle and self.outside > 1
+
+    @property
     def stopped(self) -> bool:
         """Whether somebody has stopped it, and for longer than the limit."""
         return self.clock.wall - self.awake > self.limit
@@ -251,7 +261,7 @@ def find_hanging(watches: Sequence[Watch]) -> Watch | None:
     running = [watch for watch in watches if watch.running and watch.limit > 0]
     for watch in running:
         watch.look()
-    return next((watch for watch in running if watch.stopped or watch.looping), None)
+    return next((watch for watch in running if watch.stopped or watch.looping or watch.asleep), None)
 
 
 def find_awaited(views: Sequence[View]) -> int | None:

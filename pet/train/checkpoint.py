@@ -152,18 +152,27 @@ def save(
         if not shared(stage, distributed):
             weights, optimizer = distributed.gather(weights), distributed.gather(optimizer)
             written = _write(stage, weights, optimizer, held, ALONE) if distributed.is_main else {}
-            everybody = [(sorted(weights), written)]
+            everybody = [(sorted(weights), written, False)]
         else:
-            written = _write(stage, weights, optimizer, held, distributed)
-            everybody = distributed.objects((sorted(weights), written))
+            written, problem = {}, None
+            try:
+                written = _write(stage, weights, optimizer, held, distributed)
+            except Exception as error:
+                problem = error
+            # nobody leaves, and takes the directory away, while another one writes: that one would seem to have failed
+            everybody = distributed.objects((sorted(weights), written, problem is not None))
+            if problem is not None:
+                raise problem
+            if any(failed for *_, failed in everybody):
+                distributed.objects(None)  # which the one that failed never reaches: its end ends the job
         if distributed.is_main:
             files = {holder: {"digest": _digest(stage / holder)} for holder in holders}
-            files |= {name: note for _, notes in everybody for name, note in notes.items()}
+            files |= {name: note for _, notes, _ in everybody for name, note in notes.items()}
             content = {"format": FORMAT if len(everybody) > 1 else FORMAT - 1, "step": step, "state": state}
             content["files"] = {name: note["digest"] for name, note in files.items()}
             content["optimizer"] = {"files": [name for name in files if name.startswith(Path(OPTIMIZER).stem)]}
             content["weights"] = {"files": [name for name in files if name not in content["optimizer"]["files"]]}
-            content["weights"]["names"] = sorted({name for names, _ in everybody for name in names})
+            content["weights"]["names"] = sorted({name for names, *_ in everybody for name in names})
             content["cuts"] = {name: note["cuts"] for name, note in files.items() if note.get("cuts")}
             write_json(stage / STATE, {"digest": _digest_of(content), **content})
     return path

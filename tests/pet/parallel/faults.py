@@ -2,15 +2,22 @@
 
     python faults.py run DIRECTORY [--count 50] [--seed 0] [--nodes 1] [--limit 20] [key.sub=value …]
     python faults.py run DIRECTORY --place step --fault loop
+    python faults.py saves DIRECTORY
 
 Each job is ``pet finetune`` in two processes, on one machine or under two launchers. Printed are the exit code, what is
 wrong, and the seconds from the fault to the end of the launchers. The fault ``compile`` is none: the worker compiles
-for 60 seconds, and the job goes on to its end.
+for 60 seconds, and the job goes on to its end. ``full`` is what the system says of a disk that is
+full, where a file is written.
+
+``saves``: each worker in turn is killed, or finds its disk full, while its part of the second checkpoint is written.
+That checkpoint must not be there; ``--resume`` goes on from the one before, to the adapter of the job that nobody
+disturbed, byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import random
@@ -19,12 +26,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
-RECIPE += ["eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run", "parallel.data=2"]
+RECIPE += ["eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run"]
+RECIPE += ["parallel.data=2", "parallel.shard_optimizer=true"]  # so that both workers write to a checkpoint
 LONG = 60.0
-PLACES = {  # a function of the worker's, and at which of its calls
+PLACES = {  # a function of the worker's, at which of its calls, and perhaps at the first call of what within
     "starting": ("pet.cli.main:run", 1),
     "importing": (None, 1),
     "joining": ("pet.parallel.join:_connect", 1),
@@ -33,8 +42,9 @@ PLACES = {  # a function of the worker's, and at which of its calls
     "first run": ("mindspore.graph.api:_JitExecutor._generate_run_args", 1),
     "step": ("pet.train.trainer:Trainer.one_step", 3),
     "saving": ("pet.train.saving:Saving.save", 1),
+    "part": ("pet.train.checkpoint:_write", 2, "os:fsync"),  # the file has all its bytes, and not its name yet
 }
-HANGS, ENDS = ("stop", "sleep", "loop", "calls"), {"kill": 137, "raise": 1, "exit": 3}
+HANGS, ENDS = ("stop", "sleep", "loop", "calls"), {"kill": 137, "raise": 1, "exit": 3, "full": 1}
 CHANCE = {"stop": 3, "loop": 4, "sleep": 2, "calls": 2, "kill": 2, "raise": 1, "exit": 1}
 
 
@@ -49,6 +59,8 @@ def hang(fault: str) -> None:
         raise ArithmeticError("a fault")  # which is not taken for one of MindSpore's compiler
     elif fault == "exit":
         os._exit(ENDS[fault])
+    elif fault == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif fault == "compile":
         # Python code of MindSpore's, as its parser is, and then a long call that keeps Python's lock
         import mindspore
@@ -68,10 +80,15 @@ def hang(fault: str) -> None:
 
 def arm(place: str, fault: str) -> None:
     """Puts the fault into its place."""
-    name, count = PLACES[place]
+    name, count, *within = PLACES[place]
     if name is None:
         sys.meta_path.insert(0, _Finder(fault))
         return
+    begin(name, count, lambda: begin(within[0], 1, lambda: hang(fault)) if within else hang(fault))
+
+
+def begin(name: str, count: int, what: Callable[[], None]) -> None:
+    """Lets something happen at that call of a function, before it."""
     module, path = name.split(":")
     *owners, last = path.split(".")
     owner = importlib.import_module(module)
@@ -82,7 +99,7 @@ def arm(place: str, fault: str) -> None:
     def faulty(*arguments, **named):
         calls[0] += 1
         if calls[0] == count:
-            hang(fault)
+            what()
         return before(*arguments, **named)
 
     setattr(owner, last, faulty)
@@ -161,21 +178,57 @@ def run(options, words: list[str]) -> int:
     return failures
 
 
+def saves(options, words: list[str]) -> int:
+    """Disturbs the second of three checkpoints; gives how many jobs went wrong."""
+    words, failures = ["train.save_every=2", *words], 0
+    expected = finished(options.directory / "whole", words)
+    for fault in ("kill", "full"):
+        for rank in (0, 1):
+            directory = options.directory / f"{fault}-{rank}"
+            code, said, seconds = job(directory, "part", fault, rank, 1, words)
+            wrong = [judge(fault, rank, code, said, seconds, options.limit)]
+            if fault == "full":
+                wrong += ["" if "the disk is full" in said + logs(directory) else "not said that the disk is full"]
+            kept = sorted(each.name for each in (directory / "run" / "checkpoints").glob("[!.]*"))
+            wrong += ["" if kept == ["step-000002"] else f"there are {kept}"]
+            wrong += ["" if finished(directory, [*words, "--resume"]) == expected else "resumed to another adapter"]
+            left = [str(each) for each in (directory / "run").rglob("*unfinished*")]
+            wrong = [each for each in (*wrong, f"left are {left}" if left else "") if each]
+            failures += bool(wrong)
+            print(f"rank {rank}, {fault}: {code} after {seconds:.1f} s  {'; '.join(wrong)}", flush=True)
+            if wrong:
+                print(said[:1500], flush=True)
+    return failures
+
+
+def logs(directory: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in sorted(directory.glob("log_*/**/*.log")))
+
+
+def finished(directory: Path, words: list[str]) -> bytes:
+    """The adapter of a job that nobody disturbs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pet", "finetune", *RECIPE, *words]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return (directory / "run" / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
 def main() -> None:
     if sys.argv[1] == "worker":
         return worker(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run"])
+    parser.add_argument("what", choices=["run", "saves"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--nodes", type=int, default=1, choices=[1, 2])
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to the job's end; more on a busy machine")
     parser.add_argument("--place", choices=list(PLACES))
-    parser.add_argument("--fault", choices=[*CHANCE, "compile"])
+    parser.add_argument("--fault", choices=[*CHANCE, "full", "compile"])
     options, words = parser.parse_known_args()
-    failures = run(options, words)
-    print(f"{options.count} faults, {failures} went wrong")
+    failures = {"run": run, "saves": saves}[options.what](options, words)
+    print(f"{failures} went wrong")
     sys.exit(bool(failures))
 
 

@@ -165,16 +165,16 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["--place importing --fault loop", "--place compiling --fault stop --nodes 2"])
-def test_faults_of_a_whole_job(words, tmp_path, all_cores):
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("faults.py")),
-        "run",
-        str(tmp_path / "jobs"),
-        "--count",
-        "1",
-    ]
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("run", "--count 1 --place importing --fault loop"),
+        ("run", "--count 1 --place compiling --fault stop --nodes 2"),
+        ("saves", ""),
+    ],
+)
+def test_faults_of_a_whole_job(what, words, tmp_path, all_cores):
+    command = [sys.executable, str(Path(__file__).with_name("faults.py")), what, str(tmp_path / "jobs")]
     done = subprocess.run([*command, "--limit", "inf", *words.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -307,13 +307,13 @@ def stack(*frames):
     return Stack([(str(file), name) for file, name in frames])
 
 
-def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None):
+def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None, outside=0):
     """A worker as the launcher sees it after ten seconds of a limit of three, without a process."""
     watch = object.__new__(Watch)
     watch.limit, watch.use_idle, watch.running, watch.look = 3.0, True, True, lambda: None
     watch.state, watch.heard, watch.active, watch.awake = state, heard, active, awake
     watch.due = due or (5.0 if state == WORKING else float("inf"))
-    watch.calm, watch.stack = calm, stack
+    watch.calm, watch.stack, watch.outside = calm, stack, outside
     watch.clock = SimpleNamespace(wall=10.0, fair=10.0, busy=busy)
     return watch
 
@@ -344,6 +344,11 @@ IDLE = {"active": 1.0}
         ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        # one that says it waits, and sleeps elsewhere, though another one still asks for it
+        ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=2)], 1),
+        ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=1)], None),
+        ([seen(WAITING), seen(WAITING, stack=IN_OURS, outside=2)], None),
+        ([seen(WAITING), seen(LEAVING, **IDLE, stack=IN_OURS, outside=2)], None),
         # what is through waits for the others, and ends by itself where they have ended already
         ([seen(LEAVING, heard=0.5, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(LEAVING, **IDLE), seen(WORKING, **NAP)], 1),

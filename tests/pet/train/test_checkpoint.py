@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -244,6 +245,30 @@ def test_a_process_that_dies_while_it_writes_leaves_the_checkpoint_before(tmp_pa
     assert all(isinstance(found, Exception) for found in together(write_own(tmp_path, 20)))
     assert [path.name for path in files.checkpoints(tmp_path)] == ["step-000010"]
     check_whole(files.load_last(tmp_path))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_one_that_cannot_write_is_the_one_that_fails(tmp_path, monkeypatch, failing):
+    whole, failed, members = files.write_file, threading.Event(), {}
+
+    def fills(path, tensors):
+        if f"0000{failing}-of" in path.name:
+            failed.set()
+            raise OSError("no space")
+        assert failed.wait(20)
+        while path.parent.exists() and not members[failing].barrier.n_waiting:
+            time.sleep(0.001)
+        whole(path, tensors)
+
+    def save(member):
+        members[member.rank] = member
+        return write_own(tmp_path, 20)(member)
+
+    monkeypatch.setattr(files, "write_file", fills)
+    found = together(save)
+    assert "no space" in str(found[failing])
+    assert isinstance(found[1 - failing], threading.BrokenBarrierError)  # it waits
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_shared_file_system_the_main_process_gathers(tmp_path, caplog):
