@@ -46,7 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--per-machine", type=int, default=8, metavar="N", help="devices in a machine (default 8)")
     parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="of a device at most (default 313)")
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of it that is reached (default 0.4)")
-    parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="kept by the runtime (default 2GB)")
+    parser.add_argument(
+        "--reserve",
+        default="2GB",
+        metavar="SIZE",
+        help="kept by the runtime (default 2GB)",
+    )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="print the N fastest layouts (default 5)")
     parser.add_argument("--all", action="store_true", help="print every layout")
     parser.add_argument("--json", action="store_true", help="as JSON")

@@ -84,6 +84,8 @@ def possible(size: int) -> Iterator[dict]:
         yield layout
         if data > 1:
             yield {**layout, "shard_optimizer": True}
+        if layout["data"] == size:
+            yield {**layout, "reduce_buckets": 4}
 
 
 def train(config: dict, distributed: DistributedContext, length: int, dtype: str = "float32", **settings):

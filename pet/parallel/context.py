@@ -15,6 +15,7 @@ from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 from pet.parallel import collectives, gathered
+from pet.parallel.buckets import BucketSums
 from pet.parallel.checks import check_optimizer
 from pet.parallel.join import join
 from pet.parallel.loading import load_parts
@@ -43,6 +44,8 @@ class ParallelContext(DistributedContext):
         shard_optimizer: divide the optimizer's state over the replicas (ZeRO stage 1).
         shard_base: divide the frozen matrices of the layers over the replicas (`pet.parallel.gathered`).
         reduce_dtype: type in which gradients and activations are sent to be added up.
+        reduce_buckets: messages in which gradients are sent while the backward pass runs (`pet.parallel.buckets`),
+            where replicas are all that there is; 1 sends them all after it.
         profile: count what a step sends (`traffic_report`).
 
     Raises:
@@ -58,6 +61,7 @@ class ParallelContext(DistributedContext):
         shard_optimizer: bool = False,
         shard_base: bool = False,
         reduce_dtype: str = "float32",
+        reduce_buckets: int = 1,
         profile: bool = False,
     ):
         if pipeline > 1 and micro_batches < pipeline:
@@ -75,11 +79,8 @@ class ParallelContext(DistributedContext):
         self.data_group, self.tensor_group, self.pipeline_group = (
             collectives.make_group(axis, mesh.ranks(axis), reduce_dtype) for axis in ("data", "tensor", "pipeline")
         )
-        # the first and the last stage share a tied embedding
         self.ends_group = None
-        if pipeline > 1 and (mesh.is_first or mesh.is_last):
-            ends = [mesh.rank_at(stage=0), mesh.rank_at(stage=pipeline - 1)]
-            self.ends_group = collectives.make_group("tied", ends, reduce_dtype)
+        self.reduce_buckets = reduce_buckets if data == job.size and not shard_base else 1
         self.profile, self.meter = profile, None
         self.base_group = collectives.make_group("base", mesh.ranks("data")) if shard_base and data > 1 else None
         self.divides_model = tensor * pipeline > 1 or self.base_group is not None
@@ -108,6 +109,10 @@ class ParallelContext(DistributedContext):
         model.base_form = form_of(model)
         shard(model, self.tensor_group, loaded=directory is None)
         self.stages = cut_stage(model, self.mesh)
+        if any(role_of(parameter) == TIED for parameter in model.get_parameters()):
+            # the first and the last stage share the embedding
+            ends = [self.mesh.rank_at(stage=0), self.mesh.rank_at(stage=self.mesh.pipeline - 1)]
+            self.ends_group = collectives.make_group("tied", ends, self.data_group.sums)
         if self.base_group is not None:
             gathered.shard_base(model, self.base_group, loaded=directory is None)
         if directory is not None:
@@ -126,9 +131,14 @@ class ParallelContext(DistributedContext):
     def sum_numbers(self, numbers: Sequence[float]) -> list[float]:
         return collectives.sum_numbers(numbers, self.data_group)
 
+    def sum_in_graph(self, segments: Sequence) -> nn.Cell | None:
+        return BucketSums(self.data_group, segments, self.reduce_buckets) if self.reduce_buckets > 1 else None
+
     def all_reduce_sum(self, vectors: Sequence[Tensor], segments: Sequence) -> list[Tensor]:
         """One sum over the tensor-parallel group for what has a term on each member, one over the replicas."""
         vectors = list(vectors)
+        if self.reduce_buckets > 1:
+            return vectors
         partial = [index for index, segment in enumerate(segments) if role_of_segment(segment) == PARTIAL]
         self._sum_together(vectors, partial, self.tensor_group)
         if self.ends_group is not None:
@@ -299,7 +309,8 @@ class ParallelContext(DistributedContext):
             pipeline = Pipeline(step, model, self.mesh, self.micro_batches, self.stages)
             step.accumulate, step.gradient = pipeline.accumulate, pipeline
         if self.profile:
-            self.meter = Meter(step, talking_graphs=self.mesh.tensor > 1 or self.base_group is not None)
+            talking = self.mesh.tensor > 1 or self.base_group is not None or self.reduce_buckets > 1
+            self.meter = Meter(step, talking_graphs=talking)
         return step
 
     def wrap_measure(self, measure, model, sums):

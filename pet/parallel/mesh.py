@@ -84,6 +84,13 @@ class Mesh:
             return [self.rank_at(shard=shard) for shard in range(self.tensor)]
         return [self.rank_at(stage=stage) for stage in range(self.pipeline)]
 
+    @property
+    def communicators(self) -> int:
+        """Groups that a process talks in, at most: all of the job, each axis that is not all of it, and the two ends of
+        a pipeline with more stages, where they share an embedding."""
+        axes = sum(1 < size < self.size for size in (self.data, self.tensor, self.pipeline))
+        return (self.size > 1) + axes + (self.pipeline > 2)
+
     def check_size(self, workers: int) -> None:
         """Raises InputError unless the job has just as many workers as the layout."""
         if workers != self.size:

@@ -15,7 +15,7 @@ from pet.train.compiled import Compiled
 from pet.train.step import TrainStep
 
 Counts = dict[tuple[str, str], Traffic]
-IN_GRAPHS = (("all_reduce", "tensor"), ("all_gather", "base"))
+IN_GRAPHS = (("all_reduce", "tensor"), ("all_reduce", "data"), ("all_gather", "base"))
 """What compiled graphs hold."""
 
 
@@ -76,7 +76,7 @@ class Meter:
 def uncompiled(step: TrainStep) -> Iterator[None]:
     """Within, a step's passes run operator by operator."""
     parts = [part for part in (step.gradient, getattr(step.gradient, "forward", None)) if part is not None]
-    parts += [part for part in (getattr(step.gradient, "backward", None), step.add) if part is not None]
+    parts += [part for part in (getattr(step.gradient, "backward", None), *step.last, step.add) if part is not None]
     graphs = {id(part): (part, part.graph) for part in parts if isinstance(part, Compiled)}
     try:
         for part, _ in graphs.values():

@@ -41,7 +41,10 @@ class Cluster:
         latency: seconds that a message takes whatever its size.
         flops: the most that a device computes in a second.
         utilisation: the share of it that matrix products reach.
-        reserve: bytes that the runtime and its communication library keep on each device for themselves.
+        reserve: bytes that the runtime and its communication library keep on each device for themselves, with the
+            buffers of one communicator.
+        communicator: bytes of the buffers of each further one: HCCL's default, 200 MB to send from and as much to
+            receive in.
     """
 
     devices: int
@@ -53,6 +56,7 @@ class Cluster:
     flops: float = 313e12
     utilisation: float = 0.4
     reserve: float = 2e9
+    communicator: float = 4e8
 
     def __post_init__(self):
         for name in ("devices", "per_machine"):
@@ -65,6 +69,10 @@ class Cluster:
             raise InputError(f"--utilisation is {self.utilisation:g}; a share of at most 1 was expected")
         if self.reserve >= self.memory:
             raise InputError("--reserve: takes all of --memory")
+
+    def kept(self, communicators: int) -> float:
+        """Bytes of a device that a process cannot have, where it talks in so many groups."""
+        return self.reserve + self.communicator * max(0, communicators - 1)
 
     def speed(self, span: int) -> float:
         """Bytes per second within a group whose first and last rank are ``span`` devices apart, both counted."""

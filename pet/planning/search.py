@@ -15,6 +15,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.codec import part_storage
 from pet.meta_model import MetaModel
+from pet.parallel.mesh import Mesh
 from pet.parallel.pipeline import bubble
 from pet.parallel.shares import Layout, Share, place_of, shares
 from pet.planning.activations import activation_bytes
@@ -192,8 +193,11 @@ def plan(work: Work, cluster: Cluster) -> Plan:
     def found(work: Work, divided: Layout, zero: bool) -> list[Candidate]:
         return [candidate(work, cluster, divided, data, tensor, pipeline, zero, micro) for micro in rows]
 
+    def needs(one: Candidate) -> float:
+        return one.total + cluster.kept(Mesh(one.data, one.tensor, one.pipeline).communicators)
+
     def fits(candidates: list[Candidate]) -> list[Candidate]:
-        return [one for one in candidates if one.total + cluster.reserve <= cluster.memory]
+        return [one for one in candidates if needs(one) <= cluster.memory]
 
     for tensor, pipeline in products(cluster.devices):
         data = cluster.devices // (tensor * pipeline)
@@ -219,7 +223,7 @@ def plan(work: Work, cluster: Cluster) -> Plan:
             if fitting:
                 feasible.append(min(fitting, key=lambda one: (one.seconds, one.total)))
             else:
-                smallest = min(one.total for one in all_found) + cluster.reserve
+                smallest = min(map(needs, all_found))
                 least = smallest if least is None else min(least, smallest)
                 refused["too large for the memory"] += 1
     feasible.sort(key=lambda one: (one.seconds, one.total, one.pipeline, one.tensor))

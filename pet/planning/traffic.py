@@ -27,6 +27,7 @@ class Steps:
         sums: bytes of a number that is sent to be added up.
         recompute: of so many layers the first is computed again in the backward pass; 0 for none.
         frozen: bytes of a number of a frozen matrix.
+        buckets: messages that the gradients are sent in.
     """
 
     data: int
@@ -39,6 +40,7 @@ class Steps:
     recompute: int = 0
     sums: int = 4
     frozen: int = 4
+    buckets: int = 1
 
     def again(self, layers: range) -> range:
         """Those of a stage's layers that are computed again, as `pet.train.precision.set_recompute` chooses them."""
@@ -152,7 +154,7 @@ def step_traffic(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int
     if steps.pipeline > 1 and tied:
         add("all_reduce", "tied", 1, steps.sums * tied)
     if steps.data > 1:
-        add("all_reduce", "data", 1, steps.sums * trained_size(held))
+        add("all_reduce", "data", steps.buckets, steps.sums * trained_size(held))
         if steps.zero:
             loads = [load for load in owner_loads(held, steps.data) if load]
             add("broadcast", "data", len(loads), 4 * sum(loads))

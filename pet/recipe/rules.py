@@ -103,6 +103,11 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         )
     if parallel.reduce_dtype != "float32" and parallel.processes == 1:
         yield _find("parallel.reduce_dtype", "parallel.data parallel.tensor", "one process adds nothing up over others")
+    if parallel.reduce_buckets > 1 and (parallel.data != parallel.processes or parallel.data == 1):
+        names = "parallel.data parallel.tensor parallel.pipeline"
+        yield _find("parallel.reduce_buckets", names, "gradients are sent in pieces between replicas alone")
+    elif parallel.reduce_buckets > 1 and parallel.shard_base:
+        yield _find("parallel.reduce_buckets", "parallel.shard_base", "gathers and sums would meet in one graph")
     if parallel.shard_base and recipe.adapter.method == "none":
         yield _find("parallel.shard_base", "adapter.method", "every weight is trained, and what is frozen is shared")
     elif parallel.shard_base and recipe.model.quantization.type is not None:

@@ -264,6 +264,13 @@ class Parallel(Section):
         description="Type in which sums of gradients and activations are sent and added; 16 bits halve the messages "
         "and round. bfloat16 needs Ascend.",
     )
+    reduce_buckets: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Messages in which replicas send their gradients while the backward pass runs; 1 sends all of them "
+        "after it. Data parallelism alone.",
+    )
 
     @property
     def processes(self) -> int:

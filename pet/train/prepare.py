@@ -60,6 +60,7 @@ def make_distributed_context(recipe):
         shard_optimizer=layout.shard_optimizer,
         shard_base=layout.shard_base,
         reduce_dtype=layout.reduce_dtype,
+        reduce_buckets=layout.reduce_buckets,
         profile=recipe.train.profile,
     )
 

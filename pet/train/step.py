@@ -179,6 +179,16 @@ class TrainStep:
                 vectors.append(flatten(gradients[first:last]))
             return total, tuple(vectors)
 
+        sum_in_graph = self.distributed.sum_in_graph(optimizer.segments)
+
+        def last(earlier):
+            def gradient_and_sum(*arguments):
+                given = len(arguments) - earlier
+                (_, total), gradients = differentiate(*arguments[:given])
+                return total, sum_in_graph(gradients, arguments[given:])
+
+            return gradient_and_sum
+
         def add(*vectors):
             sums = []
             for index in range(len(spans)):
@@ -196,6 +206,11 @@ class TrainStep:
         self.by_documents = takes_documents(model)
         around = functools.partial(in_whole, model, weights)
         self.gradient = Compiled(gradient, compiled, around, model.get_parameters())
+        # of a step's last micro-batch where its graph sums: the only one, or one after others
+        self.last = [
+            Compiled(last(earlier), compiled, around, model.get_parameters())
+            for earlier in ((0, len(spans)) if sum_in_graph is not None else ())
+        ]
         self.add = Compiled(add, compiled)
         self.squares = Compiled(squares, compiled)
 
@@ -254,15 +269,20 @@ class TrainStep:
             if self.set_key is not None:
                 # the replicas have neighbouring rows of one batch: together they draw what one process would
                 self.set_key(mix(self.seed, step, micro, 0), self.distributed.data_rank)
-            summed, fresh = self.gradient(*tensors(batch, self.objective.arrays, self.by_documents), weight)
+            arguments = (*tensors(batch, self.objective.arrays, self.by_documents), weight)
+            if self.last and micro == len(batches) - 1:
+                summed, vectors = self.last[micro > 0](*arguments, *(vectors or ()))
+            else:
+                summed, fresh = self.gradient(*arguments)
+                vectors = fresh if vectors is None else self.add(*vectors, *fresh)
             losses.append(summed)
-            vectors = fresh if vectors is None else self.add(*vectors, *fresh)
         return sum_of(losses, self.objective), vectors
 
     @property
     def compile_seconds(self) -> float:
         """Time spent in first calls so far."""
-        return self.gradient.seconds + self.add.seconds + self.squares.seconds + self.optimizer.compile_seconds
+        graphs = (self.gradient, *self.last, self.add, self.squares)
+        return sum(graph.seconds for graph in graphs) + self.optimizer.compile_seconds
 
     def squares_of(self, vectors: Sequence[Tensor]) -> list[float]:
         """The sum of squares of each vector; infinite or NaN where one of its numbers is."""

@@ -142,11 +142,11 @@ def test_differences_that_are_no_numbers_are_bad(tmp_path):
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_every_layout_is_tried(size):
     found = [
-        tuple(layout.get(key, False) for key in ("data", "tensor", "pipeline", "shard_optimizer"))
+        tuple(layout.get(key, False) for key in ("data", "tensor", "pipeline", "shard_optimizer", "reduce_buckets"))
         for layout in possible(size)
     ]
     assert len(found) == len(set(found))
-    assert all(data * tensor * pipeline == size for data, tensor, pipeline, _ in found)
+    assert all(data * tensor * pipeline == size for data, tensor, pipeline, *_ in found)
     assert {layout["pipeline"] for layout in possible(4)} == {1, 2, 4}
 
 

@@ -42,6 +42,7 @@ class Case:
     shard_optimizer: bool = False
     shard_base: bool = False
     reduce_dtype: str = "float32"
+    reduce_buckets: int = 1
     settings: tuple = ()  # of the trainer, beside those of `make_trainer`
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
     packed: str = ""  # type of the frozen projections, and whether their factors are in 8 bits, too
@@ -50,14 +51,15 @@ class Case:
 
     @property
     def layout(self) -> dict:
-        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer", "shard_base", "reduce_dtype")
-        return {name: getattr(self, name) for name in names}
+        names = ("data", "tensor", "pipeline", "micro_batches", "shard_optimizer", "shard_base")
+        return {name: getattr(self, name) for name in (*names, "reduce_dtype", "reduce_buckets")}
 
     @property
     def name(self) -> str:
         parts = [f"{key[0]}{value}" for key, value in self.layout.items() if key in ("data", "tensor", "pipeline")]
         marks = [name for name in ("shard_optimizer", "shard_base") if getattr(self, name)]
         marks += [self.reduce_dtype] if self.rounds else []
+        marks += [f"in_{self.reduce_buckets}"] if self.reduce_buckets > 1 else []
         return "-".join([*self.alone, *parts, *marks])
 
     @property
@@ -122,6 +124,8 @@ TWO = (
     Case("glm", "lora", data=2, shard_optimizer=True),
     Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), reduce_dtype="float16", layers=1),
+    # gradients sent while the backward pass runs
+    Case("glm", "lora", data=2, reduce_buckets=3),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
     Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
     Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),

@@ -173,7 +173,8 @@ def test_plans_are_what_is_measured(jobs, case):
     recompute = int(dict(case.settings).get("recompute", 0))
     saved = []
     sums = 2 if case.rounds else 4
-    steps = Steps(case.data, case.tensor, case.pipeline, pieces, tokens, 4, case.shard_optimizer, recompute, sums)
+    layout = (case.data, case.tensor, case.pipeline, pieces, tokens, 4, case.shard_optimizer, recompute, sums)
+    steps = Steps(*layout, buckets=case.reduce_buckets)
     for rank in range(case.data * case.tensor * case.pipeline):
         stage = Mesh(case.data, case.tensor, case.pipeline, rank).stage
         held = json.loads((jobs / f"{case.name}.memory_{rank}.json").read_text())
@@ -229,6 +230,10 @@ def test_traffic_is_that_of_the_textbook(jobs):
     trained = sum(array.size for array in read_file(jobs / case.name / "adapter/adapter_model.safetensors").values())
     assert sent["all_reduce/data"] == [1, trained * 4]
     assert sent["broadcast/data"] == [2, trained * 4]  # ZeRO: each owner's weights
+    # the same bytes while the backward pass runs
+    case = next(case for case in TWO if case.reduce_buckets > 1)
+    pieces = json.loads((jobs / f"{case.name}.step_0.json").read_text())
+    assert pieces["all_reduce/data"] == [case.reduce_buckets, trained * 4]
     # the frozen base: a replica hands in its half of each matrix forward and, but for the first three, backward
     case = next(case for case in TWO if case.shard_base and case.method == "lora")
     sent = json.loads((jobs / f"{case.name}.step_0.json").read_text())

@@ -242,6 +242,13 @@ def test_all_problems_in_one_report(write):
         (["parallel.pipeline=2"], "parallel.micro_batches", "at least 2"),
         (["parallel.micro_batches=2"], "parallel.micro_batches", "use train.accumulation"),
         (["parallel.reduce_dtype=float16"], "parallel.reduce_dtype", "one process adds nothing up"),
+        (["parallel.reduce_buckets=2"], "parallel.reduce_buckets", "between replicas alone"),
+        (["parallel.reduce_buckets=2", "parallel.data=2", "parallel.tensor=2"], "parallel.reduce_buckets", "alone"),
+        (
+            ["parallel.reduce_buckets=2", "parallel.data=2", "parallel.shard_base=true"],
+            "parallel.reduce_buckets",
+            "gathers and sums would meet",
+        ),
         (["train.momentum=0.5"], "train.momentum", "no effect with train.optimizer: adamw; it belongs to momentum"),
         (["train.power=3"], "train.power", "it belongs to polynomial"),
         (["train.loss_scale.initial=8"], "train.loss_scale", "it belongs to fp16"),

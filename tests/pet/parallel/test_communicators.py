@@ -1,0 +1,49 @@
+"""How many groups a layout makes: each takes memory of a device, which the plan counts."""
+
+from types import SimpleNamespace
+
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from pet.parallel import collectives, context
+from pet.parallel.mesh import Mesh
+from pet.parallel.specs import TIED
+from pet.parallel.split import mark
+from pet.planning.cluster import Cluster
+
+LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_no_group_more_than_needed(monkeypatch, layout, tied):
+    made = set()
+
+    def make_group(label, ranks, sums="float32"):
+        if len(ranks) > 1:
+            made.add(tuple(ranks))
+        return collectives.Group(label, label, tuple(ranks), 0, sums)
+
+    job = SimpleNamespace(size=layout[0] * layout[1] * layout[2], rank=0)
+    for module in (context, collectives):
+        monkeypatch.setattr(module, "join", lambda: job)
+    monkeypatch.setattr(collectives, "make_group", make_group)
+    weight = Parameter(Tensor([1.0]), name="weight")
+    if tied and layout[2] > 1:
+        mark(weight, TIED)
+    model = nn.Cell()
+    model.weight = weight
+    for name in ("shard", "cut_stage", "form_of"):
+        monkeypatch.setattr(context, name, lambda *_, **__: None)
+    monkeypatch.setattr(context.ParallelContext, "adopt", lambda *_: None)
+    model.base_fingerprint = None
+    distributed = context.ParallelContext(*layout, micro_batches=layout[2])
+    distributed.prepare(model)
+    most = Mesh(*layout).communicators
+    assert len(made) == most - (layout[2] > 2 and not tied)
+    assert (distributed.ends_group is not None) == (tied and layout[2] > 1)
+
+
+def test_each_group_after_the_first_takes_room():
+    cluster = Cluster(8, 64e9)
+    assert [cluster.kept(count) for count in (0, 1, 2, 5)] == [2e9, 2e9, 2.4e9, 3.6e9]
