@@ -293,6 +293,17 @@ class Registry:
             self.refresh()
 
     @contextmanager
+    def only(self, names: Iterable[str]) -> Iterator[None]:
+        """These adapters within, whatever is selected; nothing is trained or frozen by it."""
+        before, self.selected = self.selected, tuple(names)
+        try:
+            self.refresh()
+            yield
+        finally:
+            self.selected = before
+            self.refresh()
+
+    @contextmanager
     def rows(self, names: Iterable[str]) -> Iterator[None]:
         """Row i of every batch within goes through adapter ``names[i]``, or through the base for ``"__base__"``.
         Blocks nest: the inner one's names count. Nothing is trained or frozen by it."""

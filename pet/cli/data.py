@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     from pet.train.prepare import data_settings, held_out_settings, load_data
 
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(recipe.model.tokenizer))
-    settings = held_out_settings(recipe) if paths and options.split != "train" else data_settings(recipe)
+    train = options.split == "train"
+    settings = data_settings(recipe) if train else held_out_settings(recipe)
     if options.split == "test":
         settings = held_out_settings(recipe, deduplicate=False)
         dataset = load_dataset(paths, tokenizer, settings=settings)
@@ -51,6 +52,14 @@ def main(arguments: Sequence[str]) -> int:
         if not held_out:
             recipe.data.eval = None  # only the training data is asked for
         dataset = load_data(recipe, tokenizer)[held_out]
-    rows = recipe.train.batch_size * recipe.train.accumulation
-    show(dataset, tokenizer, settings=settings, batch_size=rows, samples=options.samples)
+    how = {"settings": settings}
+    if settings.share_question:  # what pairs share depends on the model
+        from pet.meta_model import MetaModel
+        from pet.names import model_config
+        from pet.train.feed import placing
+
+        how = placing(settings, MetaModel({**model_config(recipe.model.path), **recipe.model.config}))
+    rows = recipe.train.batch_size
+    rows = rows * recipe.train.accumulation if train else recipe.eval.batch_size or rows
+    show(dataset, tokenizer, batch_size=rows, samples=options.samples, **how)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -12,7 +13,8 @@ from typing import IO, Any
 import numpy as np
 
 from .dataset import TokenDataset
-from .plan import make_plan
+from .loader import Loader
+from .packing import LayoutFunction
 from .settings import DataSettings
 from .streaming import StreamDataset
 
@@ -97,6 +99,7 @@ def describe(
     tokenizer: Any,
     *,
     settings: DataSettings | None = None,
+    layout: LayoutFunction | None = None,
     batch_size: int = 8,
     samples: int = 3,
     colour: bool = False,
@@ -124,31 +127,28 @@ def describe(
         else:
             lines += [sample_text(ids, trained, tokenizer, colour) for ids, trained in members]
         lines.append("")
+    loaders = {
+        packing: Loader(dataset, batch_size, dataclasses.replace(settings, packing=packing), layout=layout)
+        for packing in ("pack", "buckets", "longest", "none")
+    }
     total, labels = int(dataset.lengths.sum()), int(dataset.label_counts.sum())
     lines.append(heading("samples"))
     lines.append(f"  {dataset.counts}")
     lines.append(f"  {total} tokens, {labels} learnt ({labels / total:.1%})")
+    if shared := total - int(loaders["none"].row_lengths(dataset).sum()):
+        lines.append(f"  {total - shared} tokens in rows: a pair's question stands there once")
     lines.append("")
     lines.append(heading(f"tokens in a sample (mean {dataset.lengths.mean():.0f}, max_length {settings.max_length})"))
     lines.append(histogram(dataset.lengths))
     lines.append("")
     lines.append(heading(f"padding, with {batch_size} rows in a step"))
-    for packing in ("pack", "buckets", "longest", "none"):
-        plan = make_plan(
-            dataset.lengths,
-            packing=packing,
-            max_length=settings.max_length,
-            rows_per_step=batch_size,
-            shuffle=settings.shuffle,
-            seed=settings.seed or 0,
-            epoch=0,
-            buckets=settings.buckets,
-            documents=dataset.documents,
-        )
-        share = 1 - total / (int(plan.lengths.sum()) * batch_size)
-        shapes = len(np.unique(plan.lengths))
+    for packing, loader in loaders.items():
+        shapes = len(loader.shapes())
         chosen = "  ← chosen" if packing == settings.packing else ""
-        lines.append(f"  {packing:<8} {share:>6.1%} in {plan.steps} steps, {shapes} shape{'s' * (shapes > 1)}{chosen}")
+        lines.append(
+            f"  {packing:<8} {loader.padding():>6.1%} in {loader.steps_per_epoch()} steps, "
+            f"{shapes} shape{'s' * (shapes > 1)}{chosen}"
+        )
     return "\n".join(lines)
 
 
@@ -157,6 +157,7 @@ def show(
     tokenizer: Any,
     *,
     settings: DataSettings | None = None,
+    layout: LayoutFunction | None = None,
     batch_size: int = 8,
     samples: int = 3,
     stream: IO[str] | None = None,
@@ -166,13 +167,12 @@ def show(
     Args:
         dataset: as :func:`pet.data.load_dataset` gives it.
         tokenizer: the one it was made with.
-        settings: what ``max_length`` and ``packing`` to compare.
+        settings: what ``max_length`` and ``packing`` to compare, and whether pairs share their questions.
+        layout: see :class:`pet.data.loader.Loader`; it decides what a pair can share.
         batch_size: rows in an optimizer step, for the shares of padding.
         samples: how many to print in full.
         stream: standard output when left out. Colour only on a terminal.
     """
     stream = stream or sys.stdout
-    text = describe(
-        dataset, tokenizer, settings=settings, batch_size=batch_size, samples=samples, colour=wants_colour(stream)
-    )
-    print(text, file=stream)
+    how = {"settings": settings, "layout": layout, "batch_size": batch_size, "samples": samples}
+    print(describe(dataset, tokenizer, colour=wants_colour(stream), **how), file=stream)

@@ -12,11 +12,12 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.dropout import dropouts
 from adapters.peft_config import SCORE
-from adapters.registry import registry
+from adapters.registry import Adapter, registry
 from adapters.score import add_cell
 from model_zoo.auto import MODEL_OF
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import Checkpoint
+from pet.train.objectives.reference import ADAPTER
 
 
 def base_fingerprint(model: nn.Cell, directory: str | None = None) -> str:
@@ -32,12 +33,13 @@ def base_fingerprint(model: nn.Cell, directory: str | None = None) -> str:
 def saved_parameters(model: nn.Cell) -> dict[str, Parameter]:
     """What files hold of the model, by name, as far as it is in this process.
 
-    That is every parameter of every adapter, active or not, with the buffers that its files are computed from (the
-    first factors of PiSSA and OLoRA) but dropout's keys; without an adapter, every parameter of the base.
+    That is every parameter of every adapter but a reference's, active or not, with the buffers that its files are
+    computed from (the first factors of PiSSA and OLoRA) but dropout's keys; without an adapter, every parameter of the
+    base.
     """
-    adapters = registry(model).adapters.values()
+    adapters = trained_adapters(model).values()
     if not adapters:
-        return {parameter.name: parameter for parameter in model.get_parameters()}
+        return {one.name: one for one in model.get_parameters() if getattr(one, "adapter", None) != ADAPTER}
     cells = {id(cell) for _, cell in model.cells_and_names()}  # those of absent stages are not among them
     found, keys = [], {id(cell.key) for cell in dropouts(model)}
     for adapter in adapters:
@@ -45,6 +47,11 @@ def saved_parameters(model: nn.Cell) -> dict[str, Parameter]:
             found += module.get_parameters() if id(adapter.sites[path].cell) in cells else ()
         found += [item.own for item in adapter.replaced if id(item.cell) in cells]
     return {parameter.name: parameter for parameter in found if id(parameter) not in keys}
+
+
+def trained_adapters(model: nn.Cell) -> dict[str, Adapter]:
+    """The adapters by name, without one that is there as a reference alone."""
+    return {name: adapter for name, adapter in registry(model).adapters.items() if name != ADAPTER}
 
 
 def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
@@ -63,12 +70,12 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
             setattr(whole, name, getattr(model, name))
     if hasattr(model, SCORE):
         add_cell(whole)
-    state = registry(model)
-    for name, adapter in state.adapters.items():
+    adapters = trained_adapters(model)
+    for name, adapter in adapters.items():
         fresh = registry(whole).add(adapter.config, name)
         fresh.source = dict(adapter.source)
-    if state.adapters:
-        registry(whole).set(state.active)
+    if adapters:
+        registry(whole).set(registry(model).active)
     for name, parameter in saved_parameters(whole).items():
         ops.assign(parameter, Tensor(np.ascontiguousarray(weights[name])).astype(parameter.dtype))
     return whole

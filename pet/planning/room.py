@@ -80,8 +80,7 @@ def check_room(recipe, prepared) -> None:
     if ms.get_context("device_target") != "CPU":
         return
     feed, config = prepared.train_feed, prepared.model.config.to_dict()
-    known = feed.steps_per_epoch(0) is not None
-    length = max(length for _, length in feed.shapes(0)) if known else recipe.data.max_length
+    length = max(length for _, length in feed.shapes(0))
     form = form_of(prepared.model)
     types = {**types_of(prepared.model), "quantization": Quantization.read(form) if form else None}
     try:

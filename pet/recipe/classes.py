@@ -47,7 +47,7 @@ OPTIONS = {
     "beta": (*PAIRS, "kto"),
     "sft_weight": tuple(PAIRS),
     "gamma": ("simpo",),
-    "reference": ("dpo", "ipo", "robust"),
+    "reference": ("dpo", "ipo", "robust", "kto"),
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
 }

@@ -116,10 +116,10 @@ class Train(Section):
     undesirable_weight: float = Field(1.0, gt=0, description="Of kto: weight of the answers whose label is false.")
     reference: ReferencePath | None = Field(
         None,
-        description="Of dpo, ipo and robust: precompute (the log-probabilities of adapter.load where the run starts "
-        "from one, else of the base, computed before the first step and kept on disk), adapters_off (those of the "
-        "base, by one forward pass more in each step), or the directory of an adapter. Default: precompute; "
-        "adapters_off where the data streams.",
+        description="Of dpo, ipo, robust and kto: precompute (the log-probabilities of adapter.load where the run "
+        "starts from one, else of the base, computed before the first step and kept on disk), adapters_off (those of "
+        "the base, by one forward pass more in each step), or the directory of an adapter. Default: precompute; of "
+        "data that streams they are computed in each step.",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="Label smoothing factor.")
     base_dropout: dict[Literal["embedding", "hidden", "attention"], Annotated[float, Field(ge=0, lt=1)]] = Field(

@@ -33,6 +33,7 @@ def evaluate(
     from pet.data.load import load_dataset
     from pet.train import report
     from pet.train.metrics import check_available
+    from pet.train.objectives import make_objective
     from pet.train.prepare import (
         Prepared,
         held_out_settings,
@@ -52,11 +53,21 @@ def evaluate(
         _, held_out = load_data(recipe, tokenizer)
     if held_out is None:
         raise InputError("data.eval: missing; there is nothing to measure on (data.test, data.eval or eval_fraction)")
-    loaded = measured_model(recipe, model, adapter, distributed)
-    prepared = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
-    make_feeds(recipe, prepared, distributed)
+
+    def prepare(model, adapter) -> Prepared:
+        loaded = measured_model(recipe, model, adapter, distributed)
+        found = Prepared(loaded, tokenizer, str(model or recipe.model.path), None, held_out)
+        make_feeds(recipe, found, distributed)
+        return found
+
+    objective = make_objective(recipe.train)
+    if model is not None and getattr(objective, "uses_reference", False):
+        base = prepare(None, None)  # another checkpoint than this one is no reference
+        objective.begin(base.model, base.eval_feed, False, distributed)
+        del base
+    prepared = prepare(model, adapter)
     prepared.questions = load_asked(recipe, prepared, required=False)
-    found = measure(recipe, prepared, distributed)
+    found = measure(recipe, prepared, distributed, objective)
     if distributed.is_main:
         titles = report.titles_of(found)
         show("\n".join(report.table([["", "held out"], *([t, report.number(found[n])] for n, t in titles.items())])))

@@ -95,6 +95,12 @@ def shares_question(model, settings) -> bool:
     return windows is not None and available() and all(not each or each >= settings.max_length for each in windows)
 
 
+def placing(settings: DataSettings, model) -> dict[str, Any]:
+    """``settings`` and ``layout`` of a loader whose batches are for a model (`MetaModel` will do)."""
+    shares = settings.share_question and shares_question(model, settings)
+    return {"settings": dataclasses.replace(settings, share_question=shares), "layout": layout_of(model)}
+
+
 def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
     """A batch with all the arrays that a step needs, from those that it has."""
     if "input_ids" not in batch:
@@ -200,14 +206,11 @@ def shared_loader(data, rows: int, settings, model, tokenizer, distributed, accu
         settings: a `pet.data.DataSettings`.
         tokenizer: its padding token fills rows; None: 0.
     """
-    shares = settings.share_question and shares_question(model, settings)
-    settings = dataclasses.replace(settings, share_question=shares)
     return make_loader(
         data,
         max(1, rows // distributed.data_size),
-        settings,
         collate_fn=collate_fn,
-        layout=layout_of(model),
+        **placing(settings, model),
         pad_token_id=getattr(tokenizer, "pad_token_id", None) or 0,
         accumulation=accumulation,
         rank=distributed.data_rank,

@@ -165,7 +165,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
     """What the summary in front of the run says."""
     train, (trainable, total) = recipe.train, counted
     feed = prepared.train_feed
-    known = feed.steps_per_epoch(0) is not None
+    known = hasattr(prepared.train, "counts")  # what streams has none
     dims = prepared.model.config.dims
     method = recipe.adapter.method
     settings = recipe.adapter.model_dump(exclude_unset=True, exclude={"method", "name", "load"})
@@ -188,7 +188,7 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {trainer.precision}",
         "output": str(trainer.directory),
     }
-    dropped = prepared.train.counts if hasattr(prepared.train, "counts") else None
+    dropped = prepared.train.counts if known else None
     if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
         lines["samples"] += f" ({dropped})"
     return lines

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 from mindspore import ops
 
-from adapters.registry import started_from_file
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range
 from pet.data.dataset import IGNORED
+from pet.data.loader import Loader
 from pet.data.packing import collate
 from pet.train.objectives.causal import shift_labels
 from pet.train.objectives.preference import Preference
-from pet.train.objectives.reference import Score, counts_of, keys_of
-
-log = logging.getLogger("pet")
+from pet.train.objectives.reference import Score, counts_of, documents_of
 
 
 class KTO(Preference):
@@ -25,7 +22,7 @@ class KTO(Preference):
 
     r is the answer's log-probability over the reference's. z₀ is the mean of r over questions with the answers to other
     questions, at least 0 and without gradient: an estimate of how far the model has moved. It is taken over the batch
-    of all processes, by two forward passes more.
+    of all processes, by two forward passes more; in evaluation the reference's share is computed once.
 
     Args:
         desirable_weight, undesirable_weight: λ_D and λ_U.
@@ -36,46 +33,56 @@ class KTO(Preference):
     counted = "answers"
     sums = 9
 
-    def __init__(self, beta: float | None = None, desirable_weight: float = 1.0, undesirable_weight: float = 1.0):
-        super().__init__(beta)
-        self.reference.of_base = True  # it is asked in every step
+    def __init__(
+        self,
+        beta: float | None = None,
+        reference: str | None = None,
+        desirable_weight: float = 1.0,
+        undesirable_weight: float = 1.0,
+    ):
+        super().__init__(beta, reference=reference)
+        self.reference.asked_in_steps = True
         self.weights = desirable_weight, undesirable_weight
-        self.desirable: dict[bool, dict[Any, bool]] = {}
-        self.scores: tuple[Score, Score] | None = None
+        self.mine: Score | None = None
+        self.theirs: Score | None = None
+        self.held_out: dict[int, list[float]] = {}
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         from pet.train.feed import layout_of
 
-        if training in self.reference.known:
-            return
-        if not hasattr(feed, "dataset"):
+        if not isinstance(feed, Loader):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
-        if training and started_from_file(model):
-            log.warning("kto: the reference is the base, not the adapter that was loaded (pet merge makes it the base)")
         super().begin(model, feed, training, distributed, compiled)
-        dataset = feed.dataset
-        last = np.asarray(dataset.starts) + np.asarray(dataset.lengths) - 1
-        self.desirable[training] = dict(enumerate((np.asarray(dataset.trained)[last] != 2).tolist()))
-        if self.scores is None:
-            self.distributed, self.layout = distributed, layout_of(model)
-            offset = getattr(model, "position_offset", 0)
-            self.scores = tuple(Score(model, distributed, compiled, offset) for _ in range(2))
+        how = model, distributed, compiled, getattr(model, "position_offset", 0)
+        self.distributed, self.layout = distributed, layout_of(model)
+        if self.mine is None or self.mine.model is not model:
+            self.mine = Score(*how)
+        self.theirs = self.theirs or Score(*how)
+        if not training and not self.held_out:
+            with self.reference.on(model):
+                self.held_out = {batch.index: self.of_others(self.theirs, batch) for batch in feed.batches(0)}
+
+    def of_others(self, score: Score, batch: dict[str, Any]) -> list[float]:
+        """The log-probabilities of a batch's mismatched answers."""
+        mixed = mismatched(batch, documents_of(batch), self.layout)
+        return [float(value.sum(dtype=np.float64)) for row in score(mixed) for value in row]
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+        moved, labels = self.moved(batch, training), batch["desirable"]
         batch = super().prepare(batch, training)
-        documents = batch["document"]
-        weight = np.zeros(documents.shape, np.float32)
-        for row, keys in enumerate(keys_of(batch, documents)):
-            liked = [self.desirable[training][key] for key in keys]
-            weight[row, : len(keys)] = [self.weights[0] if one else -self.weights[1] for one in liked]
-        return {**batch, "weight": weight, "moved": np.full(len(documents), self.moved(batch, documents), np.float32)}
+        weight = np.zeros(batch["document"].shape, np.float32)
+        for row, liked in enumerate(labels):
+            weight[row, : len(liked)] = np.where(liked, self.weights[0], -self.weights[1])
+        return {**batch, "weight": weight, "moved": np.full(len(weight), moved, np.float32)}
 
-    def moved(self, batch: dict[str, Any], documents: np.ndarray) -> float:
-        """z₀ of a batch."""
-        mixed = mismatched(batch, documents, self.layout)
-        mine = [float(value.sum(dtype=np.float64)) for row in self.scores[0](mixed) for value in row]
-        with self.reference.on(self.scores[1].model, self.distributed):
-            theirs = [float(value.sum(dtype=np.float64)) for row in self.scores[1](mixed) for value in row]
+    def moved(self, batch: dict[str, Any], training: bool) -> float:
+        """z₀ of a batch of the loader."""
+        mine = self.of_others(self.mine, batch)
+        if training:
+            with self.reference.on(self.mine.model):
+                theirs = self.of_others(self.theirs, batch)
+        else:
+            theirs = self.held_out[batch.index]
         total, count = self.distributed.sum_numbers([sum(mine) - sum(theirs), float(len(mine))])
         return max(0.0, total / max(count, 1.0))
 

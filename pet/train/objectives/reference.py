@@ -3,7 +3,8 @@
 The reference never changes: it is the model without its adapters, or an adapter that the run started from. So its
 log-probabilities are computed before the first step, and a step costs no more than one over the same tokens. They lie
 beside the tokenised data, named by a digest of all that they depend on: a resumed run, or another one over the same
-base and data, reads them.
+base and data, reads them. Where a step needs more of it (data that streams, KTO's z₀), it is computed in that step, by
+the same weights: what is trained then has the values it began with for so long.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from adapters.registry import started_from_file
+from adapters.registry import registry, started_from_file
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.engine import available, token_cross_entropy
 from model_zoo.errors import InputError
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
+from pet.data.streaming import StreamLoader
 from pet.files import atomic_file
 from pet.recipe.fields import ADAPTERS_OFF, REFERENCES
 from pet.train.compiled import Compiled
@@ -48,48 +51,68 @@ class Reference:
     Attributes:
         known: for training (True) and evaluation: the key of a document → the log-probability, at each of its tokens,
             of the token after it where that is learnt, else 0.
-        of_base: the reference is the base, whatever adapter the run started from.
-        as_it_is: the reference is the model as it is before the first step, with the adapter that was loaded into it.
+        as_it_is: the reference is the model as it is before the first step: with the adapter that was loaded into it,
+            or without any where every weight is trained.
+        asked_in_steps: it is needed in every step, whatever is computed before the first one.
+        before: what is trained and belongs to the reference, with its values before the first step, where steps ask.
     """
 
     def __init__(self, chosen: str | None = None):
         self.by_batch = chosen == ADAPTERS_OFF
         self.directory = None if chosen in REFERENCES else chosen
         self.known: dict[bool, dict[Any, np.ndarray]] = {}
-        self.as_it_is = self.of_base = False
+        self.as_it_is = self.asked_in_steps = False
+        self.before: list[tuple[Any, np.ndarray]] = []
         self.score: Score | None = None
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         """Computes, or reads, what is needed of a feed's answers.
 
         Raises:
-            InputError: the feed streams and the reference is an adapter, or that is not on a model that was divided.
+            InputError: the reference is an adapter that is not on a model that was divided.
         """
         if training in self.known or (training and self.score is not None):
             return
-        if training:
-            base = self.directory is not None or self.by_batch or self.of_base
-            self.as_it_is = not base and started_from_file(model)
         self.distributed, offset = distributed, getattr(model, "position_offset", 0)
-        if training and (self.by_batch or feed.steps_per_epoch(0) is None):
-            if self.directory is not None or self.as_it_is:
-                raise InputError("data.streaming: an adapter as reference needs data that does not stream")
-            self.score = Score(model, distributed, compiled, offset)
-            return
-        with self.on(model, distributed):
+        if training:
+            self.as_it_is = not (self.by_batch or self.directory) and started_from_file(model)
+            by_batch = self.by_batch or isinstance(feed, StreamLoader)
+            self.asked_in_steps |= by_batch
+            if self.asked_in_steps:
+                self.hold(model)
+            if by_batch:
+                self.score = Score(model, distributed, compiled, offset)
+                return
+        with self.on(model):
             self.known[training] = kept(model, feed, distributed, compiled, offset)
+
+    def hold(self, model) -> None:
+        """Keeps what the reference consists of: an adapter on the model, and the values of what is trained otherwise.
+        The trained adapter's own count where that is what the run started from."""
+        if self.is_missing(model):
+            self.attach(model)
+        trained = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
+        own = [parameter for parameter in trained if self.as_it_is or getattr(parameter, "adapter", None) is None]
+        self.before = [(parameter, read_parameter(parameter).copy()) for parameter in own]
+
+    def is_missing(self, model) -> bool:
+        """Whether an adapter that is the reference is still to be loaded."""
+        if self.directory is None or ADAPTER in registry(model).adapters:
+            return False
+        if self.distributed.divides_model:
+            raise InputError(f"train.reference: load it as {ADAPTER!r} before the model is divided")
+        return True
 
     def of(self, batch: dict[str, Any], documents: np.ndarray, training: bool) -> list[list[np.ndarray]]:
         """The log-probabilities of each row's documents."""
         if training and self.score is not None:
-            with self.on(self.score.model, self.distributed):
+            with self.on(self.score.model):
                 return self.score(batch)
         known = self.known[training]
         return [[known[key] for key in keys] for keys in keys_of(batch, documents)]
 
     def attach(self, model) -> None:
-        """Loads an adapter that is the reference into a whole model that is divided next; what is trained stays so."""
-        from adapters.registry import registry
+        """Loads the adapter that is the reference into a whole model; what is trained stays so."""
         from adapters.saving import load_adapter
 
         if self.directory is None:
@@ -103,37 +126,35 @@ class Reference:
             parameter.requires_grad = id(parameter) in trained
 
     @contextlib.contextmanager
-    def on(self, model, distributed):
+    def on(self, model):
         """The model as the reference within the block."""
-        from adapters.apply import delete_adapter, disable_adapters, set_adapter
-        from adapters.registry import registry
-        from adapters.saving import load_adapter
-
-        if self.directory is None:
+        if missing := self.is_missing(model):
+            self.attach(model)
+        if self.directory is not None:
+            way = registry(model).only((ADAPTER,))
+        else:
             bare = hasattr(model, "adapter_state") and not self.as_it_is
-            with disable_adapters(model) if bare else contextlib.nullcontext():
-                yield
-            return
-        selected = list(registry(model).selected)
-        if not distributed.divides_model:
-            load_adapter(model, self.directory, name=ADAPTER)
-        elif ADAPTER not in registry(model).adapters:
-            raise InputError(f"train.reference: load it as {ADAPTER!r} before the model is divided")
+            way = registry(model).disabled() if bare else contextlib.nullcontext()
+        self.exchange()
         try:
-            set_adapter(model, ADAPTER)
-            yield
+            with way:
+                yield
         finally:
-            set_adapter(model, selected)
-            if not distributed.divides_model:
-                delete_adapter(model, ADAPTER)
+            self.exchange()
+            if missing:
+                registry(model).delete(ADAPTER)
+
+    def exchange(self) -> None:
+        """Puts the values before the first step in the place of those of now, or back."""
+        for parameter, other in self.before:
+            now = read_parameter(parameter).copy()
+            write_parameter(parameter, other)
+            other[...] = now
 
     def end(self, model) -> None:
-        """Takes the adapter off that was loaded before the model was divided: no file is to hold it."""
-        from adapters.apply import delete_adapter
-        from adapters.registry import registry
-
-        if self.directory is not None and ADAPTER in registry(model).adapters:
-            delete_adapter(model, ADAPTER)
+        """Takes the adapter off that was loaded before the model was divided, where no step asks for it."""
+        if not (self.directory is None or self.asked_in_steps or self.is_missing(model)):
+            registry(model).delete(ADAPTER)
 
 
 def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> dict[Any, np.ndarray]:
@@ -191,7 +212,6 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     """What the log-probabilities of a dataset's answers depend on: every number of the model as it is, how it
     computes, the tokens, and how these lie in rows (which changes roundings)."""
     import pet
-    from adapters.registry import registry
 
     found, state = hashlib.blake2b(digest_size=16), registry(model)
     layout = [distributed.data_size, distributed.tensor_rank, distributed.size]

@@ -49,6 +49,33 @@ def make_batch(rows: int, length: int = 8, seed: int = 0):
     }
 
 
+def comparisons(model, kind: str = "pairs", *, rows: int = 2, length: int = 24, shared: bool = True, **settings):
+    """A loader over six random questions with two answers each, laid out as the model wants them: as pairs, or each
+    answer by itself, every second one undesirable. ``shared``: whether a question may stand once for both."""
+    from pet.data import DataSettings, TokenDataset
+    from pet.train.distributed import DistributedContext
+    from pet.train.feed import shared_loader
+
+    random, documents, pairs = np.random.default_rng(3), [], kind == "pairs"
+    for _ in range(6):
+        question = random.integers(10, 60, random.integers(2, length // 2)).tolist()
+        if model.family.name == "glm":  # the question ends with what it is read by, in both directions
+            question += [model.config.gmask_token_id, model.config.bos_token_id]
+        for mark in (1, 1 if pairs else 2):
+            answer = random.integers(10, 60, random.integers(1, length // 2 - 2)).tolist()
+            documents.append((question + answer, [0] * len(question) + [mark] * len(answer)))
+    data = TokenDataset.from_samples(documents)
+    data.documents = 2 if pairs else 1
+    how = {"max_length": length, "shuffle": False, "share_question": pairs and shared, **settings}
+    return shared_loader(data, rows, DataSettings(**how), model, None, DistributedContext())
+
+
+@pytest.fixture(scope="session", name="comparisons")
+def make_comparisons():
+    """Makes such a loader."""
+    return comparisons
+
+
 @pytest.fixture
 def toy():
     """Makes a toy model."""

@@ -1,9 +1,8 @@
-"""Preferences: formulas against torch, the curve against TRL, packing, references, data."""
+"""Preferences: formulas against torch, packing, references, data. test_trl.py holds curves to TRL's."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import mindspore as ms
@@ -19,7 +18,6 @@ from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
 from pet.data.packing import causal_layout
 from pet.data.settings import DataSettings
-from pet.names import bundled_models
 from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
 from pet.train.objectives import make_objective, reference
@@ -159,13 +157,15 @@ def test_log_probabilities_of_labels_without_logits():
 def test_ktos_losses_and_gradients_are_the_formulas(moved):
     torch = pytest.importorskip("torch")
     objective = make_objective(Train(objective="kto", beta=0.3, desirable_weight=0.7, undesirable_weight=1.2))
-    documents = pairs_of(4, 3)
+    liked = [True, False, True, True, False, False]
+    documents = [
+        (ids, [one * (1 if good else 2) for one in trained])
+        for (ids, trained), good in zip(pairs_of(4, 3), liked, strict=True)
+    ]
     batch = packed(documents, together=1)
     random = np.random.default_rng(5)
     references = random.normal(-5, 1, len(documents)).tolist()
-    liked = [True, False, True, True, False, False]
     objective.reference.known[True] = per_token(documents, dict(enumerate(references)))
-    objective.desirable[True] = dict(enumerate(liked))
     objective.moved = lambda *_: moved
     batch = objective.prepare(batch, training=True)
     assert objective.count(batch) == 6
@@ -281,31 +281,31 @@ def test_a_step_says_what_it_measured(finetune):
     assert "kl" not in without[0] and "reward_margin" in without[0]
 
 
-def test_a_file_of_pairs_in_python(tmp_path, caplog):
+def test_a_file_in_python(tmp_path):
     rows = [{"prompt": "On which street?", "chosen": "Moon Street.", "rejected": f"None of {n}."} for n in range(6)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=4, targets="all-linear")
-    file, settings = tmp_path / "pairs.jsonl", {"steps": 6, "batch_size": 2, "learning_rate": 1e-2, "beta": 0.1}
-    trainer = Trainer(model, file, file, objective="dpo", **settings)
-    trainer.train()
-    assert trainer.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
-    assert trainer.history[-1]["loss"] < 0.4
-    pet.save_adapter(model, tmp_path / "tuned")
-    for start, first in ((None, "is the base"), (tmp_path / "tuned", "is the adapter that was loaded")):
-        again = AutoModel.from_pretrained("llama_tiny")
+    labelled = [{"prompt": "?", "completion": row["chosen"], "label": n % 2} for n, row in enumerate(rows)]
+    for name, lines in (("dpo", rows), ("kto", labelled)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def train(objective: str, start=None, steps: int = 2):
+        model, file = AutoModel.from_pretrained("llama_tiny"), tmp_path / f"{objective}.jsonl"
         if start is None:
-            apply_lora(again, rank=4, targets="all-linear")
+            apply_lora(model, rank=4, targets="all-linear")
         else:
-            pet.load_adapter(again, start)
-        tuned = Trainer(again, file, objective="dpo", **{**settings, "steps": 1})
-        tuned.train()
-        assert tuned.history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), f"the reference {first}"
-    labelled = [{"prompt": "?", "completion": row["chosen"], "label": True} for row in rows]
-    (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
-    with caplog.at_level(logging.WARNING, "pet"):
-        trainer = Trainer(again, tmp_path / "labelled.jsonl", objective="kto", steps=1, batch_size=2)
-    assert "kto: the reference is the base, not the adapter that was loaded" in caplog.text
-    assert not trainer.objective.reference.as_it_is
+            pet.load_adapter(model, start)
+        settings = {"objective": objective, "steps": steps, "batch_size": 2, "learning_rate": 1e-2, "beta": 0.1}
+        trainer = Trainer(model, file, file, **settings)
+        trainer.train()
+        return model, trainer.history
+
+    model, history = train("dpo", steps=6)
+    assert history[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), "the reference is the base"
+    assert history[-1]["loss"] < 0.4
+    pet.save_adapter(model, tmp_path / "tuned")
+    for objective, first in (("dpo", np.log(2)), ("kto", 0.5)):
+        _, history = train(objective, tmp_path / "tuned")
+        assert history[0]["loss"] == pytest.approx(first, abs=1e-5), "the reference is the adapter that was loaded"
+        assert history[1]["reward_chosen"] != history[0]["reward_chosen"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.fixture
@@ -368,8 +368,6 @@ def test_a_reference_by_batch_is_the_precomputed_one(finetune):
     expected, _ = finetune("kept", "data.shuffle=false", steps=3)
     lines, _ = finetune("by batch", "data.shuffle=false", "train.reference=adapters_off", steps=3)
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
-    streamed, _ = finetune("streamed", "data.streaming=true", "data.eval_fraction=0", steps=3)
-    assert streamed[0]["loss"] == pytest.approx(np.log(2), abs=1e-5) and streamed[-1]["loss"] < streamed[0]["loss"]
 
 
 def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path):
@@ -484,9 +482,46 @@ def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
     assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_streams_have_no_reference_beforehand(finetune):
-    said, _ = finetune("wrong", "data.streaming=true", "data.eval_fraction=0", "train.reference=precompute")
-    assert "data.streaming: dpo reads the data beforehand; orpo and simpo have no reference" in said
+STREAM = "data.streaming=true", "data.eval_fraction=0", "data.shuffle=false"
+
+
+@pytest.mark.parametrize(("objective", "start"), [("dpo", "load"), ("kto", "none")])
+def test_data_that_streams_have_the_same_reference(finetune, tmp_path, objective, start):
+    """What steps ask for, with the values that the run began with, is what is computed before the first one; also once
+    an earlier run has counted the steps."""
+    adapter = {"method": "none"}
+    if start == "load":
+        finetune("start", "train.steps=2")
+        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
+    how = {"objective": objective, "adapter": adapter, "steps": 4, "learning_rate": 1e-3}
+    beforehand, _ = finetune("beforehand", *STREAM[1:], **how)
+    for name in ("streamed", "again"):
+        streamed, _ = finetune(name, *STREAM, **how)
+        for key in ("loss", "reward_margin", "kl"):
+            expected = [line[key] for line in beforehand]
+            assert [line[key] for line in streamed] == pytest.approx(expected, rel=1e-4, abs=1e-5), key
+    assert streamed[0]["loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-5)
+    assert streamed[-1]["loss"] < streamed[0]["loss"] - 0.02
+
+
+def test_what_a_reference_cannot_be_is_an_error(finetune):
+    said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
+    assert "data.streaming: precompute reads the data beforehand" in said
+    said, _ = finetune("wrong", "train.reference=adapters_off", adapter={"method": "none"})
+    assert "adapter.method: adapters_off: there is no adapter to switch off" in said
+
+
+@pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])
+def test_an_evaluation_afterwards_has_the_same_reference(finetune, tmp_path, objective, start):
+    adapter = {"method": "none"}
+    if start == "load":
+        finetune("start", "train.steps=2")
+        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
+    _, summary = finetune("run", objective=objective, adapter=adapter, steps=3, learning_rate=1e-3)
+    assert abs(summary["after"]["reward_margin"]) > 1e-2
+    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "numbers.json")]) == 0
+    found = json.loads((tmp_path / "numbers.json").read_text())
+    assert found == pytest.approx(summary["after"], rel=1e-5, abs=1e-6)
 
 
 def test_settings_of_other_objectives_are_an_error(finetune):
@@ -507,70 +542,3 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
     said, _ = finetune("wrong")
     for line, text in ((25, "are the same"), (26, "no column 'rejected'"), (27, "chosen: no question")):
         assert f"pairs.jsonl:{line}: " in said and text in said
-
-
-@pytest.fixture
-def trl():
-    """TRL's module, where it can be imported."""
-    pytest.importorskip("torch")
-    try:
-        import trl
-        from trl import DPOTrainer, KTOTrainer  # noqa: F401
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"TRL cannot be imported here: {str(error).splitlines()[0]}")
-    return trl
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_the_curve_of_trl(trl, trl_side, tmp_path, objective):
-    """Twenty steps of TRL's trainer with PEFT, and of this library from the same adapter on the same tokens."""
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    kind, batch = {"dpo": (trl.DPOTrainer, 4), "kto": (trl.KTOTrainer, 2)}[objective]
-    rows = []
-    for number in range(20 * batch):
-        good, bad = f"Cup {number} is red.", "Red!"
-        row = {"prompt": f"What colour is cup {number}? It is red."}
-        if objective == "dpo":
-            rows.append({**row, "chosen": good, "rejected": bad})
-        else:
-            rows.append({**row, "completion": good if number % 3 else bad, "label": number % 3 != 0})
-
-    torch.manual_seed(0)
-    directory = bundled_models()["llama_tiny"]
-    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    adapted = get_peft_model(plain, config)
-    adapted.save_pretrained(tmp_path / "start")
-    settings = {"dpo": trl.DPOConfig, "kto": trl.KTOConfig}[objective](
-        per_device_train_batch_size=batch,
-        **trl_side.settings,
-        **({"train_sampling_strategy": "sequential"} if objective == "kto" else {}),
-    )
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    theirs = trl_side.in_order(kind)(
-        adapted, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
-    )
-    documents = []
-    for row in theirs.train_dataset:
-        answers = [row[name] for name in ("chosen_ids", "rejected_ids", "completion_ids") if name in row]
-        mark = 1 if row.get("label", True) else 2
-        for answer in answers:
-            documents.append((row["prompt_ids"] + answer, [0] * len(row["prompt_ids"]) + [mark] * len(answer)))
-    theirs.train()
-    model = pet.AutoModel.from_pretrained("llama_tiny")
-    pet.load_adapter(model, tmp_path / "start")
-    pet.set_adapter(model, "default")
-    order = DataSettings(packing="none", max_length=max(len(ids) for ids, _ in documents), shuffle=False)
-    loader = Loader(dataset(documents, len(answers)), batch, order)
-    ours = Trainer(model, loader, objective=objective, steps=20, learning_rate=1e-3, schedule="constant", warmup=0)
-    ours.train()
-    losses = trl_side.losses
-    assert losses[0] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-6)
-    np.testing.assert_allclose([line["loss"] for line in ours.history], losses, atol=1e-4)
-    if objective == "kto":
-        assert max(line.get("kl", 0) for line in theirs.state.log_history) > 0.01

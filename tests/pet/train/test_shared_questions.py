@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import pet
 from model_zoo.engine import available
-from pet.data.dataset import TokenDataset
+from pet.cli.main import main
 from pet.data.settings import DataSettings
+from pet.recipe.loading import from_dict
 from pet.train import feed
 from pet.train.distributed import DistributedContext
 from pet.train.objectives.reference import Score, documents_of, keys_of
+from pet.train.prepare import prepare
 from pet.train.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C kernels here: nothing is shared")
-PAIRS, LENGTH = 6, 24
-
-
-def loader_of(model, shared: bool, packing: str):
-    """The same pairs, whose answers share their questions or do not."""
-    random, documents = np.random.default_rng(3), []
-    for _ in range(PAIRS):
-        question = random.integers(10, 60, random.integers(2, 12)).tolist()
-        if model.family.name == "glm":  # the question ends with what it is read by, in both directions
-            question += [model.config.gmask_token_id, model.config.bos_token_id]
-        for _ in range(2):
-            answer = random.integers(10, 60, random.integers(1, 9)).tolist()
-            documents.append((question + answer, [False] * len(question) + [True] * len(answer)))
-    data = TokenDataset.from_samples(documents)
-    data.documents = 2
-    settings = DataSettings(packing=packing, max_length=LENGTH, shuffle=False, share_question=shared)
-    return feed.shared_loader(data, 2, settings, model, None, DistributedContext())
+LENGTH = 24
 
 
 @pytest.mark.parametrize("base", ["llama_tiny", "gpt_tiny", "glm_tiny", "glm4_tiny"])
-def test_log_probabilities_beside_a_shared_question(base):
+def test_log_probabilities_beside_a_shared_question(base, comparisons):
     model, found, tokens = pet.AutoModel.from_pretrained(base), [], []
     for shared in (False, True):
-        loader, score, answers = loader_of(model, shared, "pack"), Score(model, DistributedContext()), {}
+        loader = comparisons(model, shared=shared, packing="pack")
+        score, answers = Score(model, DistributedContext()), {}
         for batch in loader.batches(0):
             for keys, rows in zip(keys_of(batch, documents_of(batch)), score(batch), strict=True):
                 for key, values in zip(keys, rows, strict=True):
@@ -46,7 +35,7 @@ def test_log_probabilities_beside_a_shared_question(base):
                     answers[key] = values[values != 0][:: -1 if backwards else 1]
         found.append(answers)
         tokens.append(sum(batch.useful_tokens for batch in loader.batches(0)))
-    assert len(found[0]) == 2 * PAIRS and tokens[1] < 0.85 * tokens[0]
+    assert len(found[0]) == 12 and tokens[1] < 0.85 * tokens[0]
     for key, expected in found[0].items():
         np.testing.assert_allclose(found[1][key], expected, atol=2e-5)
 
@@ -60,13 +49,13 @@ def test_log_probabilities_beside_a_shared_question(base):
         ("llama_tiny", "simpo", lambda model: pet.apply_prompt(model, length=3)),
     ],
 )
-def test_steps_beside_a_shared_question(base, objective, adapt):
+def test_steps_beside_a_shared_question(base, objective, adapt, comparisons):
     found = []
     for shared in (False, True):
         model = adapt(pet.AutoModel.from_pretrained(base))
-        loader = loader_of(model, shared, "none")
+        loader, held_out = (comparisons(model, shared=shared, packing=packing) for packing in ("none", "pack"))
         how = {"objective": objective, "steps": 3, "learning_rate": 1e-3, "seed": 1}
-        trainer = Trainer(model, loader, loader_of(model, shared, "pack"), **how)
+        trainer = Trainer(model, loader, held_out, **how)
         trainer.train()
         found.append(trainer.history)
     for name in ("loss", "gradient_norm", "reward_margin"):
@@ -74,6 +63,26 @@ def test_steps_beside_a_shared_question(base, objective, adapt):
         assert [line[name] for line in found[1]] == pytest.approx(expected, rel=2e-4, abs=2e-6), name
     assert found[1][-1]["eval_loss"] == pytest.approx(found[0][-1]["eval_loss"], rel=1e-4)
     assert found[1][0]["padding"] > found[0][0]["padding"], "rows of one length, with less in them"
+
+
+def test_pet_data_shows_what_a_run_does(capsys, tmp_path):
+    """Rows, padding and shapes are those of the loader that trains, with the questions that pairs share."""
+    rows = [{"prompt": "w" * (3 * n + 9), "chosen": f"yes {n}", "rejected": f"no, {n} never"} for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = {"model.path": "llama_tiny", "data.train": str(tmp_path / "pairs.jsonl"), "data.eval_fraction": 0.2}
+    job |= {"data.max_length": 64, "train.objective": "dpo", "train.batch_size": 2, "train.accumulation": 2}
+    recipe = from_dict({}, {**job, "output.dir": str(tmp_path / "run")})
+    words = [f"{key}={value}" for key, value in job.items()]
+    (tmp_path / "job.yaml").write_text("{}")
+    prepared = prepare(recipe, DistributedContext())
+    for split, loader in (("train", prepared.train_feed), ("eval", prepared.eval_feed)):
+        assert main(["data", str(tmp_path / "job.yaml"), "--split", split, "--samples", "0", *words]) == 0
+        said = capsys.readouterr().out
+        chosen = next(line for line in said.splitlines() if "← chosen" in line)
+        assert f"{loader.padding():.1%} in {loader.steps_per_epoch()} steps, 1 shape" in chosen
+        tokens = sum(batch.useful_tokens for batch in loader.batches())
+        assert f"  {tokens} tokens in rows: a pair's question stands there once" in said
+        assert tokens < 0.8 * loader.dataset.lengths.sum()
 
 
 def test_a_window_and_operators_without_kernels_share_nothing(monkeypatch):
