@@ -33,6 +33,8 @@ from pet.compat.job_files import (
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.translation import elsewhere, first_of, flag, same
+from pet.recipe.classes import OPTIONS
+from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation
 
 PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
@@ -190,6 +192,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
     t.apply({name: given[name] for name in order}, TABLE)
+    if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
+        t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
     home = Path("data")
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)

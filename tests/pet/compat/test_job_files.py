@@ -322,6 +322,12 @@ DPO = {"objective": "dpo"}
         ("llama_factory", {"stage": "rm"}, {"objective": "reward"}),
         (
             "llama_factory",
+            {"stage": "kto", "adapter_name_or_path": "tuned"},  # its reference is the base all the same
+            {"objective": "kto", "beta": 0.1, "reference": "adapters_off"},
+        ),
+        ("axolotl", {"rl": "ipo", "lora_model_dir": "tuned"}, {"objective": "ipo", "beta": 0.1}),
+        (
+            "llama_factory",
             {"stage": "kto", "kto_rejected_weight": 1.3},
             {"objective": "kto", "beta": 0.1, "undesirable_weight": 1.3},
         ),
@@ -349,7 +355,7 @@ def test_preferences(tmp_path, system, given, expected):
     translation = module.translate({**JOBS[system], **given, **more}, tmp_path / "job.yaml")
     assert not translation.problems
     found = {key.removeprefix("train."): value for key, value in translation.settings.items()}
-    names = ("objective", "beta", "sft_weight", "gamma", "desirable_weight", "undesirable_weight")
+    names = ("objective", "beta", "sft_weight", "gamma", "desirable_weight", "undesirable_weight", "reference")
     assert {name: found[name] for name in names if name in found} == expected
     if "rl" in given:
         assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse"}

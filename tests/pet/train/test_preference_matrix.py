@@ -16,6 +16,12 @@ import sets
 import pet
 from adapters.methods import method_config
 from adapters.settings import SETTINGS
+from model_zoo.atomic import read_json
+from model_zoo.auto import AutoModel
+from model_zoo.counting import config_of
+from model_zoo.quantization import Quantization
+from pet.names import find_model
+from pet.planning.layer_memory import LAYER_COUNTS
 from pet.train.trainer import Trainer
 
 RATES = {"lora": 5e-3, "dora": 5e-3, "prefix": 0.1, "ptuning2": 0.1, "prompt": 0.1, "p_tuning": 1e-2, "none": 1e-3}
@@ -58,17 +64,20 @@ def chosen() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Loads a bundled base with its matrices stored so."""
+    """Loads the first layer of a bundled base with its matrices stored so."""
     home = tmp_path_factory.mktemp("stored")
 
     def load(base: str, storage: str):
+        directory, quantization = find_model(base), None
         if storage in ("int8", "nf4"):
-            return pet.AutoModel.from_pretrained(base, quantization={"type": storage})
-        if storage == "float32":
-            return pet.AutoModel.from_pretrained(base)
-        if not (home / base).exists():
-            pet.save_pretrained(pet.AutoModel.from_pretrained(base), home / base, dtype="bfloat16")
-        return pet.AutoModel.from_pretrained(home / base, "auto")
+            quantization = Quantization(storage)
+        elif storage == "bfloat16" and not (home / base).exists():
+            pet.save_pretrained(load(base, "float32"), home / base, dtype="bfloat16")
+        values = read_json(directory / "config.json")
+        config = config_of(values | {name: 1 for name in LAYER_COUNTS if name in values})
+        if storage == "bfloat16":
+            return AutoModel.from_directory(home / base, config, "auto")
+        return AutoModel.from_directory(directory, config, "float32", quantization)
 
     return load
 

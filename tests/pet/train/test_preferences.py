@@ -408,10 +408,12 @@ def divided(tmp_path_factory, pair):
     home, commands = tmp_path_factory.mktemp("divided"), []
     write_rows(home)
     assert main(command(home, "other", steps=2)) == 0
-    beside = {"reference": str(home / "other/adapter")}
+    start = str(home / "other/adapter")
+    beside = {"reference": start}
     runs = {
         "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
-        "kto": {"objective": "kto", "steps": 3, "batch_size": 8},
+        # its reference is asked in every step, and is the adapter that it starts from
+        "kto": {"objective": "kto", "steps": 3, "batch_size": 8, "adapter": {"method": "lora", "load": start}},
         "simpo": {"objective": "simpo", "steps": 3},  # without a reference
         "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
@@ -436,6 +438,8 @@ def test_layouts_equal_one_process(divided, layout, objective):
         expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
         assert [line[name] for line in lines] == expected, name
     assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    files = (divided / name / "adapter/adapter_model.safetensors" for name in (objective, f"{objective} {layout}"))
+    assert len({tuple(sorted(read_file(file))) for file in files}) == 1, "a reference is in no file"
 
 
 @pytest.mark.slow
@@ -470,14 +474,24 @@ def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divi
     assert together["trainable"] == alone["trainable"] == alone["total"]
 
 
+RESUMED = ["dpo", "kto", *(pytest.param(name, marks=pytest.mark.full) for name in ("ipo", "robust", "simpo", "orpo"))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize("objective", RESUMED)
 def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
-    finetune("whole", "train.save_every=2", objective=objective, steps=4)
+    """Also beside another adapter as reference (dpo), and beside the one that the run started from (kto)."""
+    how = {"objective": objective, "steps": 4}
+    if objective in ("dpo", "kto"):
+        finetune("start", "train.steps=2")
+        start = str(tmp_path / "start/adapter")
+        how |= {"reference": start} if objective == "dpo" else {"adapter": {"method": "lora", "load": start}}
+    finetune("whole", "train.save_every=2", "data.packing=pack", **how)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
     shutil.rmtree(tmp_path / "resumed/adapter")
-    finetune("resumed", "--resume", "train.save_every=2", objective=objective, steps=4)
+    lines, _ = finetune("resumed", "--resume", "train.save_every=2", "data.packing=pack", **how)
+    assert len(lines) == 4
     name = "adapter/adapter_model.safetensors"
     assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
