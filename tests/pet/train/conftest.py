@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import yaml
 from mindspore import Parameter, Tensor, nn, ops
 
 VOCABULARY, WIDTH = 31, 16
@@ -74,6 +78,65 @@ def comparisons(model, kind: str = "pairs", *, rows: int = 2, length: int = 24, 
 def make_comparisons():
     """Makes such a loader."""
     return comparisons
+
+
+def write_rows(home) -> None:
+    """Files of pairs and of labelled answers."""
+    rows = [
+        {"prompt": f"What is {number}?", "chosen": f"two {number}", "rejected": f"one {number}"} for number in range(24)
+    ]
+    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(home / "labelled.jsonl", "w") as file:
+        for number, row in enumerate(rows):
+            label = number % 3 != 0
+            answer = {"completion": row["chosen" if label else "rejected"], "label": label}
+            file.write(json.dumps({"prompt": row["prompt"], **answer}) + "\n")
+
+
+def command(home, name: str, *settings: str, adapter=None, **train) -> list[str]:
+    """The command line that tunes on these rows."""
+    recipe = {
+        "model": {"path": "llama_tiny"},
+        "data": {
+            "train": "labelled.jsonl" if train.get("objective") == "kto" else "pairs.jsonl",
+            "eval_fraction": 0.25,
+            "max_length": 48,
+            "packing": "none",
+        },
+        "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
+        "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
+        "eval": {"shown_samples": 0},
+        "output": {"dir": str(home / name)},
+    }
+    (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    return ["finetune", str(home / f"{name}.yaml"), *settings]
+
+
+def result(directory):
+    """The lines of metrics and the summary of a run."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return lines, json.loads((directory / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def preference_runs():
+    """What `finetune` is made of, for runs of other fixtures."""
+    return SimpleNamespace(write_rows=write_rows, command=command, result=result)
+
+
+@pytest.fixture
+def finetune(tmp_path, capsys):
+    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
+    from pet.cli.main import main
+
+    write_rows(tmp_path)
+
+    def run(name: str, *settings: str, **changes):
+        code = main(command(tmp_path, name, *settings, **changes))
+        said = capsys.readouterr()
+        return (said.err, None) if code else result(tmp_path / name)
+
+    return run
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ held to the same job operator by operator, in float32 products, with one sample 
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -17,13 +19,12 @@ import pet
 from adapters.methods import method_config
 from adapters.settings import SETTINGS
 from model_zoo.atomic import read_json
-from model_zoo.auto import AutoModel
-from model_zoo.counting import config_of
-from model_zoo.quantization import Quantization
+from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from pet.names import find_model
 from pet.planning.layer_memory import LAYER_COUNTS
 from pet.train.trainer import Trainer
 
+LATER_LAYER = re.compile(r"\.(h|layers)\.[1-9]")
 RATES = {"lora": 5e-3, "dora": 5e-3, "prefix": 0.1, "ptuning2": 0.1, "prompt": 0.1, "p_tuning": 1e-2, "none": 1e-3}
 RATES |= {"adapter": 1e-2, "low_rank_adapter": 1e-2, "ia3": 5e-2, "bitfit": 1e-2}
 VIRTUAL = ("prefix", "ptuning2", "prompt", "p_tuning")
@@ -68,16 +69,22 @@ def stored(tmp_path_factory):
     home = tmp_path_factory.mktemp("stored")
 
     def load(base: str, storage: str):
-        directory, quantization = find_model(base), None
+        source, short = find_model(base), home / base
+        if not short.exists():
+            short.mkdir()
+            values = read_json(source / "config.json")
+            values |= {name: 1 for name in LAYER_COUNTS if name in values}
+            (short / "config.json").write_text(json.dumps(values))
+            tensors = read_file(source / "model.safetensors")
+            kept = {name: array for name, array in tensors.items() if not LATER_LAYER.search(name)}
+            write_file(short / "model.safetensors", kept)
         if storage in ("int8", "nf4"):
-            quantization = Quantization(storage)
-        elif storage == "bfloat16" and not (home / base).exists():
-            pet.save_pretrained(load(base, "float32"), home / base, dtype="bfloat16")
-        values = read_json(directory / "config.json")
-        config = config_of(values | {name: 1 for name in LAYER_COUNTS if name in values})
-        if storage == "bfloat16":
-            return AutoModel.from_directory(home / base, config, "auto")
-        return AutoModel.from_directory(directory, config, "float32", quantization)
+            return pet.AutoModel.from_pretrained(short, quantization={"type": storage})
+        if storage == "float32":
+            return pet.AutoModel.from_pretrained(short)
+        if not (short / storage).exists():
+            pet.save_pretrained(pet.AutoModel.from_pretrained(short), short / storage, dtype=storage)
+        return pet.AutoModel.from_pretrained(short / storage, "auto")
 
     return load
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import mindspore as ms
 import numpy as np
 import pytest
-import yaml
 
 import pet
-from model_zoo.checkpoint.safetensors_io import read_file
 from pet import AutoModel, apply_lora
-from pet.cli.main import main
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
 from pet.data.packing import causal_layout
@@ -202,57 +198,6 @@ def test_documents_of_rows_without_numbers_have_keys():
     assert keys_of(batch, documents) == [[("row 0", 0), ("row 0", 1)], []]
 
 
-def write_rows(home) -> None:
-    """Files of pairs and of labelled answers."""
-    rows = [
-        {"prompt": f"What is {number}?", "chosen": f"two {number}", "rejected": f"one {number}"} for number in range(24)
-    ]
-    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with open(home / "labelled.jsonl", "w") as file:
-        for number, row in enumerate(rows):
-            label = number % 3 != 0
-            answer = {"completion": row["chosen" if label else "rejected"], "label": label}
-            file.write(json.dumps({"prompt": row["prompt"], **answer}) + "\n")
-
-
-def command(home, name: str, *settings: str, adapter=None, **train) -> list[str]:
-    """The command line that tunes on these rows."""
-    recipe = {
-        "model": {"path": "llama_tiny"},
-        "data": {
-            "train": "labelled.jsonl" if train.get("objective") == "kto" else "pairs.jsonl",
-            "eval_fraction": 0.25,
-            "max_length": 48,
-            "packing": "none",
-        },
-        "adapter": adapter or {"method": "lora", "targets": ["all-linear"]},
-        "train": {"objective": "dpo", "steps": 6, "batch_size": 6, "learning_rate": 0.002, **train},
-        "eval": {"shown_samples": 0},
-        "output": {"dir": str(home / name)},
-    }
-    (home / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
-    return ["finetune", str(home / f"{name}.yaml"), *settings]
-
-
-def result(directory):
-    """The lines of metrics and the summary of a run."""
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return lines, json.loads((directory / "summary.json").read_text())
-
-
-@pytest.fixture
-def finetune(tmp_path, capsys):
-    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
-    write_rows(tmp_path)
-
-    def run(name: str, *settings: str, **changes):
-        code = main(command(tmp_path, name, *settings, **changes))
-        said = capsys.readouterr()
-        return (said.err, None) if code else result(tmp_path / name)
-
-    return run
-
-
 def test_a_fresh_adapter_begins_at_ln_2_and_learns_to_prefer(finetune, tmp_path):
     lines, summary = finetune("first")
     assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5) and lines[0]["pairs"] == 6
@@ -308,35 +253,6 @@ def test_a_file_in_python(tmp_path):
         assert history[1]["reward_chosen"] != history[0]["reward_chosen"] == pytest.approx(0, abs=1e-5)
 
 
-@pytest.fixture
-def references(monkeypatch):
-    """The feeds for which a reference is computed, one entry each."""
-    found, compute = [], reference.computed
-    monkeypatch.setattr(reference, "computed", lambda *arguments: found.append(arguments[1]) or compute(*arguments))
-    return found
-
-
-def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp_path):
-    cache = f"data.cache_dir={tmp_path / 'cache'}"
-    first, _ = finetune("first", cache)
-    assert len(references) == 2, "of the training and of the evaluation data"
-    second, _ = finetune("second", cache, "adapter.rank=4")
-    assert len(references) == 2 and second[0]["logp_chosen"] == first[0]["logp_chosen"]
-    finetune("other data", cache, "data.max_samples=12")
-    assert len(references) == 4
-    base = tmp_path / "base"
-    model = AutoModel.from_pretrained("llama_tiny")
-    weight = model.model.norm.weight
-    weight.set_data(weight * (1 + 1e-6))
-    pet.save_pretrained(model, base)
-    finetune("other base", cache, f"model.path={base}")
-    assert len(references) == 6, "however little it differs"
-    for file in (tmp_path / "cache").glob("reference-*.npz"):
-        file.write_bytes(file.read_bytes()[:-40])
-    again, _ = finetune("damaged", cache)
-    assert len(references) == 8 and [line["loss"] for line in again] == [line["loss"] for line in first]
-
-
 def test_all_that_a_reference_depends_on_is_in_its_name():
     found = []
     data = Loader(dataset(pairs_of(1, 4)), 2, DataSettings(packing="none", max_length=8))
@@ -364,24 +280,6 @@ def test_all_that_a_reference_depends_on_is_in_its_name():
     assert len(set(found)) == len(found)
 
 
-def test_a_reference_by_batch_is_the_precomputed_one(finetune):
-    expected, _ = finetune("kept", "data.shuffle=false", steps=3)
-    lines, _ = finetune("by batch", "data.shuffle=false", "train.reference=adapters_off", steps=3)
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
-
-
-def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path):
-    """Nor do the positions that it takes up: GPT-2 has learned ones."""
-    cache = f"data.cache_dir={tmp_path / 'cache'}"
-    finetune("prefix", cache, "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
-    feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
-    plain = Loader(feed.dataset, feed.batch_size, feed.settings)
-    expected = dict(reference.computed(model, plain, DistributedContext()))
-    found = reference.kept(model, feed, DistributedContext(), offset=4)
-    for key, values in expected.items():
-        np.testing.assert_allclose(found[key][-len(values) :], values, atol=1e-5)
-
-
 @pytest.mark.parametrize("objective", ["ipo", "kto"])
 def test_packed_answers_are_measured_as_single_ones(finetune, objective):
     (first, alone), (lines, together) = (
@@ -391,151 +289,6 @@ def test_packed_answers_are_measured_as_single_ones(finetune, objective):
     assert together["before"] == pytest.approx(alone["before"], rel=1e-4, abs=1e-4)
     counted = "pairs" if objective == "ipo" else "answers"
     assert lines[0][counted] > first[0][counted], "several in a row"
-
-
-def test_every_weight_may_be_trained(finetune):
-    lines, summary = finetune("full", adapter={"method": "none"}, learning_rate=1e-3)
-    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
-    assert summary["after"]["loss"] < summary["before"]["loss"]
-
-
-LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
-
-
-@pytest.fixture(scope="module")
-def divided(tmp_path_factory, pair):
-    """Where runs of one process lie, by a name (``kto``), and those of two (``kto tensor``), which are one job."""
-    home, commands = tmp_path_factory.mktemp("divided"), []
-    write_rows(home)
-    assert main(command(home, "other", steps=2)) == 0
-    start = str(home / "other/adapter")
-    beside = {"reference": start}
-    runs = {
-        "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
-        # its reference is asked in every step, and is the adapter that it starts from
-        "kto": {"objective": "kto", "steps": 3, "batch_size": 8, "adapter": {"method": "lora", "load": start}},
-        "simpo": {"objective": "simpo", "steps": 3},  # without a reference
-        "another": {**beside, "steps": 3, "save_every": 3},
-        "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
-    }
-    for name, how in runs.items():
-        assert main(command(home, name, **how)) == 0
-        for layout, settings in LAYOUTS.items():
-            if layout == "pipeline" or name in ("dpo", "kto") or (layout == "tensor" and name != "simpo"):
-                words = [f"parallel.{setting}" for setting in settings]
-                commands.append(command(home, f"{name} {layout}", *words, **how))
-    pair(*commands)
-    return home
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_equal_one_process(divided, layout, objective):
-    (one, alone), (lines, together) = (result(divided / name) for name in (objective, f"{objective} {layout}"))
-    assert len({line["loss"] for line in one}) > 1
-    for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
-        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
-        assert [line[name] for line in lines] == expected, name
-    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
-    files = (divided / name / "adapter/adapter_model.safetensors" for name in (objective, f"{objective} {layout}"))
-    assert len({tuple(sorted(read_file(file))) for file in files}) == 1, "a reference is in no file"
-
-
-@pytest.mark.slow
-def test_a_pipeline_of_an_objective_without_a_reference(divided):
-    (one, _), (lines, _) = (result(divided / name) for name in ("simpo", "simpo pipeline"))
-    for name in ("loss", "reward_margin"):
-        assert [line[name] for line in lines] == pytest.approx([line[name] for line in one], rel=1e-4), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-def test_another_adapter_as_reference_of_a_divided_model(divided, layout):
-    """It takes part in nothing but the reference: files hold what one process writes, and nothing else."""
-    homes = divided / "another", divided / f"another {layout}"
-    (one, alone), (lines, together) = map(result, homes)
-    assert abs(one[0]["loss"] - np.log(2)) > 1e-3
-    for name in ("loss", "reward_margin", "kl"):
-        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
-        assert [line[name] for line in lines] == expected, name
-    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
-    assert [together[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
-    for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000003/adapter/adapter_model.safetensors"):
-        names = [read_file(home / file).keys() for home in homes]
-        assert names[0] == names[1], file
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divided, layout):
-    (one, alone), (lines, together) = (result(divided / name) for name in ("whole", f"whole {layout}"))
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
-    assert together["trainable"] == alone["trainable"] == alone["total"]
-
-
-RESUMED = ["dpo", "kto", *(pytest.param(name, marks=pytest.mark.full) for name in ("ipo", "robust", "simpo", "orpo"))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", RESUMED)
-def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
-    """Also beside another adapter as reference (dpo), and beside the one that the run started from (kto)."""
-    how = {"objective": objective, "steps": 4}
-    if objective in ("dpo", "kto"):
-        finetune("start", "train.steps=2")
-        start = str(tmp_path / "start/adapter")
-        how |= {"reference": start} if objective == "dpo" else {"adapter": {"method": "lora", "load": start}}
-    finetune("whole", "train.save_every=2", "data.packing=pack", **how)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
-    shutil.rmtree(tmp_path / "resumed/adapter")
-    lines, _ = finetune("resumed", "--resume", "train.save_every=2", "data.packing=pack", **how)
-    assert len(lines) == 4
-    name = "adapter/adapter_model.safetensors"
-    assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-STREAM = "data.streaming=true", "data.eval_fraction=0", "data.shuffle=false"
-
-
-@pytest.mark.parametrize(("objective", "start"), [("dpo", "load"), ("kto", "none")])
-def test_data_that_streams_have_the_same_reference(finetune, tmp_path, objective, start):
-    """What steps ask for, with the values that the run began with, is what is computed before the first one; also once
-    an earlier run has counted the steps."""
-    adapter = {"method": "none"}
-    if start == "load":
-        finetune("start", "train.steps=2")
-        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
-    how = {"objective": objective, "adapter": adapter, "steps": 4, "learning_rate": 1e-3}
-    beforehand, _ = finetune("beforehand", *STREAM[1:], **how)
-    for name in ("streamed", "again"):
-        streamed, _ = finetune(name, *STREAM, **how)
-        for key in ("loss", "reward_margin", "kl"):
-            expected = [line[key] for line in beforehand]
-            assert [line[key] for line in streamed] == pytest.approx(expected, rel=1e-4, abs=1e-5), key
-    assert streamed[0]["loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-5)
-    assert streamed[-1]["loss"] < streamed[0]["loss"] - 0.02
-
-
-def test_what_a_reference_cannot_be_is_an_error(finetune):
-    said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
-    assert "data.streaming: precompute reads the data beforehand" in said
-    said, _ = finetune("wrong", "train.reference=adapters_off", adapter={"method": "none"})
-    assert "adapter.method: adapters_off: there is no adapter to switch off" in said
-
-
-@pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])
-def test_an_evaluation_afterwards_has_the_same_reference(finetune, tmp_path, objective, start):
-    adapter = {"method": "none"}
-    if start == "load":
-        finetune("start", "train.steps=2")
-        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
-    _, summary = finetune("run", objective=objective, adapter=adapter, steps=3, learning_rate=1e-3)
-    assert abs(summary["after"]["reward_margin"]) > 1e-2
-    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "numbers.json")]) == 0
-    found = json.loads((tmp_path / "numbers.json").read_text())
-    assert found == pytest.approx(summary["after"], rel=1e-5, abs=1e-6)
 
 
 def test_settings_of_other_objectives_are_an_error(finetune):

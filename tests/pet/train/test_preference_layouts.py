@@ -1,0 +1,84 @@
+"""Objectives over answers by two processes, held to one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_zoo.checkpoint.safetensors_io import read_file
+from pet.cli.main import main
+
+LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory, pair, preference_runs):
+    """Where runs of one process lie, by a name (``kto``), and those of two (``kto tensor``), which are one job."""
+    home, commands = tmp_path_factory.mktemp("divided"), []
+    preference_runs.write_rows(home)
+    assert main(preference_runs.command(home, "other", steps=2)) == 0
+    start = str(home / "other/adapter")
+    beside = {"reference": start}
+    runs = {
+        "dpo": {"objective": "dpo", "steps": 3, "batch_size": 8},
+        # its reference is asked in every step, and is the adapter that it starts from
+        "kto": {"objective": "kto", "steps": 3, "batch_size": 8, "adapter": {"method": "lora", "load": start}},
+        "simpo": {"objective": "simpo", "steps": 3},  # without a reference
+        "another": {**beside, "steps": 3, "save_every": 3},
+        "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
+    }
+    for name, how in runs.items():
+        assert main(preference_runs.command(home, name, **how)) == 0
+        for layout, settings in LAYOUTS.items():
+            if layout == "pipeline" or name in ("dpo", "kto") or (layout == "tensor" and name != "simpo"):
+                words = [f"parallel.{setting}" for setting in settings]
+                commands.append(preference_runs.command(home, f"{name} {layout}", *words, **how))
+    pair(*commands)
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_equal_one_process(divided, layout, objective, preference_runs):
+    homes = [divided / name for name in (objective, f"{objective} {layout}")]
+    (one, alone), (lines, together) = map(preference_runs.result, homes)
+    assert len({line["loss"] for line in one}) > 1
+    for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
+        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[name] for line in lines] == expected, name
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    names = [read_file(home / "adapter/adapter_model.safetensors").keys() for home in homes]
+    assert names[0] == names[1], "a reference is in no file"
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_an_objective_without_a_reference(divided, preference_runs):
+    (one, _), (lines, _) = (preference_runs.result(divided / name) for name in ("simpo", "simpo pipeline"))
+    for name in ("loss", "reward_margin"):
+        assert [line[name] for line in lines] == pytest.approx([line[name] for line in one], rel=1e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_another_adapter_as_reference_of_a_divided_model(divided, layout, preference_runs):
+    """It takes part in nothing but the reference: files hold what one process writes, and nothing else."""
+    homes = divided / "another", divided / f"another {layout}"
+    (one, alone), (lines, together) = map(preference_runs.result, homes)
+    assert abs(one[0]["loss"] - np.log(2)) > 1e-3
+    for name in ("loss", "reward_margin", "kl"):
+        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[name] for line in lines] == expected, name
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
+    assert [together[name] for name in ("trainable", "total")] == [alone[name] for name in ("trainable", "total")]
+    for file in ("adapter/adapter_model.safetensors", "checkpoints/step-000003/adapter/adapter_model.safetensors"):
+        names = [read_file(home / file).keys() for home in homes]
+        assert names[0] == names[1], file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divided, layout, preference_runs):
+    (one, alone), (lines, together) = (preference_runs.result(divided / name) for name in ("whole", f"whole {layout}"))
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert together["trainable"] == alone["trainable"] == alone["total"]

@@ -1,0 +1,133 @@
+"""What preferences are measured against: computed once, in steps, by another adapter; resumed and evaluated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import pet
+from pet import AutoModel
+from pet.cli.main import main
+from pet.data import Loader
+from pet.train.distributed import DistributedContext
+from pet.train.objectives import reference
+
+
+@pytest.fixture
+def references(monkeypatch):
+    """The feeds for which a reference is computed, one entry each."""
+    found, compute = [], reference.computed
+    monkeypatch.setattr(reference, "computed", lambda *arguments: found.append(arguments[1]) or compute(*arguments))
+    return found
+
+
+def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp_path):
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    first, _ = finetune("first", cache)
+    assert len(references) == 2, "of the training and of the evaluation data"
+    second, _ = finetune("second", cache, "adapter.rank=4")
+    assert len(references) == 2 and second[0]["logp_chosen"] == first[0]["logp_chosen"]
+    finetune("other data", cache, "data.max_samples=12")
+    assert len(references) == 4
+    base = tmp_path / "base"
+    model = AutoModel.from_pretrained("llama_tiny")
+    weight = model.model.norm.weight
+    weight.set_data(weight * (1 + 1e-6))
+    pet.save_pretrained(model, base)
+    finetune("other base", cache, f"model.path={base}")
+    assert len(references) == 6, "however little it differs"
+    for file in (tmp_path / "cache").glob("reference-*.npz"):
+        file.write_bytes(file.read_bytes()[:-40])
+    again, _ = finetune("damaged", cache)
+    assert len(references) == 8 and [line["loss"] for line in again] == [line["loss"] for line in first]
+
+
+def test_a_reference_by_batch_is_the_precomputed_one(finetune):
+    expected, _ = finetune("kept", "data.shuffle=false", steps=3)
+    lines, _ = finetune("by batch", "data.shuffle=false", "train.reference=adapters_off", steps=3)
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in expected], rel=1e-5)
+
+
+def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path):
+    """Nor do the positions that it takes up: GPT-2 has learned ones."""
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    finetune("prefix", cache, "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
+    feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
+    plain = Loader(feed.dataset, feed.batch_size, feed.settings)
+    expected = dict(reference.computed(model, plain, DistributedContext()))
+    found = reference.kept(model, feed, DistributedContext(), offset=4)
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key][-len(values) :], values, atol=1e-5)
+
+
+def test_every_weight_may_be_trained(finetune):
+    lines, summary = finetune("full", adapter={"method": "none"}, learning_rate=1e-3)
+    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert summary["after"]["loss"] < summary["before"]["loss"]
+
+
+RESUMED = ["dpo", "kto", *(pytest.param(name, marks=pytest.mark.full) for name in ("ipo", "robust", "simpo", "orpo"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", RESUMED)
+def test_resuming_gives_the_same_bits(finetune, tmp_path, objective):
+    """Also beside another adapter as reference (dpo), and beside the one that the run started from (kto)."""
+    how = {"objective": objective, "steps": 4}
+    if objective in ("dpo", "kto"):
+        finetune("start", "train.steps=2")
+        start = str(tmp_path / "start/adapter")
+        how |= {"reference": start} if objective == "dpo" else {"adapter": {"method": "lora", "load": start}}
+    finetune("whole", "train.save_every=2", "data.packing=pack", **how)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/step-000004")
+    shutil.rmtree(tmp_path / "resumed/adapter")
+    lines, _ = finetune("resumed", "--resume", "train.save_every=2", "data.packing=pack", **how)
+    assert len(lines) == 4
+    name = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+STREAM = "data.streaming=true", "data.eval_fraction=0", "data.shuffle=false"
+
+
+@pytest.mark.parametrize(("objective", "start"), [("dpo", "load"), ("kto", "none")])
+def test_data_that_streams_have_the_same_reference(finetune, tmp_path, objective, start):
+    """What steps ask for, with the values that the run began with, is what is computed before the first one; also once
+    an earlier run has counted the steps."""
+    adapter = {"method": "none"}
+    if start == "load":
+        finetune("start", "train.steps=2")
+        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
+    how = {"objective": objective, "adapter": adapter, "steps": 4, "learning_rate": 1e-3}
+    beforehand, _ = finetune("beforehand", *STREAM[1:], **how)
+    for name in ("streamed", "again"):
+        streamed, _ = finetune(name, *STREAM, **how)
+        for key in ("loss", "reward_margin", "kl"):
+            expected = [line[key] for line in beforehand]
+            assert [line[key] for line in streamed] == pytest.approx(expected, rel=1e-4, abs=1e-5), key
+    assert streamed[0]["loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-5)
+    assert streamed[-1]["loss"] < streamed[0]["loss"] - 0.02
+
+
+def test_what_a_reference_cannot_be_is_an_error(finetune):
+    said, _ = finetune("wrong", *STREAM, "train.reference=precompute")
+    assert "data.streaming: precompute reads the data beforehand" in said
+    said, _ = finetune("wrong", "train.reference=adapters_off", adapter={"method": "none"})
+    assert "adapter.method: adapters_off: there is no adapter to switch off" in said
+
+
+@pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])
+def test_an_evaluation_afterwards_has_the_same_reference(finetune, tmp_path, objective, start):
+    adapter = {"method": "none"}
+    if start == "load":
+        finetune("start", "train.steps=2")
+        adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
+    _, summary = finetune("run", objective=objective, adapter=adapter, steps=3, learning_rate=1e-3)
+    assert abs(summary["after"]["reward_margin"]) > 1e-2
+    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "numbers.json")]) == 0
+    found = json.loads((tmp_path / "numbers.json").read_text())
+    assert found == pytest.approx(summary["after"], rel=1e-5, abs=1e-6)
