@@ -13,6 +13,7 @@ from mindspore import nn
 from adapters.peft_config import SCORE
 from adapters.registry import new_version, registry
 from adapters.replacement import own_copy
+from adapters.settings import NO_HEAD
 from model_zoo.errors import InputError
 from model_zoo.layers import Linear
 
@@ -51,8 +52,7 @@ def add_score(model: nn.Cell) -> None:
         return
     if not adapter.config.prefixed:
         raise InputError(
-            f"adapter {adapter.name!r}: {adapter.config.method} has no place for a reward model's head in PEFT's "
-            "format; expected another method, such as lora"
+            f"adapter {adapter.name!r}: {adapter.config.method} {NO_HEAD}; expected another method, such as lora"
         )
     state.refuse_while_merged("add a head")
     add_cell(model)

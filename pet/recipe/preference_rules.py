@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapters.settings import NO_PLACE
+from adapters.settings import NO_HEAD, NO_PLACE, named
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE
 from pet.recipe.schema import Recipe
 from pet.recipe.training import GENERATED
@@ -20,6 +20,8 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if train.objective == "reward":
         if recipe.adapter.method == "none":
             yield ("adapter.method", "train.objective", "reward trains a head beside an adapter; choose one")
+        elif not named(recipe.adapter.method).targeted:
+            yield ("adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one")
         if recipe.output.merged:
             yield ("output.merged", "train.objective", NO_PLACE)
         if written := [name for name in recipe.eval.metrics if name in GENERATED]:

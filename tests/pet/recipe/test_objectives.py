@@ -32,6 +32,10 @@ REFUSED = {
     # its head is saved in an adapter's files, and a language model's checkpoint has no place for it
     ("reward", "adapter.method", "none"): "trains a head beside an adapter",
     ("reward", "output.merged", True): "has no place for a reward model's head",
+    **{
+        ("reward", "adapter.method", name): "no modules_to_save"
+        for name in ("prefix", "ptuning2", "prompt", "p_tuning")
+    },
 }
 """(objective, key, value) that an objective refuses by itself."""
 

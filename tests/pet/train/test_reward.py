@@ -172,11 +172,11 @@ def test_a_trainer_gives_an_adapter_its_head(pairs, tmp_path):
     np.testing.assert_allclose(scores_of_rows(again)[2], scores_of_rows(model)[2], atol=1e-6)
 
 
-def test_what_a_reward_model_cannot_do_is_refused(trained, job, capsys, tmp_path):
+def test_what_a_reward_model_cannot_do_is_refused(trained, job, pairs, capsys, tmp_path):
     said = job("wrong", "adapter={method: none}", capsys=capsys)
     assert "adapter.method: reward trains a head beside an adapter" in said
     said = job("wrong", "adapter={method: prefix}", capsys=capsys)
-    assert "prefix has no place for a reward model's head in PEFT's format" in said
+    assert "adapter.method: prefix has no modules_to_save in PEFT's format" in said
     said = job("wrong", "output.merged=true", capsys=capsys)
     assert "output.merged: " in said and "reward model's head" in said
     said = job("wrong", "eval.metrics=[loss, rouge_l]", capsys=capsys)
@@ -184,6 +184,9 @@ def test_what_a_reward_model_cannot_do_is_refused(trained, job, capsys, tmp_path
     said = job("wrong", command=("evaluate", "--base"), capsys=capsys)
     assert "reward: the model has no head" in said
     model = AutoModel.from_pretrained("llama_tiny")
+    with pytest.raises(InputError, match="prompt has no modules_to_save"):
+        Trainer(pet.apply_prompt(model, length=2), pairs, objective="reward", steps=1)
+    pet.delete_adapter(model, "default")
     with pytest.raises(InputError, match="no active adapter has a reward model's head"):
         pet.scores(model, [[1, 2]])
     with pytest.raises(InputError, match="reward model's head"):
