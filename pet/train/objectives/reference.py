@@ -75,6 +75,8 @@ class Reference:
             return
         self.distributed, offset = distributed, getattr(model, "position_offset", 0)
         if training:
+            if not (self.directory is None or distributed.divides_model or self.is_missing(model)):
+                registry(model).delete(ADAPTER)  # an earlier trainer's
             self.as_it_is = not (self.by_batch or self.directory) and started_from_file(model)
             by_batch = self.by_batch or isinstance(feed, StreamLoader)
             self.asked_in_steps |= by_batch

@@ -14,6 +14,7 @@ from pet.cli.main import main
 from pet.data import Loader
 from pet.train.distributed import DistributedContext
 from pet.train.objectives import reference
+from pet.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -111,6 +112,29 @@ def test_data_that_streams_have_the_same_reference(finetune, tmp_path, objective
             assert [line[key] for line in streamed] == pytest.approx(expected, rel=1e-4, abs=1e-5), key
     assert streamed[0]["loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, abs=1e-5)
     assert streamed[-1]["loss"] < streamed[0]["loss"] - 0.02
+
+
+def test_an_adapter_is_asked_in_steps(finetune, tmp_path):
+    """The adapter that a run starts from, said by its directory or in memory, where it goes on: the same numbers. It is
+    in no file, and merging knows nothing of it."""
+    finetune("start", "train.steps=2")
+    start, file = tmp_path / "start/adapter", tmp_path / "labelled.jsonl"
+    found = []
+    for directory in (str(start), None):
+        model = AutoModel.from_pretrained("llama_tiny")
+        pet.load_adapter(model, start)
+        how = {"objective": "kto", "steps": 3, "batch_size": 6, "learning_rate": 2e-3, "reference": directory}
+        for _ in range(2):  # what the first one left on the model is nothing to the second
+            trainer = Trainer(model, file, **how)
+        trainer.train()
+        pet.save_adapter(model, tmp_path / f"tuned {directory is None}")
+        pet.merge(model)
+        found.append(([line["loss"] for line in trainer.history], model(np.array([[5, 6, 7]])).asnumpy()))
+    assert found[0][0][0] == pytest.approx(0.5, abs=1e-5) and len(set(found[0][0])) == 3
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
+    files = [(tmp_path / f"tuned {name}/adapter_model.safetensors").read_bytes() for name in (True, False)]
+    assert len(files[0]) == len(files[1])
 
 
 def test_what_a_reference_cannot_be_is_an_error(finetune):
