@@ -1,4 +1,4 @@
-"""``pet data``: what the model will see of a recipe's data."""
+"""``pet data``: a recipe's data as the model gets it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pet.cli.parser import Parser, add_recipe
 
 EXAMPLES = [
     ("pet data glm_lora", "three samples, learnt tokens in green; lengths; padding; what was cut or dropped"),
-    ("pet data glm_lora data.max_length=64 --samples 0", "what shorter rows would cut off"),
-    ("pet data glm_lora --split eval --samples 10", "ten samples that are evaluated on"),
+    ("pet data glm_lora data.max_length=64 --samples 0", "what a shorter max_length would cut"),
+    ("pet data glm_lora --split eval --samples 10", "ten evaluation samples"),
 ]
 SPLITS = ("train", "eval", "test")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Tokenise a split and show it."""
-    parser = Parser("pet data", "Show what the model will see of a recipe's data.", EXAMPLES)
+    parser = Parser(
+        "pet data", "Show a recipe's data as the model gets it: tokens, labels, lengths, padding.", EXAMPLES
+    )
     add_recipe(parser)
     parser.add_argument("--split", default="train", metavar="SPLIT", help="train (default), eval or test")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="samples shown in full (default 3)")

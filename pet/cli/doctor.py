@@ -214,16 +214,16 @@ def measure(options) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Print every finding; 1 when something is known to be broken."""
-    parser = Parser("pet doctor", "What this machine is, and what in it is known not to work together.", EXAMPLES)
+    parser = Parser("pet doctor", "Check device, versions, memory and known incompatibilities.", EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="do not start MindSpore")
     parser.add_argument("--report", metavar="FILE", help="write it to a file as well, to attach to a question")
     parser.add_argument(
         "--full", action="store_true", help="measure messages, cells, layouts, speed, faults; 15 minutes"
     )
-    parser.add_argument("--device", help="of --full: Ascend or CPU (default: MindSpore's)")
-    parser.add_argument("--processes", type=int, metavar="N", help="of --full: workers of a job (default 2)")
-    parser.add_argument("--only", metavar="NAME,NAME", help="of --full: these sections alone")
-    parser.add_argument("--output", metavar="FILE", help="of --full (default doctor.json)")
+    parser.add_argument("--device", help="with --full: Ascend or CPU (default: MindSpore's)")
+    parser.add_argument("--processes", type=int, metavar="N", help="with --full: workers of a job (default 2)")
+    parser.add_argument("--only", metavar="NAME,NAME", help="with --full: these sections alone")
+    parser.add_argument("--output", metavar="FILE", help="with --full (default doctor.json)")
     options = parser.read(arguments)
     if options.full:
         return measure(options)

@@ -23,7 +23,7 @@ EXAMPLES = [
     ),
 ]
 DESCRIPTION = (
-    "Tune a model by a recipe: measure it, train its adapter, measure it again.\n"
+    "Fine-tune a model with a recipe: evaluate it, train its adapter, evaluate it again.\n"
     "The run directory gets the adapter, checkpoints, metrics and a summary."
 )
 

@@ -69,7 +69,7 @@ def describe_model(name: str, options: Any) -> tuple[Facts, str]:
 def quantization_options(parser: Parser) -> None:
     """The options that say how a base would be packed."""
     parser.add_argument("--quantization", metavar="TYPE", help="of the base's projections: int8, nf4, fp4 or int4")
-    parser.add_argument("--double", action="store_true", help="with --quantization: factors in 8 bits, too")
+    parser.add_argument("--double", action="store_true", help="with --quantization: scales in 8 bits too")
 
 
 def quantization_of(options: Any):

@@ -20,7 +20,7 @@ EXAMPLES = [
     ),
     (
         "pet merge output/glm_lora/adapter output/two/adapter --weights 0.7,0.3 --base glm_tiny --output both",
-        "several adapters, each with a factor",
+        "several adapters, each with a weight",
     ),
 ]
 

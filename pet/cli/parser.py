@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,10 +21,10 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, examples: Sequence[tuple[str, str]]):
         """``examples`` are pairs of a command line and what it does."""
-        lines = [f"  {line}\n      {meaning}" for line, meaning in examples]
+        lines = [f"  {line}\n{textwrap.indent(textwrap.fill(meaning, 90), ' ' * 6)}" for line, meaning in examples]
         super().__init__(
             prog=prog,
-            description=description,
+            description="\n".join(textwrap.fill(line, 100) for line in description.splitlines()),
             epilog="examples:\n" + "\n".join(lines),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

@@ -10,16 +10,16 @@ from pet.cli.info import quantization_options
 from pet.cli.parser import Parser
 
 EXAMPLES = [
-    ("pet plan llama_65b --devices 64 --memory 64GB", "every layout that fits, fastest first; no weights are needed"),
+    ("pet plan llama_65b --devices 64 --memory 64GB", "the five fastest layouts that fit; no weights are needed"),
     ("pet plan llama_7b rank=16 --devices 8 --memory 32GB --batch 64 --length 2048", "LoRA of rank 16, 64 rows a step"),
-    ("pet plan glm_6b --method none --devices 16 --memory 64GB --recompute", "tuning every weight"),
+    ("pet plan glm_6b --method none --devices 16 --memory 64GB --recompute", "tuning all weights"),
     ("pet plan llama2_70b --devices 32 --memory 64GB --bandwidth 30GB --network 12.5GB --top 3", "with slower links"),
     ("pet plan glm_tiny --devices 4 --memory 8GB --dtype float32 --json", "for a program to read"),
 ]
 DESCRIPTION = (
-    "List every data x tensor x pipeline layout, with and without ZeRO-1, for a model on a cluster.\n"
-    "Everything is computed from shapes: bytes and messages as this library holds and sends them, time from the\n"
-    "devices' and wires' speed. Times are estimates; nothing of them was measured on an accelerator."
+    "List the data x tensor x pipeline layouts that fit a cluster, with and without ZeRO-1.\n"
+    "Memory and messages are computed from shapes, times from the speed of devices and links.\n"
+    "Times are estimates; none was measured on an accelerator."
 )
 
 
@@ -28,30 +28,25 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser("pet plan", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a published size, a directory, a config.json, or a tiny base")
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
-    parser.add_argument("--devices", type=int, required=True, metavar="N", help="accelerators in all")
-    parser.add_argument("--memory", required=True, metavar="SIZE", help="of each, such as 64GB")
-    parser.add_argument("--method", default="lora", help="of tuning (default lora); none: every weight")
-    parser.add_argument("--rank", type=int, metavar="N", help="the same as the setting rank=N")
-    parser.add_argument("--targets", metavar="NAME,NAME", help="the same as the setting targets")
-    parser.add_argument("--batch", type=int, metavar="N", help="rows of a step, over all devices (default 4 a device)")
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows of one forward pass; default: the best")
+    parser.add_argument("--devices", type=int, required=True, metavar="N", help="number of accelerators")
+    parser.add_argument("--memory", required=True, metavar="SIZE", help="memory of each device, such as 64GB")
+    parser.add_argument("--method", default="lora", help="tuning method (default lora); none: all weights")
+    parser.add_argument("--rank", type=int, metavar="N", help="short for the setting rank=N")
+    parser.add_argument("--targets", metavar="NAME,NAME", help="short for the setting targets")
+    parser.add_argument("--batch", type=int, metavar="N", help="rows per step over all devices (default 4 each)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows per forward pass; default: the fastest")
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
-    parser.add_argument("--dtype", help="of base and activations; default: that of config.json, or float32")
+    parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
     quantization_options(parser)
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")
-    parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="a second within a machine (default 56GB)")
-    parser.add_argument("--network", default="25GB", metavar="SIZE", help="a second between machines (default 25GB)")
-    parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message (default 20 us)")
+    parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
+    parser.add_argument("--network", default="25GB", metavar="SIZE", help="per second between machines (default 25GB)")
+    parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message, in us (default 20)")
     parser.add_argument("--per-machine", type=int, default=8, metavar="N", help="devices in a machine (default 8)")
-    parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="of a device at most (default 313)")
-    parser.add_argument("--utilisation", type=float, default=0.4, help="share of it that is reached (default 0.4)")
-    parser.add_argument(
-        "--reserve",
-        default="2GB",
-        metavar="SIZE",
-        help="kept by the runtime (default 2GB)",
-    )
+    parser.add_argument("--tflops", type=float, default=313.0, metavar="N", help="peak of a device (default 313)")
+    parser.add_argument("--utilisation", type=float, default=0.4, help="fraction of the peak reached (default 0.4)")
+    parser.add_argument("--reserve", default="2GB", metavar="SIZE", help="memory kept by the runtime (default 2GB)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="print the N fastest layouts (default 5)")
     parser.add_argument("--all", action="store_true", help="print every layout")
     parser.add_argument("--json", action="store_true", help="as JSON")

@@ -9,7 +9,7 @@ from pet.cli.parser import Parser, free_output
 from pet.names import find_model
 
 EXAMPLES = [
-    ("pet quantize glm_tiny --type nf4 --double --output packed", "4 bits per weight, factors in 8 bits"),
+    ("pet quantize glm_tiny --type nf4 --double --output packed", "4 bits per weight, scales in 8 bits"),
     ("pet quantize glm_tiny --type int8 --output packed8", "8 bits per weight"),
 ]
 
@@ -18,15 +18,15 @@ def main(arguments: Sequence[str]) -> int:
     """Pack, and say what was done."""
     parser = Parser(
         "pet quantize",
-        "Write a checkpoint with its projections in 8 or 4 bits, as transformers with bitsandbytes reads it. One "
+        "Write a checkpoint with its linear layers in 8 or 4 bits, which transformers with\nbitsandbytes opens. One "
         "matrix is in memory at a time.",
         EXAMPLES,
     )
     parser.add_argument("base", metavar="MODEL", help="checkpoint directory, or the name of a bundled tiny base")
     parser.add_argument("--type", default="nf4", help="nf4, fp4 or int8 (default nf4)")
-    parser.add_argument("--block", type=int, default=64, help="weights that share a factor (default 64; int8 has rows)")
-    parser.add_argument("--double", action="store_true", help="quantise the factors too (nf4, fp4)")
-    parser.add_argument("--skip", metavar="NAME,NAME", help="projections that stay as they are; default: the head")
+    parser.add_argument("--block", type=int, default=64, help="weights that share a scale (default 64; int8: a row)")
+    parser.add_argument("--double", action="store_true", help="quantise the scales too (nf4, fp4)")
+    parser.add_argument("--skip", metavar="NAME,NAME", help="layers that are not quantised; default: the head")
     parser.add_argument("--output", required=True, metavar="DIR", help="output directory")
     parser.add_shard_size()
     parser.add_argument("--force", action="store_true", help="write into a directory that is not empty")
