@@ -62,12 +62,11 @@ def as_text(plan: Plan, name: str, top: int | None = None) -> str:
         lines += ["", MEANING, *(text for mark, text in MARKS.items() if mark in used)]
     if len(shown) < len(plan.feasible):
         lines.append(f"{len(plan.feasible) - len(shown)} more layouts fit; --all lists them")
-    lines.append("")
-    lines += [f"{count} cannot be: {why}" for why, count in plan.refused.most_common()]
+    why_not = [f"{count} not possible: {why}" for why, count in plan.refused.most_common()]
     if plan.least is not None:
-        lines.append(f"the smallest of those that are too large needs {plan.least / 1e9:.1f} GB per device")
-    if plan.feasible:
-        lines += ["", *best(plan.feasible[0], work.batch * work.length)]
+        why_not.append(f"the smallest of those that are too large needs {plan.least / 1e9:.1f} GB per device")
+    for paragraph in (why_not, best(plan.feasible[0], work.batch * work.length) if plan.feasible else []):
+        lines += ["", *paragraph] if paragraph else []
     return "\n".join(lines).rstrip()
 
 
