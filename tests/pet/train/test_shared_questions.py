@@ -11,6 +11,7 @@ import pet
 from model_zoo.engine import available
 from pet.cli.main import main
 from pet.data.settings import DataSettings
+from pet.planning import room
 from pet.recipe.loading import from_dict
 from pet.train import feed
 from pet.train.distributed import DistributedContext
@@ -83,6 +84,16 @@ def test_pet_data_shows_what_a_run_does(capsys, tmp_path):
         tokens = sum(batch.useful_tokens for batch in loader.batches())
         assert f"  {tokens} tokens in rows: a pair's question stands there once" in said
         assert tokens < 0.8 * loader.dataset.lengths.sum()
+
+
+def test_the_room_of_pairs_that_stream_is_that_of_both_answers(tmp_path, monkeypatch):
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "?", "chosen": "yes", "rejected": "no"}\n')
+    job = {"model.path": "llama_tiny", "data.train": str(tmp_path / "pairs.jsonl"), "data.streaming": True}
+    job |= {"data.max_length": 32, "train.objective": "dpo", "train.steps": 1, "output.dir": str(tmp_path / "run")}
+    recipe, seen = from_dict({}, job), []
+    monkeypatch.setattr(room, "step_memory", lambda *given, **types: seen.append(given[-1]) or 0.0)
+    room.check_room(recipe, prepare(recipe, DistributedContext()))
+    assert seen == [64]
 
 
 def test_a_window_and_operators_without_kernels_share_nothing(monkeypatch):
