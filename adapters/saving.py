@@ -291,7 +291,7 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
     if not same_base(found, expected):
         message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
         if strict:
-            raise InputError(f"{message}; strict=False loads it all the same")
+            raise InputError(f"{message}; strict=False (--no-strict) loads it all the same")
         skipped.append(message)
 
 

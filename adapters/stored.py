@@ -172,10 +172,10 @@ class StoredAdapter:
         contents = {self.tensor(key).tobytes() for rows in copies if rows for key in rows.values()}
         if copies and all(copies) and len(contents) == 1:
             del grouped[head[0], "rows"]  # PEFT writes a tied head's rows a second time
-        found = []
+        found, absent = [], []
         for (name, kind), tensors in grouped.items():
             if name not in shapes:
-                problems.append(f"{next(iter(tensors.values()))}: the base has no {name}{nearest(name, shapes)}")
+                absent.append((name, next(iter(tensors.values()))))
                 continue
             try:
                 found.append(self._checked(name, kind, tensors, shapes[name], transposed(name)))
@@ -184,6 +184,11 @@ class StoredAdapter:
                     found += [Change(bias, kind, tensors)] if bias in shapes else []
             except InputError as error:
                 problems.append(str(error))
+        if len(absent) == len(grouped) > 2:
+            name, key = absent[0]
+            problems.append(f"{key}: the base has no {name}, and nothing else that this adapter changes: another model")
+        else:
+            problems += [f"{key}: the base has no {name}{nearest(name, shapes)}" for name, key in absent]
         if not grouped:
             problems.append("holds no tensors")
         problems += [

@@ -122,11 +122,11 @@ def merge_checkpoint(
                 "unquantised base would get that twice; merge with dequantize (--dequantize)"
             )
         merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
+        if strict:
+            _check_bases(config, opened, adapters)
         # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
         for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
             merge.add(one, factor)
-        if strict:
-            _check_bases(config, opened, adapters)
         return merge.write(Path(output), limit)
 
 
@@ -166,7 +166,7 @@ def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[Stored
     found = fingerprint(config, checkpoint) if marked else None
     problems = [
         f"{one.directory}: made on another base (fingerprint {one.fingerprint}, {checkpoint.directory} has {found}); "
-        "strict=False merges it all the same"
+        "strict=False (--no-strict) merges it all the same"
         for one in marked
         if not same_base(one.fingerprint, found)
     ]

@@ -404,6 +404,11 @@ def test_adapter_of_another_model_lists_everything(fixtures, tmp_path):
     )
 
 
+def test_an_adapter_of_which_nothing_fits_is_one_line(fixtures, tmp_path):
+    message = refused(fixtures / "gpt2", fixtures / "llama_mha" / "lora", tmp_path / "out", "another model")
+    assert len(message.splitlines()) == 1 and len(message) < 400
+
+
 def test_wrong_shapes(fixtures, tmp_path):
     adapter = lora_directory(tmp_path / "a", ["q_proj"], random_lora(LAYER, 65, 64))
     refused(fixtures / "llama_mha", adapter, tmp_path / "out", "lora_B.weight has shape (65, 2), expected (64, 2)")
