@@ -143,10 +143,10 @@ def describe(
     lines.append("")
     lines.append(heading(f"padding, with {batch_size} rows in a step"))
     for packing, loader in loaders.items():
-        shapes = len(loader.shapes())
+        shapes, steps = len(loader.shapes()), loader.steps_per_epoch()
         chosen = "  ← chosen" if packing == settings.packing else ""
         lines.append(
-            f"  {packing:<8} {loader.padding():>6.1%} in {loader.steps_per_epoch()} steps, "
+            f"  {packing:<8} {loader.padding():>6.1%} in {steps} step{'s' * (steps != 1)}, "
             f"{shapes} shape{'s' * (shapes > 1)}{chosen}"
         )
     return "\n".join(lines)

@@ -30,9 +30,9 @@ def test_tokens_are_marked_by_whether_they_are_learnt(dataset, letters):
 def test_padding_of_each_way(dataset, letters):
     data, settings = dataset
     text = describe(data, letters, settings=settings, batch_size=2)
-    lines = {line.split()[0]: line for line in text.splitlines() if " steps" in line}
+    lines = {line.split()[0]: line for line in text.splitlines() if " shape" in line}
     assert set(lines) == {"pack", "buckets", "longest", "none"}
-    assert "55.0% in 1 steps, 1 shape  ← chosen" in lines["pack"]  # 18 of 2 · 20
+    assert "55.0% in 1 step, 1 shape  ← chosen" in lines["pack"]  # 18 of 2 · 20
 
 
 def test_histogram_counts_every_sample():

@@ -80,7 +80,8 @@ def test_pet_data_shows_what_a_run_does(capsys, tmp_path):
         assert main(["data", str(tmp_path / "job.yaml"), "--split", split, "--samples", "0", *words]) == 0
         said = capsys.readouterr().out
         chosen = next(line for line in said.splitlines() if "← chosen" in line)
-        assert f"{loader.padding():.1%} in {loader.steps_per_epoch()} steps, 1 shape" in chosen
+        steps = loader.steps_per_epoch()
+        assert f"{loader.padding():.1%} in {steps} step{'s' * (steps != 1)}, 1 shape" in chosen
         tokens = sum(batch.useful_tokens for batch in loader.batches())
         assert f"  {tokens} tokens in rows: a pair's question stands there once" in said
         assert tokens < 0.8 * loader.dataset.lengths.sum()
