@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from model_zoo.errors import InputError, shown, similar
 from model_zoo.field_types import check_types
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-SUPPORTED = ("default", "linear", "llama3")
 FIELDS = {
     "rope_type": str,
     "rope_theta": float,
@@ -15,12 +16,20 @@ FIELDS = {
     "low_freq_factor": float,
     "high_freq_factor": float,
     "original_max_position_embeddings": int,
+    "attention_factor": float,
+    "beta_fast": float,
+    "beta_slow": float,
+    "mscale": float,
+    "mscale_all_dim": float,
+    "truncate": bool,
 }
 NEEDED = {
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
 }
+"""What each supported type cannot do without."""
 
 
 def rope_settings(config, local: bool = False) -> dict:
@@ -45,12 +54,32 @@ def rope_settings(config, local: bool = False) -> dict:
     merged.update(given)
     kind = merged.setdefault("rope_type", merged.pop("type", "default"))
     check_types("config.json: rotary settings", merged, FIELDS)
-    if kind not in SUPPORTED:
-        choices = ", ".join(SUPPORTED) + similar(kind, SUPPORTED)
+    if kind not in NEEDED:
+        choices = ", ".join(NEEDED) + similar(kind, NEEDED)
         raise InputError(f"config.json: rotary rope_type is {shown(kind)}; supported: {choices}")
     missing = [key for key in NEEDED[kind] if merged.get(key) is None]
     if missing:
         raise InputError(f"config.json: rotary rope_type {kind!r} needs {', '.join(missing)}")
     if kind == "llama3" and merged["high_freq_factor"] <= merged["low_freq_factor"]:
         raise InputError("config.json: rotary high_freq_factor must be above low_freq_factor")
+    if merged.get("original_max_position_embeddings") is None:  # as transformers has it
+        merged["original_max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
     return merged
+
+
+def rotary_scale(settings: dict) -> float:
+    """The factor of cosines and sines: of YaRN (Peng et al. 2023) what attention gains over a longer context, else 1.
+
+    Args:
+        settings: as `rope_settings` gives them.
+    """
+    if settings["rope_type"] != "yarn":
+        return 1.0
+    if settings.get("attention_factor") is not None:
+        return settings["attention_factor"]
+
+    def gain(weight: float) -> float:
+        return 0.1 * weight * math.log(max(settings["factor"], 1.0)) + 1.0
+
+    one, other = settings.get("mscale"), settings.get("mscale_all_dim")
+    return gain(one) / gain(other) if one and other else gain(1.0)

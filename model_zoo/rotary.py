@@ -19,7 +19,7 @@ def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None 
     Args:
         width: how many dimensions of a head are rotated.
         theta: the base of the geometric series.
-        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear or llama3.
+        scaling: ``None`` or a Hugging Face rotary description; ``rope_type`` default, linear, llama3 or yarn.
     """
     inverse = 1.0 / (theta ** (np.arange(0, width, 2, dtype=np.float32) / width))
     kind = (scaling or {}).get("rope_type", "default")
@@ -37,6 +37,16 @@ def rotary_frequencies(width: int, theta: float = 10000.0, scaling: dict | None 
             inverse / scaling["factor"],
             np.where(wavelength < context / high, inverse, between),
         )
+    elif kind == "yarn":
+        # pairs that turn often within the first context keep their step, slow ones have it divided
+        turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+        context = scaling["original_max_position_embeddings"]
+        ends = [width * math.log(context / (count * 2 * math.pi)) / (2 * math.log(theta)) for count in turns]
+        if scaling.get("truncate", True):
+            ends = math.floor(ends[0]), math.ceil(ends[1])
+        first, last = max(ends[0], 0), min(ends[1], width - 1)
+        slowed = np.clip((np.arange(width // 2) - first) / ((last - first) or 0.001), 0, 1)
+        inverse = inverse / scaling["factor"] * slowed + inverse * (1 - slowed)
     return inverse.astype(np.float32)
 
 
@@ -44,14 +54,15 @@ class RotaryTable(nn.Cell):
     """Positions → cosines and sines, once per forward for all layers.
 
     ``form`` says how they lie over the rotated dimensions: ``half`` repeats the frequencies twice (pairs (i, i + d/2)),
-    ``interleaved`` repeats each one (pairs (2i, 2i + 1)).
+    ``interleaved`` repeats each one (pairs (2i, 2i + 1)). Both are multiplied by ``scale``.
 
     Returns:
         Two tensors ``(B, 1, S, 2·len(frequencies))``, float32.
     """
 
-    def __init__(self, frequencies: np.ndarray, form: str):
+    def __init__(self, frequencies: np.ndarray, form: str, scale: float = 1.0):
         super().__init__()
+        self.scale = scale
         lanes = np.concatenate([frequencies, frequencies]) if form == "half" else np.repeat(frequencies, 2)
         self.lanes = Tensor(lanes.astype(np.float32))
         self.cast, self.reshape, self.cos, self.sin = ops.Cast(), ops.Reshape(), ops.Cos(), ops.Sin()
@@ -59,7 +70,8 @@ class RotaryTable(nn.Cell):
     def construct(self, positions):
         batch, length = positions.shape
         angles = self.reshape(self.cast(positions, ms.float32), (batch, 1, length, 1)) * self.lanes
-        return self.cos(angles), self.sin(angles)
+        cosine, sine = self.cos(angles), self.sin(angles)
+        return (cosine, sine) if self.scale == 1.0 else (cosine * self.scale, sine * self.scale)
 
 
 class Rotary(nn.Cell):

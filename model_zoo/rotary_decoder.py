@@ -13,7 +13,7 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
 from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary, soft_cap
-from model_zoo.rope_config import rope_settings
+from model_zoo.rope_config import rope_settings, rotary_scale
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
 
@@ -171,11 +171,13 @@ class RotaryDecoder(nn.Cell):
         block, rotary = BLOCKS[config.block], (config.rotary, width, dims.head_dim)
         self.layers = nn.CellList([block(config, Rotary(*rotary), make, window) for window in config.windows])
         self.norm = make(f"{config.root}.norm")
-        self.rotary_table = RotaryTable(rotary_frequencies(width, rope["rope_theta"], rope), config.rotary)
-        self.local_table = None
-        if config.block == "gemma":
-            local = rope_settings(config, local=True)
-            self.local_table = RotaryTable(rotary_frequencies(width, local["rope_theta"], local), config.rotary)
+
+        def table(rope: dict) -> RotaryTable:
+            frequencies = rotary_frequencies(width, rope["rope_theta"], rope)
+            return RotaryTable(frequencies, config.rotary, rotary_scale(rope))
+
+        self.rotary_table = table(rope)
+        self.local_table = table(rope_settings(config, local=True)) if config.block == "gemma" else None
 
     def construct(self, input_ids, position_ids, start, end, keep):
         batch, length = start.shape

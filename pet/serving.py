@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from adapters.peft_config import CONFIG, lora_scale
+import numpy as np
+
+from adapters.patterns import pattern_value
+from adapters.peft_config import CONFIG, PREFIX, WEIGHTS, lora_scale
 from adapters.stored import UNMERGEABLE, Change, StoredAdapter
-from model_zoo.atomic import read_json
+from model_zoo.atomic import atomic_write, read_json, write_json
 from model_zoo.checkpoint.reading import read_config
+from model_zoo.checkpoint.safetensors_io import write_stream
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
@@ -68,29 +72,71 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
         yield stored, changes
 
 
+def _common(settings: dict[str, Any], path: str) -> float:
+    """One alpha and one rank for all matrices, whatever the patterns say."""
+    return lora_scale(settings["alpha"], settings["rank"], settings["use_rslora"])
+
+
+def _by_last_names(settings: dict[str, Any], path: str) -> float:
+    """Keys of patterns are a matrix's last two names, word for word (``self_attn.v_proj``)."""
+    key = ".".join(path.split(".")[-2:])
+    alpha, rank = ((settings[f"{one}_pattern"] or {}).get(key, settings[one]) for one in ("alpha", "rank"))
+    return lora_scale(alpha, rank, settings["use_rslora"])
+
+
 class Engine(NamedTuple):
     """A program that serves adapters in PEFT's format.
 
     Attributes:
         name: as its makers write it.
-        largest: the largest rank.
-        layouts: of the families whose adapters it serves.
-        patterns: whether it reads rank_pattern and alpha_pattern; otherwise one alpha and rank count for all matrices.
-        rslora: whether it reads use_rslora.
-        embeddings: whether it takes LoRA on embedding and head.
+        models: {layout of the family: {model_type whose adapters it serves: names of matrices where it takes none}}.
+        largest: the largest rank, and alpha where that is bounded.
+        scale: what it multiplies the B·A of a matrix by: ``(settings, path)`` → factor.
+        says: how it reads rank_pattern and alpha_pattern.
+        everywhere: whether an adapter needs a LoRA at every projection: q, k and v are one matrix there, and so are
+            gate and up, and one that lacks a part is passed over or ends the loading.
+        plain_bias: whether it refuses a ``bias`` other than "none" that trains nothing on this base.
     """
 
     name: str
-    largest: int | None
-    layouts: tuple[str, ...] = ("llama", "qwen3", "glm4", "chatglm2")
-    patterns: bool = False
-    rslora: bool = False
-    embeddings: bool = False
+    models: Mapping[str, Mapping[str, tuple[str, ...]]]
+    largest: Mapping[str, int]
+    scale: Callable[[dict[str, Any], str], float]
+    says: str
+    everywhere: bool = False
+    plain_bias: bool = False
 
 
+ENDS = "embed_tokens", "lm_head"
+# Where it comes from: vLLM 0.23 to 0.33 (vllm/lora, vllm/model_executor/models; 0.32 was run over such adapters on a
+# CPU); MindIE-LLM's three loaders (mindie_llm/runtime/lora, atb_llm/layers/lora, atb_llm/utils/adapter_manager.py, run
+# with the hardware left out), and for the models its user guide on Multi-LoRA.
 ENGINES = {
-    "vllm": Engine("vLLM", 512, rslora=True, embeddings=True),
-    "mindie": Engine("MindIE", None, patterns=True),
+    "vllm": Engine(
+        "vLLM",
+        {
+            "llama": {"llama": (), "qwen2": ENDS, "mistral": ENDS},
+            "qwen3": {"qwen3": ()},
+            "qwen3_moe": {"qwen3_moe": ()},
+            "gemma2": {"gemma2": ENDS},
+            "gemma3": {"gemma3_text": ENDS, "gemma3": ENDS},
+            "glm4": {"glm": (*ENDS, "gate_up_proj"), "glm4": (*ENDS, "gate_up_proj")},
+            "chatglm2": {"chatglm": ("word_embeddings", "output_layer")},
+        },
+        {"rank": 512},
+        _common,
+        "releases up to 0.30, and vLLM-Ascend's, read one alpha and one rank for all matrices, not rank_pattern and "
+        "alpha_pattern",
+        plain_bias=True,
+    ),
+    "mindie": Engine(
+        "MindIE",
+        {"llama": {"llama": ENDS, "qwen2": ENDS}, "qwen3": {"qwen3": ENDS}},
+        {"rank": 1024, "alpha": 1024},
+        _by_last_names,
+        "it looks rank_pattern and alpha_pattern up by a matrix's last two names, as 'self_attn.v_proj'",
+        everywhere=True,
+    ),
 }
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's --max-lora-rank."""
@@ -103,24 +149,63 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
         InputError: it cannot, or its results would differ; with every reason.
     """
     config = config_of(read_config(base))
-    if config.family.layout not in engine.layouts:
-        raise InputError(f"{adapter}: {engine.name} serves no adapters on a base of the {config.family.name} family")
+    none_at = engine.models.get(config.family.layout, {}).get(config.model_type)
+    if none_at is None:
+        known = ", ".join(kind for kinds in engine.models.values() for kind in kinds)
+        raise InputError(
+            f"{adapter}: {engine.name} serves no adapters on a base of type {config.model_type!r} "
+            f"({config.family.name} family), only on {known}; {MERGE}"
+        )
     with lora_of(adapter, config, engine.name) as (stored, changes):
-        settings, problems = stored.settings, []
-        common = lora_scale(settings["alpha"], settings["rank"], settings["use_rslora"])
-        ends = {f"{path}.weight" for path in (*config.family.embeddings, config.family.head)}
-        largest = max(rank_of(stored, change) for change in changes)
-        if engine.largest and largest > engine.largest:
-            problems.append(f"rank {largest} is above its limit of {engine.largest}")
-        if settings["use_rslora"] and not engine.rslora:
-            problems.append("it does not read use_rslora, and would divide alpha by the rank")
-        if not engine.patterns and any(change.scale != common for change in changes):
-            problems.append("it reads one alpha and one rank for all matrices, not rank_pattern and alpha_pattern")
-        if not engine.embeddings and (found := sorted(ends & {change.name for change in changes})):
-            problems.append(f"it takes LoRA on projections only, not on {', '.join(found)}")
+        settings = stored.settings
+        ranks = {change.name: rank_of(stored, change) for change in changes}
+        alphas = settings["alpha"], *(settings["alpha_pattern"] or {}).values()
+        found = {"rank": max(ranks.values()), "alpha": max(alphas)}
+        problems = [
+            f"{key} {found[key]:g} is above its limit of {limit}"
+            for key, limit in engine.largest.items()
+            if found[key] > limit
+        ]
+        if other := [one for one in changes if one.scale != engine.scale(settings, one.name.removesuffix(".weight"))]:
+            problems.append(f"{engine.says}, and would scale {other[0].name} otherwise")
+        if outside := sorted(name for name in ranks if name.split(".")[-2] in none_at):
+            problems.append(f"on this base it takes no LoRA on {', '.join(outside)}")
+        if engine.plain_bias and settings["bias"] != "none":
+            problems.append(f"it takes bias 'none' only; adapter_config.json has {settings['bias']!r}")
         if problems:
             raise InputError.collect(f"{adapter}: {engine.name} cannot serve it: {why}; {MERGE}" for why in problems)
-    return largest
+    return found["rank"]
+
+
+def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
+    """Writes an adapter with a LoRA of zeros at each projection that it leaves out; returns at how many.
+
+    Args:
+        adapter: a directory that `check_served` has passed.
+        base: the base's directory.
+        output: the directory whose two adapter files are written.
+    """
+    config = config_of(read_config(base))
+    names = sorted((*config.family.attention, *config.family.mlp))
+    with closing(StoredAdapter(adapter)) as stored:
+        file, settings, zeros = stored.file, stored.settings, {}
+        dtype = next(iter(file.tensors.values())).dtype
+        for path, cell in config.cells().items():
+            key = f"{PREFIX}{path}.lora_{{}}.weight"
+            if path.rpartition(".")[2] in names and key.format("A") not in file.tensors:
+                rank = pattern_value(settings["rank_pattern"], path, settings["rank"])
+                out, width = cell.weight
+                zeros |= {key.format("A"): (dtype, (rank, width)), key.format("B"): (dtype, (out, rank))}
+        described = {name: (info.dtype, info.shape) for name, info in file.tensors.items()} | zeros
+
+        def values(name: str) -> np.ndarray | Iterable[memoryview]:
+            return np.zeros(zeros[name][1], np.float32) if name in zeros else file.blocks(name)
+
+        with atomic_write(output / WEIGHTS) as written:
+            write_stream(written, described, values, file.metadata)
+    narrowed = dict.fromkeys(("exclude_modules", "layers_pattern", "layers_to_transform"))
+    write_json(output / CONFIG, {**read_json(Path(adapter) / CONFIG), **narrowed, "target_modules": names})
+    return len(zeros) // 2
 
 
 def rank_of(stored: StoredAdapter, change: Change) -> int:

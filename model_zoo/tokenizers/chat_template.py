@@ -8,6 +8,7 @@ they are found by rendering the conversation up to each answer, without it and w
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import subprocess
@@ -42,6 +43,14 @@ NO_PREFIX = (
     "that the prompt opens, as <think>, belongs into the data); or mark the answers in a template of your own with "
     "{{% generation %}} (data.template: FILE.jinja)"
 )
+
+SAID = "content", "reasoning_content"
+"""What an answer says besides calls of tools."""
+CALL_FORMS = ((None, False), ("", False), (None, True), ("", True))
+"""How templates read a call of a tool: the content of a message without words (null in OpenAI's form), and whether
+arguments are JSON in a text (DeepSeek-R1's)."""
+PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
+"""A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -209,9 +218,12 @@ class ChatTemplate:
             start, end = len(before), len(after.rstrip())
             if text.startswith(before) and not text.startswith(after.rstrip()):
                 # Qwen3's writes an empty thought only into the last answer: the answer itself is there all the same
+                own, kept = after[start:], after.startswith(before)
+                own = own[: next((found.start() for found in self.control.finditer(own)), len(own))].rstrip()
                 end = next((found.start() for found in self.control.finditer(text, start)), len(text))
-                said = self._guarded(messages[place].get("content") or "").strip()
-                kept = said in text[start:end] and not messages[place].get("tool_calls")
+                said = (messages[place].get(key) or "" for key in SAID)
+                kept = kept and own.endswith(text[start:end].strip())
+                kept = kept and all(self._guarded(one).strip() in text[start:end] for one in said)
             else:
                 kept = text.startswith(before)
             if not kept and place == places[-1] and (opened := self._opened(text, before, messages[place])):
@@ -255,11 +267,39 @@ class ChatTemplate:
 
     def _values(self, messages: Messages, options: Mapping[str, Any], open_answer: bool) -> dict[str, Any]:
         given = {"tools": None, "documents": None, **{key: one for key, one in options.items() if one is not None}}
-        # a call without words has no content in OpenAI's form, which templates go by
-        silent = {"content": None}
-        spoken = [{**m, **silent} if m.get("tool_calls") and not m.get("content") else m for m in messages]
+        called = any(message.get("tool_calls") for message in messages)
+        spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
         said = self._guarded({"messages": spoken, **given})
         return {**self.variables, **said, "add_generation_prompt": open_answer}
+
+    @functools.cached_property
+    def call_form(self) -> tuple[str | None, bool]:
+        """The first of `CALL_FORMS` in which the template writes a call whole.
+
+        Raises:
+            InputError: it leaves calls out in each of them.
+        """
+        question, name, key, number = PROBE
+        function = {"name": name, "arguments": {key: 1}}
+        call = {"type": "function", "id": number, "function": function}
+        tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
+        values = {**self.variables, "tools": tools, "documents": None, "add_generation_prompt": False}
+        answered = False
+        for form in CALL_FORMS:
+            answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
+            try:
+                (text,) = self.renderer({**values, "messages": [{"role": "user", "content": question}, answer]})
+            except InputError:
+                continue  # the conversation itself says what is wrong, where each form fails
+            written, answered = text.partition(question)[2], True
+            if name in written and key in written and "None" not in written and r"\"" not in written:
+                return form
+        if answered:
+            raise InputError(
+                f"{self.source}: the chat template leaves calls of tools (tool_calls) out; give one that writes them "
+                "(data.template: FILE.jinja)"
+            )
+        return CALL_FORMS[0]
 
     def _guarded(self, value: Any) -> Any:
         """The same with a mark inside each control token's name, and without marks that were there."""
@@ -304,6 +344,25 @@ class ChatTemplate:
             if start < end:
                 before = len(MARKS.sub("", text[first:start]))
                 yield before, before + len(MARKS.sub("", text[start:end])), number
+
+
+def as_called(message: Mapping[str, Any], content: str | None, as_text: bool) -> Mapping[str, Any]:
+    """A message with its calls in one of `CALL_FORMS`; one without calls is returned as it is."""
+    if not message.get("tool_calls"):
+        return message
+
+    def written(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call.get("function") or {}
+        given = function.get("arguments")
+        if not as_text or given is None or isinstance(given, str):
+            return call
+        return {**call, "function": {**function, "arguments": json.dumps(given, ensure_ascii=False)}}
+
+    return {
+        **message,
+        "content": message.get("content") or content,
+        "tool_calls": [written(call) for call in message["tool_calls"]],
+    }
 
 
 def _answer_at(place: int, spans: Sequence[tuple[int, int]]) -> int | None:

@@ -17,7 +17,7 @@ from pet.cli.chat_session import base_of
 from pet.cli.parser import Parser
 from pet.files import atomic_directory
 from pet.names import find_model
-from pet.serving import ENGINES, check_served
+from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
 
 EXAMPLES = [
@@ -117,10 +117,13 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
     if engine := ENGINES.get(options.format):
         source.needs_adapter(f"serve by {engine.name}; leave out --format")
     check_whole(source.result)
+    filled = ""
     if engine:
         check_served(source.result, find_model(source.base), engine)
     with atomic_directory(output) as stage:
         shutil.copytree(source.result, stage, dirs_exist_ok=True)
+        if engine and engine.everywhere and (count := fill(source.result, find_model(source.base), stage)):
+            filled = f"; {count} projections without LoRA have one of zeros, which {engine.name} needs"
         config = stage / "adapter_config.json"
         if config.is_file():
             values = read_json(config)
@@ -128,7 +131,7 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
             values["base_model_name_or_path"] = values.get("base_model_name_or_path") or source.base
             config.write_text(json.dumps(values, indent=2))
         source.accompany(stage)
-    return f"{output}: {source.result.name} of {source.name}, from {source.result}"
+    return f"{output}: {source.result.name} of {source.name}, from {source.result}{filled}"
 
 
 def export_merged(source: Source, options: argparse.Namespace, output: Path) -> str:

@@ -82,7 +82,8 @@ def _call(number: int, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments", function.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = parsed(arguments or "{}", f"message {number}: tool_calls: arguments")
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    known = {"id": call["id"]} if isinstance(call.get("id"), str) else {}  # Mistral's templates want it
+    return {"type": "function", **known, "function": {"name": function["name"], "arguments": arguments}}
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:

@@ -14,6 +14,7 @@ from model_zoo.checkpoint.reading import assignment, open_checkpoint, read_confi
 from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
+from model_zoo.rope_config import rotary_scale
 from model_zoo.tokenizers import AutoTokenizer
 from pet.files import atomic_file
 from pet.gguf.architectures import Names, architecture_of
@@ -25,6 +26,8 @@ log = logging.getLogger("pet")
 # our name → GGUF's
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+YARN = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+"""What llama.cpp's programs take, whatever a file says."""
 
 
 def type_name(dtype: str) -> str:
@@ -97,11 +100,18 @@ def _add_sizes(writer, config: Config, rope: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(next(cell.eps for cell in config.tensors().values() if cell.eps))
     writer.add_rope_dimension_count(int(dims.head_dim * rope["partial_rotary_factor"]))
     writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "linear":
+    if rope["rope_type"] in ("linear", "yarn"):
         from gguf import RopeScalingType
 
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_type(RopeScalingType[rope["rope_type"].upper()])
         writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        if found := [key for key, value in YARN.items() if rope.get(key) not in (None, value)]:
+            own = ", ".join(f"{key} {rope[key]} instead of {YARN[key]}" for key in found)
+            raise InputError(f"--format gguf: YaRN with {own}: llama.cpp has no place for it")
+        own = rotary_scale({"rope_type": "yarn", "factor": rope["factor"]})  # which llama.cpp takes by itself
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rotary_scale(rope) / own)
 
 
 def _write_tensors(writer, kind, config: Config, read: Callable[[str], np.ndarray]) -> int:

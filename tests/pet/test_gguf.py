@@ -35,12 +35,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 CONFIGS = {
     "llama": {"model_type": "llama"},
     "llama_json": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2", "rope_scaling": {**YARN, "attention_factor": 0.8}},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True, "rope_scaling": YARN},
     "glm": {"model_type": "glm", "attention_bias": True},
     "glm4": {"model_type": "glm4", "attention_bias": True},
     "chatglm": {
@@ -348,6 +349,16 @@ def test_families_without_a_place_are_named(tmp_path, name):
     with pytest.raises(InputError, match="cannot be written; supported: chatglm, glm, glm4, llama"):
         write_model(bundled_models()[name], tmp_path / "base.gguf")
     assert not any(tmp_path.iterdir())
+
+
+def test_yarns_own_bounds_are_refused(bases, tmp_path):
+    from pet.gguf.model import write_model
+
+    directory = shutil.copytree(bases("qwen3"), tmp_path / "base")
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "rope_scaling": {**YARN, "beta_fast": 4.0}}))
+    with pytest.raises(InputError, match=r"YaRN with beta_fast 4.0 instead of 32: llama.cpp has no place for it"):
+        write_model(directory, tmp_path / "a.gguf")
 
 
 def test_the_missing_package_is_named(tmp_path, monkeypatch):

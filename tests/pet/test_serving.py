@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import pet
 from adapters.saving import save_adapter
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.names import bundled_models
@@ -29,20 +31,22 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("base", "settings"),
+    ("engine", "base", "settings"),
     [
-        ("llama_tiny", {"rank": 4}),
-        ("llama_tiny", {"rank": 4, "targets": "all-linear"}),
-        ("glm4_tiny", {"rank": 4}),
+        ("vllm", "llama_tiny", {"rank": 4}),
+        ("vllm", "llama_tiny", {"rank": 4, "targets": "all-linear"}),
+        ("vllm", "glm4_tiny", {"rank": 4}),
+        ("mindie", "llama_tiny", {"rank": 4}),
+        ("mindie", "llama_tiny", {"rank": 4, "targets": "all-linear"}),
     ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
 def test_plain_lora_is_served(made, base, settings, engine):
     adapter = made(base, pet.LoRAConfig(**settings))
     assert check_served(adapter, bundled_models()[base], ENGINES[engine]) == 4
 
 
 PATTERNS = {"rank": 4, "rank_pattern": {".*v_proj": 2}}
+LAST_NAMES = {"rank": 4, "rank_pattern": {"self_attn.v_proj": 2}, "alpha_pattern": {"self_attn.q_proj": 3.0}}
 EMBEDDING = {"rank": 4, "targets": ["q_proj", "embed_tokens"]}
 
 
@@ -58,8 +62,12 @@ EMBEDDING = {"rank": 4, "targets": ["q_proj", "embed_tokens"]}
         ("vllm", {"rank": 4, "modules_to_save": ["norm"]}, "model.norm.weight: .* it is a weight of its own"),
         ("vllm", {"rank": 513}, "rank 513 is above its limit of 512"),
         ("vllm", PATTERNS, "one alpha and one rank for all matrices"),
-        ("mindie", {"rank": 4, "use_rslora": True}, "does not read use_rslora"),
-        ("mindie", EMBEDDING, "projections only, not on model.embed_tokens.weight"),
+        ("vllm", LAST_NAMES, "one alpha and one rank for all matrices"),
+        ("vllm", {"rank": 4, "bias": "all"}, "it takes bias 'none' only; adapter_config.json has 'all'"),
+        ("mindie", PATTERNS, "by a matrix's last two names, .* would scale model.layers.0.self_attn.v_proj.weight"),
+        ("mindie", {"rank": 1025}, "rank 1025 is above its limit of 1024"),
+        ("mindie", {"rank": 4, "alpha": 2000}, "alpha 2000 is above its limit of 1024"),
+        ("mindie", EMBEDDING, "takes no LoRA on model.embed_tokens.weight"),
     ],
 )
 def test_what_is_not_served_is_refused_with_the_reason(made, engine, settings, words):
@@ -74,7 +82,9 @@ def test_what_is_not_served_is_refused_with_the_reason(made, engine, settings, w
         ("vllm", {"rank": 4, "use_rslora": True}),
         ("vllm", EMBEDDING),
         ("vllm", {"rank": 512}),
-        ("mindie", PATTERNS),
+        ("mindie", LAST_NAMES),
+        ("mindie", {"rank": 4, "use_rslora": True}),
+        ("mindie", {"rank": 4, "bias": "all"}),
         ("mindie", {"rank": 513}),
     ],
 )
@@ -88,8 +98,66 @@ def test_prefixes_and_other_families_are_refused(made):
     with pytest.raises(InputError, match=r"vLLM takes LoRA, this is .* PREFIX_TUNING; it cannot be merged either"):
         check_served(prefix, bundled_models()["llama_tiny"], ENGINES["vllm"])
     gpt = made("gpt_tiny", pet.LoRAConfig(rank=4))
-    with pytest.raises(InputError, match="vLLM serves no adapters on a base of the gpt family"):
+    with pytest.raises(
+        InputError, match=r"vLLM serves no adapters on a base of type 'gpt2' \(gpt family\), only on llama"
+    ):
         check_served(gpt, bundled_models()["gpt_tiny"], ENGINES["vllm"])
+    chatglm = made("glm4_tiny", pet.LoRAConfig(rank=4))
+    with pytest.raises(InputError, match="MindIE serves no adapters on a base of type 'glm'"):
+        check_served(chatglm, bundled_models()["glm4_tiny"], ENGINES["mindie"])
+
+
+@pytest.mark.parametrize(
+    ("values", "targets", "words"),
+    [
+        ({"model_type": "qwen2"}, ["q_proj", "lm_head"], "takes no LoRA on lm_head.weight"),
+        ({"model_type": "gemma2"}, ["embed_tokens"], "takes no LoRA on model.embed_tokens.weight"),
+        ({"model_type": "glm4"}, "all-linear", "takes no LoRA on model.layers.0.mlp.gate_up_proj.weight"),
+        ({"model_type": "qwen3", "head_dim": 16}, ["q_proj", "lm_head", "embed_tokens"], None),
+        ({"model_type": "gemma2"}, "all-linear", None),
+    ],
+    ids=lambda one: one.get("model_type") if isinstance(one, dict) else None,
+)
+def test_where_vllm_takes_lora_depends_on_the_model(tmp_path, values, targets, words):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    model = pet.AutoModel.from_config({**sizes, **heads, **values})
+    model.save_pretrained(tmp_path / "base")
+    pet.apply(model, pet.LoRAConfig(rank=2, targets=targets))
+    save_adapter(model, tmp_path / "adapter")
+    if words is None:
+        assert check_served(tmp_path / "adapter", tmp_path / "base", ENGINES["vllm"]) == 2
+        return
+    with pytest.raises(InputError, match=words):
+        check_served(tmp_path / "adapter", tmp_path / "base", ENGINES["vllm"])
+
+
+def test_mindie_gets_every_projection(made, tmp_path, capsys):
+    """Its loaders pass over q and v, or end, where k has no LoRA."""
+    adapter = made("llama_tiny", pet.LoRAConfig(rank=4, layers=[1], rank_pattern={"self_attn.v_proj": 2}))
+    model = pet.AutoModel.from_pretrained(bundled_models()["llama_tiny"])
+    config, ids = model.config, np.array([[5, 9, 70, 8]])
+    with SafetensorsFile(adapter / "adapter_model.safetensors") as file:
+        own, metadata = {name: file.read(name) for name in file.tensors}, file.metadata
+    written = {name: np.ones_like(value) * np.float32(0.01) for name, value in own.items()}
+    write_file(adapter / "adapter_model.safetensors", written, metadata)
+    options = ["--base", "llama_tiny", "--format", "mindie", "--output", str(tmp_path / "served")]
+    assert main(["export", str(adapter), *options]) == 0
+    places = [path for path in config.cells() if path.rpartition(".")[2].endswith("_proj")]
+    assert f"; {len(places) - 2} projections without LoRA have one of zeros" in capsys.readouterr().out
+    with SafetensorsFile(tmp_path / "served" / "adapter_model.safetensors") as file:
+        found = {name: file.read(name) for name in file.tensors}
+        assert file.metadata == metadata
+    assert set(found) == {f"base_model.model.{path}.lora_{part}.weight" for path in places for part in "AB"}
+    for name, value in found.items():
+        assert np.array_equal(value, written.get(name, np.zeros_like(value)))
+    pet.load_adapter(model, adapter)
+    expected = model(ids).asnumpy()
+    again = pet.AutoModel.from_pretrained(bundled_models()["llama_tiny"])
+    plain = again(ids).asnumpy()
+    pet.load_adapter(again, tmp_path / "served")
+    assert np.abs(expected - plain).max() > 1e-3
+    assert np.abs(again(ids).asnumpy() - expected).max() < 1e-5
 
 
 def test_the_command_writes_peft_form_with_a_card_or_nothing(made, tmp_path, capsys):
