@@ -39,7 +39,7 @@ ROWS = {
                 assistant("b"),
             ]
         },
-        CALLED,
+        [CALLED[0], {**assistant(""), "tool_calls": [{**CALL, "id": "1"}]}, *CALLED[2:]],
     ),
     "tool calls with arguments in JSON": (
         {
