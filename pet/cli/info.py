@@ -116,6 +116,8 @@ def adapter_facts(directory: Path) -> Facts:
             facts["parameters"] = sum(prod(info.shape) for info in infos)
             facts["stored_mb"] = sum(info.end - info.start for info in infos) / 1e6
             facts["base_fingerprint"] = file.metadata.get("base_fingerprint", "not recorded")
+            if "init" in file.metadata:
+                facts["init"] = file.metadata["init"]
             if "base_quantization" in file.metadata:
                 facts["base_quantization"] = json.loads(file.metadata["base_quantization"])
         finally:

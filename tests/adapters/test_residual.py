@@ -22,6 +22,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
 from model_zoo.quantization.loading import fill
+from pet.cli.info import adapter_facts
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.tensor import cut_packed
 from pet.quantize import quantize_checkpoint
@@ -190,6 +191,7 @@ def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures,
     model, ids = started(loaded(fixtures), rank_pattern={"v_proj": 2}, use_rslora=True), input_ids(fixtures)
     train(model, ids)
     pet.save_adapter(model, tmp_path / "one")
+    assert adapter_facts(tmp_path / "one")["init"] == "pissa"  # what it was made on, by `pet info`
     again = loaded(fixtures)
     assert pet.load_adapter(again, tmp_path / "one") == []
     assert same_codes(again, codes(model))
