@@ -20,7 +20,7 @@ handed a `trace.Tracer`.
     bf16.c          their inner loops in bfloat16
     attention.c, attention_bf16.c, one_token.c, prefix.c, heads.c
     norms.c, activations.c, small.c, low_rank.c, dora.c
-    loss.c, update.c, packing.c                         product.h, vectors.h   what kernels compute with
+    loss.c, update.c, packing.c                         product.h, vectors.h, numbers.h   what kernels compute with
 """
 
 from __future__ import annotations

@@ -22,14 +22,21 @@ class Buffer:
     """Memory of a result.
 
     Attributes:
-        size: float32 numbers per token.
+        size: numbers per token.
         storage: RESULT, SAVED or WORKSPACE.
         offset: its first number there, per token.
+        low: whether its numbers are rounded to bfloat16.
     """
 
     size: int
     storage: str = WORKSPACE
     offset: int = 0
+    low: bool = False
+
+    @property
+    def room(self) -> int:
+        """What it takes, as float32 numbers per token."""
+        return (self.size + 1) // 2 if self.low else self.size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from model_zoo.engine.build import library
-from model_zoo.engine.ir import OPERAND, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
+from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
 from model_zoo.engine.ops import OPS
 from model_zoo.engine.schedule import batches, factors
 
@@ -32,7 +32,7 @@ def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> No
             free = free and old.storage is WORKSPACE and old not in held and last[old] == index
             # a product reads its factors for as long as it writes
             free = free and not (op.product and old in buffers(factors(instruction)))
-            if free and old is not new and old.size == new.size:
+            if free and old is not new and (old.size, old.low) == (new.size, new.low):
                 last[new] = max(last[new], index)
                 for other in instructions:
                     for value in other.values:
@@ -41,12 +41,34 @@ def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> No
                 break
 
 
+def round_between_products(instructions: Sequence[Instruction]) -> None:
+    """Lets what products of rounded factors read or write lie in bfloat16, where every kernel takes it so.
+
+    Args:
+        instructions: all that touch the buffers, those of the backward pass among them.
+    """
+    if not any("_bf16" in instruction.op for instruction in instructions):
+        return
+    touched: dict[Buffer, bool] = {}
+    factors_or_results: set[Buffer] = set()
+    for instruction in instructions:
+        op = OPS[instruction.op]
+        fields = (*op.inputs[: len(instruction.inputs)], *op.outputs)
+        for value, field in zip(instruction.values, fields, strict=True):
+            if isinstance(value.buffer, Buffer):
+                touched[value.buffer] = touched.get(value.buffer, True) and field.low
+                if field.low and (op.product or "_bf16" in op.name):
+                    factors_or_results.add(value.buffer)
+    for buffer in factors_or_results:
+        buffer.low = touched[buffer] and buffer.storage is not RESULT
+
+
 def allocate_saved(saved: Sequence[Buffer]) -> int:
     """Puts these one after the other. Returns their size together."""
     end = 0
     for buffer in saved:
         buffer.storage, buffer.offset = SAVED, end
-        end += buffer.size
+        end += buffer.room
     return end
 
 
@@ -61,17 +83,17 @@ def allocate_workspace(instructions: Sequence[Instruction]) -> int:
     end = 0
     for buffer, (first, last) in sorted(spans.items(), key=lambda item: item[1][0]):
         busy = sorted(
-            (other.offset, other.offset + other.size)
+            (other.offset, other.offset + other.room)
             for other in placed
             if spans[other][0] <= last and spans[other][1] >= first
         )
         buffer.offset = 0
         for start, stop in busy:
-            if buffer.offset + buffer.size <= start:
+            if buffer.offset + buffer.room <= start:
                 break
             buffer.offset = max(buffer.offset, stop)
         placed.append(buffer)
-        end = max(end, buffer.offset + buffer.size)
+        end = max(end, buffer.offset + buffer.room)
     return end
 
 
@@ -111,7 +133,7 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where:
             raise ValueError("an operand of another operator")
         else:
             buffer = value.buffer
-            words += [where[buffer.storage], buffer.offset, int(value.by_head), value.rows, value.width]
+            words += [where[buffer.storage], buffer.offset, value.by_head + 2 * buffer.low, value.rows, value.width]
     path = library()
     for batch in batches(instructions):
         for instruction in batch:

@@ -2,7 +2,8 @@
 
 A row's signature gives shapes, inputs → outputs, as in ``N K; M K -> N M``: a letter is a size, ``h*d`` and ``a+b`` are
 computed from several, ``*`` is all axes in front, ``:int`` marks int32, ``:stored`` a weight that may be stored in
-fewer bits than float32, ``?`` what may be left out, and ``{eps}`` a number that is the same in every run. N is tokens
+fewer bits than float32, ``:low`` what may lie in bfloat16 between products of such factors, ``?`` what may be left out,
+and ``{eps}`` a number that is the same in every run. N is tokens
 (or rows of them), B and S are the batch and the sequence, h and g query and key heads.
 """
 
@@ -31,6 +32,7 @@ class Field:
         constant: the name of a number, or "".
         dtype: float32 or int32.
         stored: whether it is a weight that may be in one of `STORED` too.
+        low: whether it may lie in bfloat16.
     """
 
     axes: tuple[str, ...]
@@ -38,16 +40,17 @@ class Field:
     dtype: type
     optional: bool
     stored: bool = False
+    low: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Field:
         text, optional = text.strip().removesuffix("?"), text.strip().endswith("?")
         bare = text.strip("{}")
         dtype = np.int32 if bare.endswith(":int") else np.float32
-        stored = bare.endswith(":stored")
-        bare = bare.removesuffix(":int").removesuffix(":stored")
+        stored, low = bare.endswith(":stored"), bare.endswith(":low")
+        bare = bare.partition(":")[0]
         constant = bare if text.startswith("{") else ""
-        return cls(() if constant else tuple(bare.split()), constant, dtype, optional, stored)
+        return cls(() if constant else tuple(bare.split()), constant, dtype, optional, stored, low)
 
     @property
     def floats(self) -> bool:
@@ -122,70 +125,77 @@ class Op:
         return [field.shape(sizes) for field in self.outputs]
 
 
+ROTATED = "B h S d:low"
 SCORES, PINNED = "{scale}; {window:int}; {cap}", "{pinned:int}"
 ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
+LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
 DORA = "N M; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
-    Op("rms_norm", "N H; H; {eps}; {offset} -> N H; N 1", vjp.rms_norm, plain=plain.rms_norm),
-    Op("rms_norm_gradient", "N H; H; {offset}; N 1; N H -> N H"),
-    Op("rms_norm_gradient_added", "N H; H; {offset}; N 1; N H; N H -> N H", aliases=(5,)),
-    Op("rms_norm_weight_gradient", "N H; N 1; N H -> H"),
-    Op("layer_norm", "N H; H; H; {eps} -> N H; N 1; N 1", vjp.layer_norm, plain=plain.layer_norm),
-    Op("layer_norm_gradient", "N H; H; N 1; N 1; N H -> N H"),
-    Op("layer_norm_gradient_added", "N H; H; N 1; N 1; N H; N H -> N H", aliases=(5,)),
-    Op("layer_norm_weight_gradient", "N H; N 1; N 1; N H -> H"),
+    Op("rms_norm", "N H; H; {eps}; {offset} -> N H:low; N 1", vjp.rms_norm, plain=plain.rms_norm),
+    Op("rms_norm_gradient", "N H; H; {offset}; N 1; N H:low -> N H"),
+    Op("rms_norm_gradient_added", "N H; H; {offset}; N 1; N H:low; N H -> N H", aliases=(5,)),
+    Op("rms_norm_weight_gradient", "N H; N 1; N H:low -> H"),
+    Op("layer_norm", "N H; H; H; {eps} -> N H:low; N 1; N 1", vjp.layer_norm, plain=plain.layer_norm),
+    Op("layer_norm_gradient", "N H; H; N 1; N 1; N H:low -> N H"),
+    Op("layer_norm_gradient_added", "N H; H; N 1; N 1; N H:low; N H -> N H", aliases=(5,)),
+    Op("layer_norm_weight_gradient", "N H; N 1; N 1; N H:low -> H"),
     Op("product_of_rows", "N K; M K:stored -> N M", vjp.product_of_rows, product="sets", plain=plain.product_of_rows),
-    Op("product_of_rows_added", "N K; M K:stored -> N M", product="adds"),
-    Op("product_of_rows_onto", "N K; M K:stored; N M -> N M", aliases=(2,), product="adds"),
+    Op("product_of_rows_added", "N K; M K:stored -> N M:low", product="adds"),
+    Op("product_of_rows_onto", "N K; M K:stored; N M:low -> N M:low", aliases=(2,), product="adds"),
     Op("plain_product", "N K; K M:stored -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
-    Op("plain_product_added", "N K; K M:stored -> N M", product="adds"),
+    Op("plain_product_added", "N K; K M:stored -> N M:low", product="adds"),
     Op("product_of_columns", "N K; N M -> K M"),
     Op(
         "product_of_rows_bf16",
-        "N K; M K:stored -> N M",
+        "N K:low; M K:stored -> N M:low",
         vjp.product_of_rows,
         product="sets",
         plain=functools.partial(plain_products.rounded, plain.product_of_rows),
     ),
-    Op("product_of_rows_bf16_added", "N K; M K:stored -> N M", product="adds"),
+    Op("product_of_rows_bf16_added", "N K:low; M K:stored -> N M:low", product="adds"),
     Op(
         "plain_product_bf16",
-        "N K; K M:stored -> N M",
+        "N K:low; K M:stored -> N M:low",
         vjp.plain_product,
         product="sets",
         plain=functools.partial(plain_products.rounded, plain.plain_product),
     ),
-    Op("plain_product_bf16_added", "N K; K M:stored -> N M", product="adds"),
-    Op("product_of_columns_bf16", "N K; N M -> K M"),
+    Op("plain_product_bf16_added", "N K:low; K M:stored -> N M:low", product="adds"),
+    Op("product_of_columns_bf16", "N K:low; N M:low -> K M"),
     Op("rows_of", "V H:stored; *:int -> * H", plain=plain.rows_of),
     Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
-    Op("low_rank_inner", "N K; R K; {scale} -> N R"),
-    Op("low_rank_factors", "M R; {scale}; N K; N R; N M -> N R; R K; M R"),
+    Op("low_rank_inner", "N K:low; R K; {scale} -> N R"),
+    Op("low_rank_factors", "M R; {scale}; N K:low; N R; N M:low -> N R; R K; M R"),
     Op("dora", f"{DORA} -> N M", vjp.dora, plain=plain.dora),
     Op("dora_gradient", f"{DORA}; N M -> N M; M"),
-    Op("split_heads", f"{HEADS}; B S:int -> B h S d", vjp.split_heads, plain=plain.split_heads),
-    Op("join_heads", f"B h S d; B S:int -> {HEADS}"),
-    Op("rotary_half", f"B h S d; {TABLES} -> B h S d", vjp.rotary, plain=functools.partial(plain.rotary, True)),
-    Op("rotary_half_back", f"B h S d; {TABLES} -> B h S d"),
-    Op("rotary_interleaved", f"B h S d; {TABLES} -> B h S d", vjp.rotary, plain=functools.partial(plain.rotary, False)),
-    Op("rotary_interleaved_back", f"B h S d; {TABLES} -> B h S d"),
+    Op("split_heads", f"{HEADS}:low; B S:int -> B h S d:low", vjp.split_heads, plain=plain.split_heads),
+    Op("join_heads", f"B h S d:low; B S:int -> {HEADS}:low"),
+    Op("rotary_half", f"{ROTATED}; {TABLES} -> {ROTATED}", vjp.rotary, plain=functools.partial(plain.rotary, True)),
+    Op("rotary_half_back", f"{ROTATED}; {TABLES} -> {ROTATED}"),
+    Op(
+        "rotary_interleaved",
+        f"{ROTATED}; {TABLES} -> {ROTATED}",
+        vjp.rotary,
+        plain=functools.partial(plain.rotary, False),
+    ),
+    Op("rotary_interleaved_back", f"{ROTATED}; {TABLES} -> {ROTATED}"),
     Op(
         "split_rotary_half",
-        f"{HEADS}; {TABLES}; B S:int -> B h S d",
+        f"{HEADS}:low; {TABLES}; B S:int -> {ROTATED}",
         vjp.rotary,
         plain=functools.partial(plain.split_rotary, True),
     ),
-    Op("split_rotary_half_back", f"B h S d; {TABLES}; B S:int -> {HEADS}"),
+    Op("split_rotary_half_back", f"{ROTATED}; {TABLES}; B S:int -> {HEADS}:low"),
     Op(
         "split_rotary_interleaved",
-        f"{HEADS}; {TABLES}; B S:int -> B h S d",
+        f"{HEADS}:low; {TABLES}; B S:int -> {ROTATED}",
         vjp.rotary,
         plain=functools.partial(plain.split_rotary, False),
     ),
-    Op("split_rotary_interleaved_back", f"B h S d; {TABLES}; B S:int -> {HEADS}"),
+    Op("split_rotary_interleaved_back", f"{ROTATED}; {TABLES}; B S:int -> {HEADS}:low"),
     Op("attention", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention, plain=plain_attention.joined),
     Op("attention_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
     Op(
@@ -195,23 +205,26 @@ ROWS = (
         plain=plain_attention.joined_prefixed,
     ),
     Op("attention_prefixed_gradient", f"{PREFIXED}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g S d; B g S d; T 2*g*d"),
-    Op("attention_bf16", f"{ATTENTION} -> {HEADS}; B h S 2", vjp.attention),
-    Op("attention_bf16_gradient", f"{ATTENTION}; {HEADS}; B h S 2; {HEADS} -> B h S d; B g T d; B g T d"),
+    Op("attention_bf16", f"{LOW_ATTENTION} -> {HEADS}:low; B h S 2", vjp.attention),
+    Op(
+        "attention_bf16_gradient",
+        f"{LOW_ATTENTION}; {HEADS}:low; B h S 2; {HEADS}:low -> B h S d; B g T d; B g T d",
+    ),
     Op("keep_columns", f"B g S d; {PINNED} -> L d"),
     Op("token_attention", f"B h 1 d; B g T d; B g T d; L d; L d; B 1:int; B C:int; {SCORES}; {PINNED} -> B h*d"),
-    Op("swiglu", "*; * -> *", vjp.elementwise, plain=plain.swiglu),
-    Op("swiglu_gradient", "*; *; * -> *; *", aliases=(2,)),
-    Op("geglu", "*; * -> *", vjp.elementwise, plain=plain.geglu),
-    Op("geglu_gradient", "*; *; * -> *; *", aliases=(2,)),
-    Op("gelu_tanh", "* -> *", vjp.elementwise, plain=plain.gelu_tanh),
-    Op("gelu_tanh_gradient", "*; * -> *", aliases=(1,)),
-    Op("relu", "* -> *", vjp.elementwise, plain=plain.relu),
-    Op("relu_gradient", "*; * -> *", aliases=(1,)),
-    Op("silu", "* -> *", vjp.elementwise, plain=plain.silu),
-    Op("silu_gradient", "*; * -> *", aliases=(1,)),
-    Op("hyperbolic_tangent", "* -> *", vjp.elementwise, plain=plain.hyperbolic_tangent),
-    Op("hyperbolic_tangent_gradient", "*; * -> *", aliases=(1,)),
-    Op("add", "*; *; {factor} -> *", vjp.add, aliases=(1, 0), plain=plain.add),
+    Op("swiglu", "*:low; *:low -> *:low", vjp.elementwise, plain=plain.swiglu),
+    Op("swiglu_gradient", "*:low; *:low; *:low -> *:low; *:low", aliases=(2,)),
+    Op("geglu", "*:low; *:low -> *:low", vjp.elementwise, plain=plain.geglu),
+    Op("geglu_gradient", "*:low; *:low; *:low -> *:low; *:low", aliases=(2,)),
+    Op("gelu_tanh", "*:low -> *:low", vjp.elementwise, plain=plain.gelu_tanh),
+    Op("gelu_tanh_gradient", "*:low; *:low -> *:low", aliases=(1,)),
+    Op("relu", "*:low -> *:low", vjp.elementwise, plain=plain.relu),
+    Op("relu_gradient", "*:low; *:low -> *:low", aliases=(1,)),
+    Op("silu", "*:low -> *:low", vjp.elementwise, plain=plain.silu),
+    Op("silu_gradient", "*:low; *:low -> *:low", aliases=(1,)),
+    Op("hyperbolic_tangent", "*:low -> *:low", vjp.elementwise, plain=plain.hyperbolic_tangent),
+    Op("hyperbolic_tangent_gradient", "*:low; *:low -> *:low", aliases=(1,)),
+    Op("add", "*:low; *:low; {factor} -> *", vjp.add, aliases=(1, 0), plain=plain.add),
     Op("scale", "*; {factor} -> *", vjp.scale, aliases=(0,), plain=plain.scale),
     Op("scale_columns", "N H; H -> N H", vjp.scale_columns, aliases=(0,), plain=plain.scale_columns),
     Op("scale_columns_gradient", "N H; N H -> H"),
@@ -221,8 +234,8 @@ ROWS = (
         vjp.dropout,
         aliases=(0,),
     ),
-    Op("add_bias", "N H; H -> N H", vjp.add_bias, aliases=(0,), plain=plain.add_bias),
-    Op("column_sum", "N H -> H"),
+    Op("add_bias", "N H:low; H -> N H:low", vjp.add_bias, aliases=(0,), plain=plain.add_bias),
+    Op("column_sum", "N H:low -> H"),
     Op("take_columns", "* H; {first:int} -> * w", vjp.take_columns, plain=plain.take_columns),
     Op("put_columns", "* w; {first:int} -> * H"),
     Op("join_columns", "* a; * b -> * a+b", vjp.join_columns, plain=plain.join_columns),

@@ -18,7 +18,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from model_zoo.engine.cells import custom, outputs
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
-from model_zoo.engine.lowering import alias_in_place, allocate_saved, allocate_workspace, lower
+from model_zoo.engine.lowering import alias_in_place, allocate_saved, allocate_workspace, lower, round_between_products
 from model_zoo.engine.plain import cast, ones_like
 from model_zoo.engine.schedule import schedule
 from model_zoo.engine.trace import SequenceTracer, Tracer
@@ -56,7 +56,8 @@ class ForwardProgram(nn.Cell):
     Args:
         tracer: that has traced them.
         result: what the last layer gives.
-        read: buffers that a backward pass reads.
+        back: the instructions of the backward pass.
+        read: buffers that it reads.
         recompute: whether none of them is saved.
 
     Attributes:
@@ -64,12 +65,20 @@ class ForwardProgram(nn.Cell):
         workspace: numbers per token of workspace, for each operator.
     """
 
-    def __init__(self, tracer: Tracer, result: Value, read: Sequence[Buffer] = (), recompute: bool = False):
+    def __init__(
+        self,
+        tracer: Tracer,
+        result: Value,
+        back: Sequence[Instruction] = (),
+        read: Sequence[Buffer] = (),
+        recompute: bool = False,
+    ):
         super().__init__()
         if not isinstance(result.buffer, Buffer):
             raise NotTraceable("layers that give what they were given")
         result.buffer.storage = RESULT
         instructions = schedule(split_low_rank(tracer.instructions))
+        round_between_products([*instructions, *back])
         alias_in_place(instructions, set(read))
         self.saved = 0 if recompute else allocate_saved(read)
         self.workspace = (allocate_workspace(instructions),)
@@ -103,13 +112,13 @@ class TrainingProgram(ForwardProgram):
         again = needed(split_low_rank(tracer.instructions), back) if recompute else []
         if result.buffer in read and not recompute:
             raise NotTraceable("layers whose backward pass reads their result")
-        super().__init__(tracer, result, read, recompute)
+        if tracer.input_trained:
+            backward.gradient_of(tracer.hidden).buffer.storage = RESULT
+        super().__init__(tracer, result, back, read, recompute)
         for buffer in buffers([value for instruction in again for value in instruction.values]):
             buffer.storage = WORKSPACE
         instructions = schedule([*again, *back])
         self.input_gradient = tracer.input_trained
-        if self.input_gradient:
-            backward.gradient_of(tracer.hidden).buffer.storage = RESULT
         alias_in_place(instructions, set(read))
         self.workspace = (*self.workspace, allocate_workspace(instructions))
         weights = [index for index, value in enumerate(tracer.operands) if value in backward.of_weights]

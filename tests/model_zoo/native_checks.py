@@ -30,6 +30,51 @@ TYPES = {"float32": np.float32, "int32": np.int32, "float16": np.float16, "bfloa
 UNTOUCHED = 12345.0
 """What is there where an array is written."""
 
+ALONE = "gelu_tanh", "relu", "silu", "hyperbolic_tangent"
+LOW = {
+    **dict.fromkeys(["rms_norm", "layer_norm"], ((), (0,))),
+    "rms_norm_gradient": ((4,), ()),
+    "rms_norm_gradient_added": ((4,), ()),
+    "rms_norm_weight_gradient": ((2,), ()),
+    "layer_norm_gradient": ((4,), ()),
+    "layer_norm_gradient_added": ((4,), ()),
+    "layer_norm_weight_gradient": ((3,), ()),
+    "product_of_rows_bf16": ((0,), (0,)),
+    "product_of_rows_bf16_added": ((0,), (0,)),
+    "plain_product_bf16": ((0,), (0,)),
+    "plain_product_bf16_added": ((0,), (0,)),
+    "product_of_rows_added": ((), (0,)),
+    "plain_product_added": ((), (0,)),
+    "product_of_rows_onto": ((2,), (0,)),
+    "product_of_columns_bf16": ((0, 1), ()),
+    "low_rank_inner": ((0,), ()),
+    "low_rank_factors": ((2, 4), ()),
+    "attention_bf16": ((0, 1, 2), (0,)),
+    "attention_bf16_gradient": ((0, 1, 2, 9, 11), ()),
+    **dict.fromkeys(["swiglu", "geglu"], ((0, 1), (0,))),
+    **dict.fromkeys(["swiglu_gradient", "geglu_gradient"], ((0, 1, 2), (0, 1))),
+    **dict.fromkeys(ALONE, ((0,), (0,))),
+    **dict.fromkeys([f"{name}_gradient" for name in ALONE], ((0, 1), (0,))),
+    "add": ((0, 1), ()),
+    "add_bias": ((0,), (0,)),
+    "column_sum": ((0,), ()),
+    "split_heads": ((0,), (0,)),
+    "join_heads": ((0,), (0,)),
+    **dict.fromkeys(
+        [
+            f"{split}rotary_{form}{back}"
+            for split in ("", "split_")
+            for form in ("half", "interleaved")
+            for back in ("", "_back")
+        ],
+        ((0,), (0,)),
+    ),
+}
+"""The inputs and outputs of kernels that may lie in bfloat16."""
+
+IN_FLOAT32 = {"product_of_rows_added": "product_of_rows_bf16_added", "plain_product_added": "plain_product_bf16_added"}
+"""What computes the same, with everything in float32, as these do where their output lies in bfloat16."""
+
 
 class Kernels:
     """A compiled library, as MindSpore calls it.
@@ -52,8 +97,9 @@ class Kernels:
         whole = np.full(size + 2 * AROUND + 1, around, kind)
         return whole[AROUND + 1 : AROUND + 1 + size].reshape(shape), whole
 
-    def run(self, name: str, inputs, *shapes, holding=None):
-        """Runs a kernel: what it returns, its inputs, and its outputs with all that was allocated for them."""
+    def run(self, name: str, inputs, *shapes, holding=None, low=()):
+        """Runs a kernel: what it returns, its inputs, and its outputs with all that was allocated for them. ``low``:
+        which outputs lie in bfloat16."""
         arrays, types = [], []
         for value in inputs:
             kind = value.dtype if value.dtype in TYPES.values() else {"i": np.int32, "f": np.float32}[value.dtype.kind]
@@ -62,7 +108,8 @@ class Kernels:
             array[...] = value
             arrays.append(array)
             types += [name for name, known in TYPES.items() if known == kind]
-        outputs = [self.room(shape, UNTOUCHED) for shape in shapes]
+        kinds = [np.uint16 if index in low else np.float32 for index in range(len(shapes))]
+        outputs = [self.room(shape, UNTOUCHED, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         if holding is not None:
             outputs[0][0][...] = holding
         every = [*arrays, *(array for array, _ in outputs)]
@@ -71,7 +118,8 @@ class Kernels:
         axes = (ctypes.c_int * count)(*[array.ndim for array in every])
         sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in every]
         lists = (ctypes.c_void_p * count)(*[ctypes.addressof(size) for size in sizes])
-        words = [word.encode() for word in (*types, *["float32"] * len(outputs))]
+        types += ["bfloat16" if kind == np.uint16 else "float32" for kind in kinds]
+        words = [word.encode() for word in types]
         words = (ctypes.c_char_p * count)(*words)
         return getattr(self.library, name)(count, pointers, axes, lists, words, None, None), arrays, outputs
 
@@ -87,7 +135,39 @@ class Kernels:
                 assert (edges == UNTOUCHED).all(), f"{name} wrote outside of {array.shape}"
             self.digest.update(np.ascontiguousarray(array).tobytes())
         results = [array for array, _ in outputs]
+        if name in LOW and self.library.pet_bf16():
+            self.check_low(name, inputs, shapes, holding)
         return results[0] if len(results) == 1 else results
+
+    def check_low(self, name: str, inputs, shapes, holding) -> None:
+        """The same with numbers in bfloat16 where they may be: the bits of float32, rounded."""
+        if "product_of" in name + "_product_of" * name.startswith("plain_product") and shapes[0][0] <= FEW_ROWS:
+            return  # those of few rows round no factors, where all is float32
+        taken, given = LOW[name]
+        wide = [bf16(value) if index in taken else value for index, value in enumerate(inputs)]
+        narrow = [bits(value) if index in taken else value for index, value in enumerate(inputs)]
+        held = holding if holding is None else bf16(holding)
+        expected = name, wide, held
+        if name == "product_of_rows_onto":
+            expected = "product_of_rows_bf16_added", wide[:2], wide[2]
+        elif name in IN_FLOAT32:
+            expected = IN_FLOAT32[name], wide, held
+        failed, _, right = self.run(*expected[:2], *shapes, holding=expected[2])
+        held = bits(holding) if holding is not None and 0 in given else holding
+        missed, _, mine = self.run(name, narrow, *shapes, holding=held, low=given)
+        assert not failed and not missed, name
+        for index, ((found, whole), (sure, _)) in enumerate(zip(mine, right, strict=True)):
+            sure = bits(sure) if index in given else sure
+            assert np.array_equal(found, sure, equal_nan=found.dtype.kind == "f"), (name, shapes, index)
+            if self.guarded:
+                edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + found.size :]])
+                assert (edges == np.array(UNTOUCHED, whole.dtype)).all(), f"{name} wrote outside of {shapes}"
+
+
+def bits(values):
+    """Rounded to bfloat16, as the bits of that; the processor takes numbers below float32's normal ones for zeros."""
+    normal = np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
+    return (bf16(normal).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def numbers(*shape, seed=0):
@@ -181,13 +261,17 @@ class Matrix(ctypes.Structure):
     )
 
 
+class Numbers(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("low", ctypes.c_int))
+
+
 class Term(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_void_p), ("b", Matrix), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
+    _fields_ = (("a", Numbers), ("b", Matrix), ("depth", ctypes.c_int64), ("turned", ctypes.c_int))
 
 
 class Product(ctypes.Structure):
     _fields_ = (
-        ("c", ctypes.c_void_p),
+        ("c", Numbers),
         ("columns", ctypes.c_int64),
         ("add", ctypes.c_int),
         ("bf16", ctypes.c_int),
@@ -283,8 +367,8 @@ def packed_weights(kernels):
                 a, found = numbers(rows, depth, seed=1), []
                 for right in (matrix_of(arrays, form, shape), Matrix(wide.ctypes.data, into)):
                     c, whole = kernels.room((rows, columns), UNTOUCHED)
-                    term = Term(a.ctypes.data, right, depth, turned)
-                    product = Product(c.ctypes.data, columns, 0, 0, 1)
+                    term = Term(Numbers(a.ctypes.data), right, depth, turned)
+                    product = Product(Numbers(c.ctypes.data), columns, 0, 0, 1)
                     product.terms[0] = term
                     assert kernels.library.products(ctypes.byref(product), 1, ctypes.c_int64(rows)) == 0
                     edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
@@ -315,8 +399,8 @@ def together(kernels):
         for place, ((columns, depth, turned), left, right) in enumerate(zip(sizes, lefts, rights, strict=True)):
             found, at_once = np.empty((rows, columns), np.float32), kernels.room((rows, columns), UNTOUCHED)
             for product, c in ((Product(), found), (all_of[place], at_once[0])):
-                product.c, product.columns, product.count = c.ctypes.data, columns, 1
-                product.terms[0] = Term(left.ctypes.data, right, depth, turned)
+                product.c, product.columns, product.count = Numbers(c.ctypes.data), columns, 1
+                product.terms[0] = Term(Numbers(left.ctypes.data), right, depth, turned)
                 if c is found:
                     assert kernels.library.products(ctypes.byref(product), 1, ctypes.c_int64(rows)) == 0
             alone.append((found, *at_once))
@@ -337,7 +421,7 @@ def sums(kernels):
             c, whole = kernels.room((rows, columns), UNTOUCHED)
             c[...] = numbers(rows, columns, seed=number)
             expected.append(c.astype(np.float64) * add)
-            every[number] = Product(c.ctypes.data, columns, add, low, len(depths))
+            every[number] = Product(Numbers(c.ctypes.data), columns, add, low, len(depths))
             held.append((c, whole))
             for index, depth in enumerate(depths):
                 a, b = numbers(rows, depth, seed=index), numbers(columns, depth, seed=9 + index)
@@ -348,7 +432,7 @@ def sums(kernels):
                 held.append(given)
                 left, right = (array.ctypes.data for array in given)
                 every[number].terms[index] = Term(
-                    left, Matrix(right, depth if index % 2 else columns), depth, index % 2
+                    Numbers(left), Matrix(right, depth if index % 2 else columns), depth, index % 2
                 )
         assert kernels.library.products(every, len(cases), ctypes.c_int64(rows)) == 0
         for (c, whole), right in zip([pair for pair in held if isinstance(pair, tuple)], expected, strict=True):

@@ -22,7 +22,7 @@ from model_zoo.graph import Graph
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from native_checks import bf16
+from native_checks import LOW as IN_BFLOAT16, bf16
 
 from pet.train.precision import set_precision
 
@@ -136,6 +136,21 @@ def test_gradient_rules_are_those_of_the_plain_column(name):
 def test_every_row_is_a_function_in_c():
     compiled = ctypes.CDLL(str(library()))
     assert [op.name for op in OPS.values() if not hasattr(compiled, op.name)] == []
+
+
+def test_kernels_are_checked_with_numbers_in_bfloat16_where_the_table_allows_it():
+    """And the gradient of an operation takes what the operation may leave in bfloat16."""
+    marked = {}
+    for op in OPS.values():
+        fields = [tuple(i for i, field in enumerate(some) if field.low) for some in (op.inputs, op.outputs)]
+        if any(fields):
+            marked[op.name] = tuple(fields)
+    assert marked == IN_BFLOAT16
+    for name, (inputs, outputs) in marked.items():
+        gradient = f"{name}_gradient"
+        if gradient in OPS:
+            assert set(inputs) <= set(marked[gradient][0]), name
+            assert len(marked[gradient][0]) > len(inputs) or not outputs, name
 
 
 class Plain(nn.Cell):
@@ -417,7 +432,7 @@ def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, name)
     for one, plain, mine in zip(single, low, fast, strict=True):
         scale = np.linalg.norm(one)
         assert 1e-4 < np.linalg.norm(plain - one) / scale < 0.03
-        assert np.linalg.norm(mine - plain) / scale < 0.02
+        assert 1e-4 < np.linalg.norm(mine - one) / scale < 0.03
 
 
 MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "chatglm1"]

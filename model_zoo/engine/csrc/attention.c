@@ -30,11 +30,11 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->heads, head = unit % of->heads;
         int64_t pair = batch * of->key_heads + head * of->key_heads / of->heads;
-        const float *query = of->query + unit * of->length * width;
-        float *mixed = of->mixed + batch * of->length * of->joined + head * width, *stats = of->mixed_stats + unit * of->length * 2;
+        const float *query = (const float *)of->query.at + unit * of->length * width;
+        float *mixed = (float *)of->mixed.at + batch * of->length * of->joined + head * width, *stats = of->mixed_stats + unit * of->length * 2;
         if (pair != turned_for) {
-            turn(of->keys + pair * of->total * width, width, of->total, width, turned, padded);
-            gather_rows(of->values + pair * of->total * width, width, of->total, width, values);
+            turn((const float *)of->keys.at + pair * of->total * width, width, of->total, width, turned, padded);
+            gather_rows((const float *)of->values.at + pair * of->total * width, width, of->total, width, values);
         }
         turned_for = pair;
         for (int64_t row = 0, rows; row < of->length; row += rows) {
@@ -69,7 +69,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
 /* query (B, heads, S, d), keys and values (B, key heads, K, d), start and end (B, S), columns (B, K), scale (1), window (1)
  * and cap (1), 0 for none
  * → out (B·S, heads·d), and per row its highest score and the inverse of its sum (B, heads, S, 2) */
-PET_KERNEL(attention) { return attend(params, shapes, attention_heads); }
+PET_KERNEL(attention) { return attend(params, shapes, dtypes, attention_heads); }
 
 /* The gradients of all queries that one key head serves, and of its keys and values. */
 static void attention_gradient_heads(void *arguments, int64_t first, int64_t last) {
@@ -86,9 +86,9 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     float *keys = gathered, *d_keys = keys + all, *d_values = d_keys + all, *query = d_values + all, *dout = query + some;
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * all;
-        gather_rows(of->keys + offset, width, of->total, width, keys);
+        gather_rows((const float *)of->keys.at + offset, width, of->total, width, keys);
         turn(keys, width, of->total, width, turned, padded);
-        turn(of->values + offset, width, of->total, width, turned_values, padded);
+        turn((const float *)of->values.at + offset, width, of->total, width, turned_values, padded);
         memset(d_keys, 0, (size_t)(2 * all) * sizeof(float));
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row, ROWS);
@@ -97,9 +97,9 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
             for (int64_t group = 0; group < groups; group++) {
                 int64_t head = batch * of->heads + key_head * groups + group, place = (head * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
-                const float *out = of->out + outside, *stats = of->stats + (head * of->length + row) * 2;
-                gather_rows(of->query + place, width, rows, width, query);
-                gather_rows(of->dout + outside, joined, rows, width, dout);
+                const float *out = (const float *)of->out.at + outside, *stats = of->stats + (head * of->length + row) * 2;
+                gather_rows((const float *)of->query.at + place, width, rows, width, query);
+                gather_rows((const float *)of->dout.at + outside, joined, rows, width, dout);
                 int64_t ends[ROWS / TALL + 1] = {0}; /* of the keys that each strip sees */
                 for (int64_t strip = 0, i = 0; i < rows; strip++) {
                     int64_t tall = rows_of_strip(i, rows), seen = seen_by_strip(&view, i, tall, ends[strip]);
@@ -134,4 +134,4 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
 }
 
 /* the inputs of `attention`, out, its rows' highest scores and inverse sums, dout → dquery, dkeys, dvalues */
-PET_KERNEL(attention_gradient) { return attend_backward(params, shapes, attention_gradient_heads); }
+PET_KERNEL(attention_gradient) { return attend_backward(params, shapes, dtypes, attention_gradient_heads); }

@@ -4,17 +4,18 @@
 
 #include <math.h>
 
+#include "numbers.h"
 #include "pool.h"
 #include "product.h"
-#include "storage.h"
 
 enum { ROWS = 8 * TALL };
 static const float HIDDEN = -1e30f;
 
 struct attention {
-    const float *query, *keys, *values, *out, *stats, *dout;
+    struct numbers query, keys, values, out, dout, mixed;
+    const float *stats;
     const int32_t *start, *end, *columns;
-    float *mixed, *mixed_stats, *d_query, *d_keys, *d_values;
+    float *mixed_stats, *d_query, *d_keys, *d_values;
     int64_t heads, key_heads, length, total, width;
     int64_t padded; /* room for `total`: an odd number of vectors, lest all rows meet in a few lines of a cache */
     int64_t joined; /* of a token's row, all heads together */
@@ -146,30 +147,31 @@ static inline void unweigh(const struct attention *of, float *line, float *d_lin
     }
 }
 
-static inline struct attention attention_of(void **params, int64_t **shapes) {
+static inline struct attention attention_of(void **params, int64_t **shapes, const char **types) {
     int64_t *query = shapes[0], *keys = shapes[1];
-    return (struct attention){.query = params[0], .keys = params[1], .values = params[2], .start = params[3],
-                              .end = params[4], .columns = params[5], .heads = query[1], .key_heads = keys[1],
+    return (struct attention){.query = numbers_of(params, types, 0), .keys = numbers_of(params, types, 1),
+                              .values = numbers_of(params, types, 2), .start = params[3], .end = params[4],
+                              .columns = params[5], .heads = query[1], .key_heads = keys[1],
                               .length = query[2], .total = keys[2], .width = query[3],
                               .padded = up_to_lanes(keys[2]) | LANES, .joined = query[1] * query[3],
                               .scale = *(float *)params[6], .window = *(int32_t *)params[7], .cap = *(float *)params[8]};
 }
 
 /* `attention` by the work on a head: its outputs follow the inputs. */
-static inline int attend(void **params, int64_t **shapes, pet_work heads) {
-    struct attention of = attention_of(params, shapes);
-    of.mixed = params[9];
+static inline int attend(void **params, int64_t **shapes, const char **types, pet_work heads) {
+    struct attention of = attention_of(params, shapes, types);
+    of.mixed = numbers_of(params, types, 9);
     of.mixed_stats = params[10];
     pet_parallel(heads, &of, shapes[0][0] * of.heads, 1);
     return of.failed;
 }
 
 /* `attention_gradient` by the work on a key head. */
-static inline int attend_backward(void **params, int64_t **shapes, pet_work heads) {
-    struct attention of = attention_of(params, shapes);
-    of.out = params[9];
+static inline int attend_backward(void **params, int64_t **shapes, const char **types, pet_work heads) {
+    struct attention of = attention_of(params, shapes, types);
+    of.out = numbers_of(params, types, 9);
     of.stats = params[10];
-    of.dout = params[11];
+    of.dout = numbers_of(params, types, 11);
     of.d_query = params[12];
     of.d_keys = params[13];
     of.d_values = params[14];

@@ -10,6 +10,7 @@ enum { SOME = BF16_ROWS, WIDTH = 4 * BF16_COLUMNS, BEHIND = BF16_DEPTH }; /* of 
 struct head {
     int64_t width, total, deep, keys; /* the latter two filled up, to be the depth of a product */
     float *turned;                    /* (width, padded) */
+    float *room;                      /* for what is widened: (total, width), and for some rows twice */
     uint16_t *rows;                   /* some rows of queries, or of their gradients */
     uint16_t *shares;                 /* some rows of scores */
 };
@@ -54,6 +55,9 @@ static struct head head_of(const struct attention *of) {
                          .keys = up_to_pairs(of->total) + BEHIND};
 }
 
+/* How many numbers `head.room` holds. */
+static int64_t room_of(const struct attention *of) { return (of->total + 2 * SOME) * of->width; }
+
 /* Behind the last key that some rows see. */
 static int64_t last_seen(const struct view *view, int64_t rows) {
     int64_t last = 0;
@@ -70,7 +74,8 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
     float *scores = pet_scratch(1, SOME * padded * 4);
     uint16_t *keys = pet_scratch(2, (columns_of(of->total) * deep + columns_of(width) * head.keys) * 2);
     head.rows = pet_scratch(3, SOME * (deep + head.keys) * 2);
-    if (!head.turned || !scores || !keys || !head.rows) {
+    head.room = pet_scratch(4, room_of(of) * 4);
+    if (!head.turned || !scores || !keys || !head.rows || !head.room) {
         of->failed = 1;
         return;
     }
@@ -80,18 +85,19 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->heads, number = unit % of->heads;
         int64_t pair = batch * of->key_heads + number * of->key_heads / of->heads;
-        const float *query = of->query + unit * of->length * width;
-        float *mixed = of->mixed + batch * of->length * of->joined + number * width, *stats = of->mixed_stats + unit * of->length * 2;
+        int64_t query = unit * of->length * width, mixed = batch * of->length * of->joined + number * width;
+        float *stats = of->mixed_stats + unit * of->length * 2;
         if (pair != pair_before) {
-            across(of, &head, of->keys + pair * of->total * width, keys);
-            along(of->values + pair * of->total * width, width, of->total, width, values, head.keys);
+            int64_t at = pair * of->total * width;
+            across(of, &head, widened(of->keys, at, of->total * width, head.room), keys);
+            along(widened(of->values, at, of->total * width, head.room), width, of->total, width, values, head.keys);
         }
         pair_before = pair;
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row, SOME);
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
-            bf16_rows(query + row * width, width, rows, width, head.rows);
+            bf16_rows(widened(of->query, query + row * width, rows * width, head.room), width, rows, width, head.rows);
             multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
@@ -102,17 +108,26 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
                 of_row[1] = weigh(line, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
             }
             bf16_rows(scores, padded, rows, count, head.shares);
-            float *out = mixed + row * of->joined;
-            multiply(rows, width, out, of->joined, head.shares, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
-            for (int64_t i = 0; i < rows; i++)
-                for (int64_t k = 0; k < width; k++) out[i * of->joined + k] *= stats[(row + i) * 2 + 1];
+            int64_t at = mixed + row * of->joined, out_row = of->mixed.low ? width : of->joined;
+            float *out = room_for(of->mixed, at, head.room);
+            multiply(rows, width, out, out_row, head.shares, values + view.first * BF16_COLUMNS, head.keys, filled, 0);
+            for (int64_t i = 0; i < rows; i++) {
+                for (int64_t k = 0; k < width; k++) out[i * out_row + k] *= stats[(row + i) * 2 + 1];
+                put_back(of->mixed, at + i * of->joined, width, out + i * out_row);
+            }
         }
     }
     bf16_end();
 }
 
 /* as `attention` */
-PET_KERNEL(attention_bf16) { return attend(params, shapes, attention_heads); }
+PET_KERNEL(attention_bf16) { return attend(params, shapes, dtypes, attention_heads); }
+
+/* Some rows, `row` apart, as `widened` gives them: one behind the other where they are widened. */
+static const float *widened_rows(struct numbers of, int64_t first, int64_t row, int64_t rows, int64_t width, float *room) {
+    for (int64_t i = 0; i < rows && of.low; i++) widened(of, first + i * row, width, room + i * width);
+    return of.low ? room : (const float *)of.at + first;
+}
 
 /* Adds the gradient that some rows give to the keys that they see: scores (rows, count) turned, times `right` (rows, width). */
 static void add_turned(const struct head *head, float *turned, const float *scores, int64_t padded, int64_t rows, int64_t count,
@@ -135,7 +150,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     float *scores = pet_scratch(1, 2 * SOME * padded * 4);
     uint16_t *keys = pet_scratch(2, (2 * columns_of(of->total) * deep + wide * head.keys) * 2);
     head.rows = pet_scratch(3, (SOME * (long_side + head.keys) + 2 * wide * SOME) * 2);
-    if (!head.turned || !scores || !keys || !head.rows) {
+    head.room = pet_scratch(4, room_of(of) * 4);
+    if (!head.turned || !scores || !keys || !head.rows || !head.room) {
         of->failed = 1;
         return;
     }
@@ -146,9 +162,10 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     bf16_begin();
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * of->total * width;
-        across(of, &head, of->keys + offset, keys);
-        across(of, &head, of->values + offset, values);
-        along(of->keys + offset, width, of->total, width, keys_along, head.keys);
+        const float *wide_keys = widened(of->keys, offset, of->total * width, head.room);
+        across(of, &head, wide_keys, keys);
+        along(wide_keys, width, of->total, width, keys_along, head.keys);
+        across(of, &head, widened(of->values, offset, of->total * width, head.room), values);
         memset(of->d_keys + offset, 0, (size_t)(of->total * width) * sizeof(float));
         memset(of->d_values + offset, 0, (size_t)(of->total * width) * sizeof(float));
         for (int64_t row = 0, rows; row < of->length; row += rows) {
@@ -158,17 +175,21 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
             for (int64_t group = 0; group < groups; group++) {
                 int64_t number = batch * of->heads + key_head * groups + group, place = (number * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
-                const float *out = of->out + outside, *d_out = of->dout + outside, *stats = of->stats + (number * of->length + row) * 2;
-                along(of->query + place, width, rows, width, query, SOME);
-                along(d_out, joined, rows, width, dout, SOME);
-                bf16_rows(of->query + place, width, rows, width, head.rows);
+                const float *stats = of->stats + (number * of->length + row) * 2;
+                const float *own = widened(of->query, place, rows * width, head.room);
+                along(own, width, rows, width, query, SOME);
+                bf16_rows(own, width, rows, width, head.rows);
+                int64_t out_row = of->out.low ? width : joined, d_out_row = of->dout.low ? width : joined;
+                const float *out = widened_rows(of->out, outside, joined, rows, width, head.room);
+                const float *d_out = widened_rows(of->dout, outside, joined, rows, width, head.room + rows * width);
+                along(d_out, d_out_row, rows, width, dout, SOME);
                 multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
-                bf16_rows(d_out, joined, rows, width, head.rows);
+                bf16_rows(d_out, d_out_row, rows, width, head.rows);
                 multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float *line = scores + i * padded, *d_line = d_scores + i * padded;
                     settle(of, &view, batch, row, i, line, count);
-                    unweigh(of, line, d_line, count, stats + i * 2, dot(out + i * joined, d_out + i * joined, width),
+                    unweigh(of, line, d_line, count, stats + i * 2, dot(out + i * out_row, d_out + i * d_out_row, width),
                             view.blind[i] ? 1.0f : of->scale);
                     if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
                 }
@@ -184,4 +205,4 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
 }
 
 /* as `attention_gradient` */
-PET_KERNEL(attention_bf16_gradient) { return attend_backward(params, shapes, attention_gradient_heads); }
+PET_KERNEL(attention_bf16_gradient) { return attend_backward(params, shapes, dtypes, attention_gradient_heads); }

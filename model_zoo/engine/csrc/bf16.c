@@ -36,7 +36,8 @@ static inline __m512i pairs_of(__m512 first, __m512 second) {
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(places), (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
+void bf16_rows(const void *numbers, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
+    const float *from = numbers;
     for (int64_t k = 0; k < depth; k += BF16_DEPTH, to += BF16_STRIP) {
         int64_t left = depth - k;
         uint32_t some = left < BF16_DEPTH ? (1u << left) - 1 : ~0u;
@@ -45,6 +46,16 @@ void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint
             __m512 high = _mm512_maskz_loadu_ps((__mmask16)(some >> 16), from + i * row + k + 16);
             _mm512_storeu_si512(to + i * BF16_DEPTH, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
+        memset(to + rows * BF16_DEPTH, 0, (size_t)((BF16_ROWS - rows) * BF16_DEPTH) * sizeof *to);
+    }
+}
+
+void bf16_same_rows(const void *numbers, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
+    const uint16_t *from = numbers;
+    for (int64_t k = 0; k < depth; k += BF16_DEPTH, to += BF16_STRIP) {
+        uint32_t some = depth - k < BF16_DEPTH ? (1u << (depth - k)) - 1 : ~0u;
+        for (int64_t i = 0; i < rows; i++)
+            _mm512_storeu_si512(to + i * BF16_DEPTH, _mm512_maskz_loadu_epi16(some, from + i * row + k));
         memset(to + rows * BF16_DEPTH, 0, (size_t)((BF16_ROWS - rows) * BF16_DEPTH) * sizeof *to);
     }
 }
@@ -166,13 +177,14 @@ static void copy_rows(const float *from, int64_t from_row, float *to, int64_t to
 
 static void by_tiles(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
     for (int64_t j = 0; j < columns; j += 2 * TILE) {
-        float rest[2 * TILE * 2 * TILE] = {0};
+        float rest[2 * TILE * 2 * TILE];
         int64_t some = columns - j < 2 * TILE ? columns - j : 2 * TILE, wide = some <= TILE ? 1 : 2;
         int whole = rows == 2 * TILE && some == wide * TILE;
         float *to = whole ? c + j : rest;
         int64_t to_row = whole ? c_row : 2 * TILE;
         struct bf16_part part = *of;
         part.b += j / TILE * of->b_column;
+        if (add && !whole) memset(rest, 0, sizeof rest);
         if (add && !whole) copy_rows(c + j, c_row, rest, to_row, rows, some);
         if (wide == 2)
             tiles(2, to, to_row, &part, add);
@@ -195,7 +207,8 @@ void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const 
 int pet_bf16(void) { return 0; }
 void bf16_begin(void) {}
 void bf16_end(void) {}
-void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
+void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
+void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {}
 #endif

@@ -24,7 +24,10 @@ void bf16_end(void);
 enum { BF16_STRIP = BF16_ROWS * BF16_DEPTH };
 
 /* Up to BF16_ROWS rows, `row` apart, as a strip. Rounds to the nearest, ties to even; what is missing becomes zeros. */
-void bf16_rows(const float *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
+void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
+
+/* The same of rows that are in bfloat16. */
+void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
 
 /* (depth, BF16_COLUMNS) numbers, whose lines are `row` apart, as pairs along the depth; `depth` is at most BF16_DEPTH, and
  * what is missing up to it becomes zeros. */

@@ -11,6 +11,7 @@
 
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "few_rows.h"
 #include "pool.h"
@@ -55,12 +56,12 @@ static void copy_panel(const struct sum *of, int64_t column, float *to) {
 /* Rows of the result by one panel; `rest` has room for a panel that is cut off. */
 static void some_rows(const struct sum *of, int64_t column, int64_t row, int64_t rows, const float *panel, float *rest) {
     int64_t columns = least(of->columns - column, of->panel), wide = of->panel;
-    float *c = of->c + row * of->columns + column, *to = columns == wide ? c : rest;
+    float *c = (float *)of->c.at + row * of->columns + column, *to = columns == wide ? c : rest;
     int64_t to_row = columns == wide ? of->columns : wide;
     for (int64_t i = 0; i < rows && to == rest && of->add; i++) memcpy(rest + i * wide, c + i * of->columns, (size_t)columns * 4);
     int add = of->add;
     for (const struct part *part = of->parts; part < of->parts + of->count; panel += part++->depth * wide, add = 1)
-        product(rows, wide, to, to_row, part->a + row * part->a_row, part->a_row, panel, wide, part->depth, add);
+        product(rows, wide, to, to_row, (float *)part->a.at + row * part->a_row, part->a_row, panel, wide, part->depth, add);
     for (int64_t i = 0; i < rows && to == rest; i++) memcpy(c + i * of->columns, rest + i * wide, (size_t)columns * 4);
 }
 
@@ -71,7 +72,7 @@ static void remaining_rows(const struct gemm *of, struct block *block, float *re
     int64_t first = block->column, last = least(first + of->wide, sum->columns), depth = copied_depth(sum), row;
     while ((row = atomic_fetch_add(&block->next_row, of->chunk)) < of->rows) {
         int64_t rows = least(of->rows - row, of->chunk);
-        if (of->bf16) some_rounded_rows(sum, first, last, row, rows, (const void *)copied);
+        if (of->bf16) some_rounded_rows(sum, first, last, row, rows, (const void *)copied, rest);
         for (int64_t column = first; column < last && !of->bf16; column += sum->panel)
             some_rows(sum, column, row, rows, (const void *)(copied + (column - first) * depth), rest);
     }
@@ -81,7 +82,7 @@ static void remaining_rows(const struct gemm *of, struct block *block, float *re
 static void take_blocks(void *arguments, int64_t first, int64_t last) {
     (void)first, (void)last;
     struct gemm *of = arguments;
-    float *rest = pet_scratch(2, CHUNK * PANEL * 4);
+    float *rest = pet_scratch(2, of->chunk * (of->bf16 ? of->wide : PANEL) * 4);
     char *copied = pet_scratch(3, of->room);
     if (!rest || !copied) {
         of->failed = 1;
@@ -156,11 +157,11 @@ static int add_up(struct sum *sums, int count, int64_t rows) {
 /* The next of a product's terms from `term` and `k` on, as deep as they may be together; moves both. */
 static struct sum next_of(const struct product *product, int *term, int64_t *k) {
     int64_t columns = product->columns;
-    struct sum of = {.c = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
+    struct sum of = {.c = product->c, .before = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                      .add = product->add || *term > 0 || *k > 0, .bf16 = product->bf16};
     while (*term < product->count && of.depth < MOST_DEPTH) {
         const struct term *from = product->terms + *term;
-        struct part part = {.a = from->a + *k, .a_row = from->depth, .b = from->b, .b_first = *k,
+        struct part part = {.a = {place_of(from->a, *k), from->a.low}, .a_row = from->depth, .b = from->b, .b_first = *k,
                             .depth = least(from->depth - *k, MOST_DEPTH - of.depth), .b_turned = from->b_turned};
         if (part.depth) of.parts[of.count++] = part;
         of.depth += part.depth;
@@ -170,14 +171,31 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
     return of;
 }
 
+/* Where the sums of products lie between one go and the next: in their results, or, where these are in bfloat16, in memory
+ * of their own, which is to be freed. Gives 0, or 1 when there is none. */
+static int between(const struct product *of, int count, int64_t rows, struct numbers *to, float **room) {
+    int64_t all = 0, sizes[MOST_PRODUCTS];
+    for (int i = 0; i < count; i++) {
+        int64_t depth = 0;
+        for (int j = 0; j < of[i].count; j++) depth += of[i].terms[j].depth;
+        sizes[i] = of[i].c.low && depth > MOST_DEPTH ? rows * of[i].columns : 0;
+        all += sizes[i];
+    }
+    *room = all ? malloc((size_t)all * sizeof **room) : NULL;
+    if (all && !*room) return 1;
+    float *next = *room;
+    for (int i = 0; i < count; next += sizes[i++]) to[i] = sizes[i] ? (struct numbers){next} : of[i].c;
+    return 0;
+}
+
 /* Computes those of the products that have few rows and one term, and notes them as done. */
 static void all_few_rows(const struct product *products, int count, int64_t rows, int *done) {
     struct few_rows few[MOST_PRODUCTS];
     int some = 0;
     for (int i = 0; i < count; i++) {
         const struct term *term = products[i].terms;
-        if (done[i] || rows > FEW_ROWS || products[i].add || products[i].count != 1) continue;
-        few[some++] = (struct few_rows){term->a, term->b, products[i].c, products[i].columns, term->depth, term->b_turned};
+        if (done[i] || rows > FEW_ROWS || products[i].add || products[i].count != 1 || term->a.low || products[i].c.low) continue;
+        few[some++] = (struct few_rows){term->a.at, term->b, products[i].c.at, products[i].columns, term->depth, term->b_turned};
         done[i] = 1;
     }
     if (some) few_rows(few, some, rows);
@@ -213,6 +231,9 @@ int products(const struct product *given, int count, int64_t rows) {
         done[i] = rows == 0 || of[i].columns == 0;
     }
     all_few_rows(of, count, rows, done);
+    struct numbers sums_between[MOST_PRODUCTS];
+    float *room;
+    if (between(of, count, rows, sums_between, &room)) return 1;
     for (;;) {
         struct sum sums[MOST_PRODUCTS];
         int some = 0;
@@ -220,32 +241,42 @@ int products(const struct product *given, int count, int64_t rows) {
             if (done[i]) continue;
             int first = term[i] == 0 && k[i] == 0;
             sums[some] = next_of(of + i, term + i, k + i);
+            if (!first) sums[some].before = sums_between[i];
+            if (term[i] < of[i].count) sums[some].c = sums_between[i];
             if (sums[some].depth)
                 some++;
             else if (first && !of[i].add) /* a sum of nothing */
-                memset(of[i].c, 0, (size_t)(rows * of[i].columns) * sizeof(float));
+                memset(of[i].c.at, 0, (size_t)(rows * of[i].columns * (of[i].c.low ? 2 : 4)));
             done[i] = term[i] == of[i].count;
         }
-        if (some == 0) return 0;
-        if (add_up(sums, some, rows)) return 1;
+        int failed = some > 0 && add_up(sums, some, rows);
+        if (some > 0 && !failed) continue;
+        free(room);
+        return failed;
     }
 }
 
-static int one(float *c, int64_t rows, int64_t columns, int how, struct term term) {
-    return products(&(struct product){.c = c, .columns = columns, .add = how & ADDS, .bf16 = how & IN_BF16, .count = 1,
-                                      .terms = {term}}, 1, rows);
+static int one(struct numbers c, int64_t rows, int64_t columns, int how, struct term term) {
+    return products(&(struct product){.c = c, .columns = columns, .add = how & ADDS,
+                                      .bf16 = how & IN_BF16 || c.low || term.a.low, .count = 1, .terms = {term}}, 1, rows);
 }
 
 int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
-    return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth, .b_turned = 1});
+    return one((struct numbers){c}, rows, columns, how, (struct term){.a = {(void *)a}, .b = b, .depth = depth, .b_turned = 1});
 }
 
 int product_by_depth(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
-    return one(c, rows, columns, how, (struct term){.a = a, .b = b, .depth = depth});
+    return one((struct numbers){c}, rows, columns, how, (struct term){.a = {(void *)a}, .b = b, .depth = depth});
+}
+
+int product_kernel(void **params, int64_t **shapes, const char **types, int out, int turned, int how) {
+    struct term term = {.a = numbers_of(params, types, 0), .b = matrix_of(params, shapes, types, 1), .depth = shapes[0][1],
+                        .b_turned = turned};
+    return one(numbers_of(params, types, out), shapes[0][0], shapes[1][turned ? 0 : 1], how, term);
 }
 
 struct turning {
-    const float *a;
+    struct numbers a;
     float *to;
     int64_t row, rows, depth, wide;
 };
@@ -253,23 +284,24 @@ struct turning {
 static void turn_rows(void *arguments, int64_t first, int64_t last) {
     struct turning *of = arguments;
     int64_t row = first * CHUNK, rows = least(of->rows, last * CHUNK) - row;
-    turn(of->a + row, of->row, of->depth, rows, of->to + row * of->wide, of->wide);
+    struct matrix from = {.data = place_of(of->a, row), .columns = of->row, .storage = of->a.low ? BFLOAT16 : FLOAT32};
+    BY_STORAGE(from.storage, turn_stored, from, 0, 0, of->depth, rows, of->to + row * of->wide, of->wide)
 }
 
 /* The left factor is turned, some of its depth and rows at a time. */
-int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
-    if (depth == 0) return one(c, rows, columns, how, (struct term){.a = a, .b = float_matrix(b, columns)});
+int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
+    if (depth == 0) return one((struct numbers){c}, rows, columns, how, (struct term){.b = b});
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
         struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
         of.wide = up_to_lanes(of.depth);
         for (int64_t row = 0; row < rows; row += of.rows) {
             of.rows = least(rows - row, TURNED / of.wide / CHUNK * CHUNK);
-            of.a = a + k * rows + row;
+            of.a = (struct numbers){place_of(a, k * rows + row), a.low};
             if (!(of.to = pet_scratch(1, of.rows * of.wide * 4))) return 1;
             pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
-            struct part part = {.a = of.to, .b = float_matrix(b + k * columns, columns), .a_row = of.wide,
-                                .depth = of.depth};
-            struct sum sum = {.c = c + row * columns, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
+            struct part part = {.a = {of.to}, .b = b, .b_first = k, .a_row = of.wide, .depth = of.depth};
+            struct numbers to = {c + row * columns};
+            struct sum sum = {.c = to, .before = to, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                               .depth = of.depth, .add = how & ADDS || k > 0, .bf16 = how & IN_BF16, .count = 1, .parts = {part}};
             if (columns > 0 && add_up(&sum, 1, of.rows)) return 1;
         }
@@ -278,31 +310,25 @@ int product_by_columns(const float *a, const float *b, float *c, int64_t rows, i
 }
 
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
-PET_KERNEL(product_of_rows) {
-    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 0);
-}
+PET_KERNEL(product_of_rows) { return product_kernel(params, shapes, dtypes, 2, 1, 0); }
 
 /* a (M, K), b (K, N) → a·b (M, N) */
-PET_KERNEL(plain_product) {
-    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 0);
-}
+PET_KERNEL(plain_product) { return product_kernel(params, shapes, dtypes, 2, 0, 0); }
 
 /* the same two, added to what c holds */
-PET_KERNEL(product_of_rows_added) {
-    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], 1);
-}
+PET_KERNEL(product_of_rows_added) { return product_kernel(params, shapes, dtypes, 2, 1, ADDS); }
 
-PET_KERNEL(plain_product_added) {
-    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], 1);
-}
+PET_KERNEL(plain_product_added) { return product_kernel(params, shapes, dtypes, 2, 0, ADDS); }
 
 /* a (M, K), b (N, K), y (M, N) → y + a·bᵀ, which may lie where y does */
 PET_KERNEL(product_of_rows_onto) {
-    if (params[3] != params[2]) memcpy(params[3], params[2], (size_t)(shapes[2][0] * shapes[2][1]) * sizeof(float));
-    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[3], shapes[0][0], shapes[1][0], shapes[0][1], 1);
+    if (params[3] != params[2])
+        copy_numbers(numbers_of(params, dtypes, 2), 0, numbers_of(params, dtypes, 3), 0, shapes[2][0] * shapes[2][1]);
+    return product_kernel(params, shapes, dtypes, 3, 1, ADDS);
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */
 PET_KERNEL(product_of_columns) {
-    return product_by_columns(params[0], params[1], params[2], shapes[0][1], shapes[1][1], shapes[0][0], 0);
+    return product_by_columns(numbers_of(params, dtypes, 0), matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][1],
+                              shapes[1][1], shapes[0][0], 0);
 }

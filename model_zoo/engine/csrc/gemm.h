@@ -4,22 +4,22 @@
 
 #include <stdint.h>
 
-#include "storage.h"
+#include "numbers.h"
 
 enum { MOST_PRODUCTS = 8, MOST_TERMS = 8 };
 
 /* a·b for a (rows, depth) and b (depth, columns), or a·bᵀ for b (columns, depth). */
 struct term {
-    const float *a;
+    struct numbers a;
     struct matrix b;
     int64_t depth;
     int b_turned;
 };
 
 /* c (rows, columns) = the sum of its terms, or c + that sum; of factors rounded to bfloat16, where asked for and there. Of
- * products that run at once all are, or none. */
+ * products that run at once all are, or none. Where c or a left factor lies in bfloat16, they have to be. */
 struct product {
-    float *c;
+    struct numbers c;
     int64_t columns;
     int add, bf16, count;
     struct term terms[MOST_TERMS];
@@ -39,6 +39,9 @@ int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int
 int product_by_depth(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
 
 /* a (depth, rows), b (depth, columns) → c = aᵀ·b, or c + aᵀ·b */
-int product_by_columns(const float *a, const float *b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
+int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how);
+
+/* A kernel of a (rows, depth), b and, as the operand `out`, c; `turned` as in a term, `how` as above. */
+int product_kernel(void **params, int64_t **shapes, const char **types, int out, int turned, int how);
 
 #endif

@@ -1,10 +1,10 @@
-/* Heads apart and together, and rotations by position. All float32. */
+/* Heads apart and together, and rotations by position. */
+#include "numbers.h"
 #include "pool.h"
-#include "vectors.h"
 
 struct heads {
-    const float *x, *cosine, *sine;
-    float *out;
+    struct numbers x, out;
+    const float *cosine, *sine;
     int64_t batch, heads, length, width, rotated, tables;
     int half, back;
 };
@@ -12,16 +12,12 @@ struct heads {
 /* Token by token, because a token's row is read or written whole. */
 static void split_heads_tokens(void *arguments, int64_t first, int64_t last) {
     struct heads *of = arguments;
-    size_t bytes = (size_t)of->width * sizeof(float);
     for (int64_t token = first; token < last; token++) {
         int64_t batch = token / of->length, place = token % of->length;
         for (int64_t head = 0; head < of->heads; head++) {
             int64_t inner = ((batch * of->heads + head) * of->length + place) * of->width;
             int64_t outer = (token * of->heads + head) * of->width;
-            if (of->back)
-                memcpy(of->out + outer, of->x + inner, bytes);
-            else
-                memcpy(of->out + inner, of->x + outer, bytes);
+            copy_numbers(of->x, of->back ? inner : outer, of->out, of->back ? outer : inner, of->width);
         }
     }
 }
@@ -29,7 +25,7 @@ static void split_heads_tokens(void *arguments, int64_t first, int64_t last) {
 /* x (B·S, heads·d) → (B, heads, S, d) */
 PET_KERNEL(split_heads) {
     int64_t *out = shapes[count - 1];
-    struct heads of = {.x = params[0], .out = params[count - 1], .batch = out[0], .heads = out[1], .length = out[2],
+    struct heads of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1), .batch = out[0], .heads = out[1], .length = out[2],
                        .width = out[3]};
     pet_parallel(split_heads_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
     return 0;
@@ -38,14 +34,16 @@ PET_KERNEL(split_heads) {
 /* x (B, heads, S, d) → (B·S, heads·d) */
 PET_KERNEL(join_heads) {
     int64_t *x = shapes[0];
-    struct heads of = {.x = params[0], .out = params[count - 1], .batch = x[0], .heads = x[1], .length = x[2],
+    struct heads of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1), .batch = x[0], .heads = x[1], .length = x[2],
                        .width = x[3], .back = 1};
     pet_parallel(split_heads_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
     return 0;
 }
 
 /* Each pair (a, b) → (a·cos − b·sin, b·cos + a·sin); the way back is the rotation by the opposite angle. */
-static void rotary_row(const struct heads *of, const float *x, float *out, const float *c, const float *s) {
+static void rotary_row(const struct heads *of, int64_t from, int64_t to, int64_t table) {
+    float rooms[2][of->width], *out = room_for(of->out, to, rooms[1]);
+    const float *x = widened(of->x, from, of->width, rooms[0]), *c = of->cosine + table, *s = of->sine + table;
     int64_t rotated = of->rotated, pairs = rotated / 2;
     float sign = of->back ? -1.0f : 1.0f;
     if (of->half) {
@@ -64,6 +62,7 @@ static void rotary_row(const struct heads *of, const float *x, float *out, const
         }
     }
     for (int64_t i = rotated; i < of->width; i++) out[i] = x[i];
+    put_back(of->out, to, of->width, rooms[1]);
 }
 
 static void rotary_rows(void *arguments, int64_t first, int64_t last) {
@@ -71,12 +70,12 @@ static void rotary_rows(void *arguments, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         int64_t batch = row / (of->heads * of->length), place = row % of->length;
         int64_t table = ((of->tables == 1 ? 0 : batch) * of->length + place) * of->rotated;
-        rotary_row(of, of->x + row * of->width, of->out + row * of->width, of->cosine + table, of->sine + table);
+        rotary_row(of, row * of->width, row * of->width, table);
     }
 }
 
-static int rotary_of(void **params, int64_t **shapes, int half, int back) {
-    struct heads of = {.x = params[0], .cosine = params[1], .sine = params[2], .out = params[3],
+static int rotary_of(void **params, int64_t **shapes, const char **types, int half, int back) {
+    struct heads of = {.x = numbers_of(params, types, 0), .cosine = params[1], .sine = params[2], .out = numbers_of(params, types, 3),
                        .batch = shapes[0][0], .heads = shapes[0][1], .length = shapes[0][2], .width = shapes[0][3],
                        .tables = shapes[1][0], .rotated = shapes[1][3], .half = half, .back = back};
     pet_parallel(rotary_rows, &of, of.batch * of.heads * of.length, rows_at_once(of.width));
@@ -84,12 +83,12 @@ static int rotary_of(void **params, int64_t **shapes, int half, int back) {
 }
 
 /* x (B, heads, S, d), cosines and sines (B or 1, 1, S, rotated) → x rotated, pairs (i, i + rotated/2) */
-PET_KERNEL(rotary_half) { return rotary_of(params, shapes, 1, 0); }
-PET_KERNEL(rotary_half_back) { return rotary_of(params, shapes, 1, 1); }
+PET_KERNEL(rotary_half) { return rotary_of(params, shapes, dtypes, 1, 0); }
+PET_KERNEL(rotary_half_back) { return rotary_of(params, shapes, dtypes, 1, 1); }
 
 /* the same with pairs (2i, 2i + 1) */
-PET_KERNEL(rotary_interleaved) { return rotary_of(params, shapes, 0, 0); }
-PET_KERNEL(rotary_interleaved_back) { return rotary_of(params, shapes, 0, 1); }
+PET_KERNEL(rotary_interleaved) { return rotary_of(params, shapes, dtypes, 0, 0); }
+PET_KERNEL(rotary_interleaved_back) { return rotary_of(params, shapes, dtypes, 0, 1); }
 
 /* Splitting and rotating in one, and both backwards, token by token. */
 static void rotary_tokens(void *arguments, int64_t first, int64_t last) {
@@ -100,14 +99,13 @@ static void rotary_tokens(void *arguments, int64_t first, int64_t last) {
         for (int64_t head = 0; head < of->heads; head++) {
             int64_t inner = ((batch * of->heads + head) * of->length + place) * of->width;
             int64_t outer = (token * of->heads + head) * of->width;
-            rotary_row(of, of->x + (of->back ? inner : outer), of->out + (of->back ? outer : inner),
-                       of->cosine + table, of->sine + table);
+            rotary_row(of, of->back ? inner : outer, of->back ? outer : inner, table);
         }
     }
 }
 
-static int rotary_tokens_of(void **params, int64_t **shapes, const int64_t *split, int half, int back) {
-    struct heads of = {.x = params[0], .cosine = params[1], .sine = params[2], .out = params[4], .batch = split[0],
+static int rotary_tokens_of(void **params, int64_t **shapes, const char **types, const int64_t *split, int half, int back) {
+    struct heads of = {.x = numbers_of(params, types, 0), .cosine = params[1], .sine = params[2], .out = numbers_of(params, types, 4), .batch = split[0],
                        .heads = split[1], .length = split[2], .width = split[3], .tables = shapes[1][0],
                        .rotated = shapes[1][3], .half = half, .back = back};
     pet_parallel(rotary_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
@@ -115,9 +113,9 @@ static int rotary_tokens_of(void **params, int64_t **shapes, const int64_t *spli
 }
 
 /* x (B·S, heads·d), cosines and sines, start (B, S) for its shape → (B, heads, S, d) rotated */
-PET_KERNEL(split_rotary_half) { return rotary_tokens_of(params, shapes, shapes[4], 1, 0); }
-PET_KERNEL(split_rotary_interleaved) { return rotary_tokens_of(params, shapes, shapes[4], 0, 0); }
+PET_KERNEL(split_rotary_half) { return rotary_tokens_of(params, shapes, dtypes, shapes[4], 1, 0); }
+PET_KERNEL(split_rotary_interleaved) { return rotary_tokens_of(params, shapes, dtypes, shapes[4], 0, 0); }
 
 /* dy (B, heads, S, d), cosines and sines, start → dx (B·S, heads·d) */
-PET_KERNEL(split_rotary_half_back) { return rotary_tokens_of(params, shapes, shapes[0], 1, 1); }
-PET_KERNEL(split_rotary_interleaved_back) { return rotary_tokens_of(params, shapes, shapes[0], 0, 1); }
+PET_KERNEL(split_rotary_half_back) { return rotary_tokens_of(params, shapes, dtypes, shapes[0], 1, 1); }
+PET_KERNEL(split_rotary_interleaved_back) { return rotary_tokens_of(params, shapes, dtypes, shapes[0], 0, 1); }

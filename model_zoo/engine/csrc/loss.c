@@ -97,8 +97,8 @@ static int over_pieces(struct head *of, float *workspace) {
             return 1;
         for (int64_t i = 0; i < some; i++)
             memcpy(of->second + of->numbers[i] * of->width, of->some_gradient + i * of->width, line);
-        if (of->weight_gradient && product_by_columns(of->logits, of->some_hidden, of->weight_gradient, of->vocabulary,
-                                                      of->width, some, of->how | (began ? ADDS : 0)))
+        if (of->weight_gradient && product_by_columns((struct numbers){of->logits}, float_matrix(of->some_hidden, of->width),
+                                                      of->weight_gradient, of->vocabulary, of->width, some, of->how | (began ? ADDS : 0)))
             return 1;
         began = 1;
     }

@@ -1,11 +1,11 @@
-/* LoRA's sum, y + s·(x·Aᵀ)·Bᵀ, and its gradients. All float32. */
+/* LoRA's sum, y + s·(x·Aᵀ)·Bᵀ, and its gradients. */
 #include <stdlib.h>
 
 #include "few_rows.h"
 #include "gemm.h"
+#include "numbers.h"
 #include "pool.h"
 #include "product.h"
-#include "vectors.h"
 
 enum {
     ROWS = 48,
@@ -13,21 +13,28 @@ enum {
     MOST_CHUNKS = 16, /* of rows, whose sums are added up in order, whatever the number of threads */
     LEAST_CHUNK = 64,
     COLUMNS = 64,     /* of those sums, that are added up together */
+    WIDENED = 128,    /* columns of a chunk's rows that are widened together */
 };
 
 struct low_rank {
-    const float *x, *a, *b, *inner, *dout;
+    struct numbers x, dout;
+    const float *a, *b, *inner;
     float *new_inner, *outer, *d_a, *d_b, *parts;
     float *turned_b; /* B as (r, out) */
     int64_t rows, in, columns, rank, chunk, chunks;
     float scale;
+    _Atomic int failed;
 };
 
-/* to (rows, r) = s·from·linesᵀ, for lines (r, width) that meet some rows at a time. */
-static void narrow(const struct low_rank *of, float *to, const float *from, const float *lines, int64_t rows, int64_t width) {
-    for (int64_t row = 0; row < rows; row += SOME_ROWS)
-        lines_by_lines(from + row * width, lines, to + row * of->rank, of->rank, rows - row < SOME_ROWS ? rows - row : SOME_ROWS,
+/* to (rows, r) = s·from·linesᵀ, for rows of `from` from `first` on, and lines (r, width) that meet some of these at a time. */
+static void narrow(const struct low_rank *of, float *to, struct numbers from, int64_t first, const float *lines, int64_t rows,
+                   int64_t width) {
+    float room[from.low ? SOME_ROWS * width : 1];
+    for (int64_t row = 0; row < rows; row += SOME_ROWS) {
+        int64_t some = rows - row < SOME_ROWS ? rows - row : SOME_ROWS;
+        lines_by_lines(widened(from, (first + row) * width, some * width, room), lines, to + row * of->rank, of->rank, some,
                        of->rank, width);
+    }
     for (int64_t i = 0; i < rows * of->rank; i++) to[i] *= of->scale;
 }
 
@@ -35,7 +42,7 @@ static void inner_rows(void *arguments, int64_t first, int64_t last) {
     struct low_rank *of = arguments;
     for (int64_t block = first; block < last; block++) {
         int64_t row = block * ROWS, rows = of->rows - row < ROWS ? of->rows - row : ROWS;
-        narrow(of, of->new_inner + row * of->rank, of->x + row * of->in, of->a, rows, of->in);
+        narrow(of, of->new_inner + row * of->rank, of->x, row, of->a, rows, of->in);
     }
 }
 
@@ -43,7 +50,7 @@ static void inner(struct low_rank of) { pet_parallel(inner_rows, &of, (of.rows +
 
 /* x (N, in), A (r, in), s (1) → s·x·Aᵀ (N, r): what a product with B adds to y */
 PET_KERNEL(low_rank_inner) {
-    inner((struct low_rank){.x = params[0], .a = params[1], .scale = *(float *)params[2], .new_inner = params[3],
+    inner((struct low_rank){.x = numbers_of(params, dtypes, 0), .a = params[1], .scale = *(float *)params[2], .new_inner = params[3],
                             .rows = shapes[0][0], .in = shapes[0][1], .rank = shapes[1][0]});
     return 0;
 }
@@ -51,24 +58,42 @@ PET_KERNEL(low_rank_inner) {
 /* y (N, out), x (N, in), A (r, in), B (out, r), s (1) → y + s·x·Aᵀ·Bᵀ (N, out), s·x·Aᵀ (N, r) */
 PET_KERNEL(low_rank) {
     int64_t rows = shapes[0][0], columns = shapes[0][1], rank = shapes[2][0];
-    inner((struct low_rank){.x = params[1], .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
+    inner((struct low_rank){.x = {params[1]}, .a = params[2], .scale = *(float *)params[4], .new_inner = params[6],
                             .rows = rows, .in = shapes[1][1], .rank = rank});
     memcpy(params[5], params[0], (size_t)(rows * columns) * sizeof(float));
     return product_by_rows(params[6], float_matrix(params[3], rank), params[5], rows, columns, rank, 1);
 }
 
+/* to (r, width) = leftᵀ·right for `left` (rows, r) and rows of `right` from `first` on. */
+static void factor_part(const struct low_rank *of, float *to, const float *left, struct numbers right, int64_t first,
+                        int64_t rows, int64_t width, float *room) {
+    if (!right.low) {
+        const float *whole = (const float *)right.at + first * width;
+        product_turned(of->rank, width, to, width, left, of->rank, whole, width, rows, 0);
+        return;
+    }
+    for (int64_t column = 0; column < width; column += WIDENED) {
+        int64_t some = width - column < WIDENED ? width - column : WIDENED;
+        for (int64_t i = 0; i < rows; i++) widened(right, (first + i) * width + column, some, room + i * WIDENED);
+        product_turned(of->rank, some, to + column, width, left, of->rank, room, WIDENED, rows, 0);
+    }
+}
+
 /* t = s·dy·B, and of each chunk of rows its part of dA = tᵀ·x and of dBᵀ = innerᵀ·dy. */
 static void factor_chunks(void *arguments, int64_t first, int64_t last) {
     struct low_rank *of = arguments;
+    float *room = pet_scratch(1, of->chunk * WIDENED * 4);
+    if (!room) {
+        of->failed = 1;
+        return;
+    }
     for (int64_t index = first; index < last; index++) {
         int64_t row = index * of->chunk, rows = of->rows - row < of->chunk ? of->rows - row : of->chunk;
-        const float *x = of->x + row * of->in, *dout = of->dout + row * of->columns;
         float *d_a = of->parts + index * of->rank * (of->in + of->columns), *d_b = d_a + of->rank * of->in;
         float *t = of->outer + row * of->rank;
-        narrow(of, t, dout, of->turned_b, rows, of->columns);
-        product_turned(of->rank, of->in, d_a, of->in, t, of->rank, x, of->in, rows, 0);
-        product_turned(of->rank, of->columns, d_b, of->columns, of->inner + row * of->rank, of->rank, dout, of->columns,
-                       rows, 0);
+        narrow(of, t, of->dout, row, of->turned_b, rows, of->columns);
+        factor_part(of, d_a, t, of->x, row, rows, of->in, room);
+        factor_part(of, d_b, of->inner + row * of->rank, of->dout, row, rows, of->columns, room);
     }
 }
 
@@ -95,8 +120,8 @@ static void factor_columns(void *arguments, int64_t first, int64_t last) {
 
 /* B (out, r), s, x (N, in), s·x·Aᵀ (N, r), dy (N, out) → t = s·dy·B (N, r), whose product with A is dx, dA (r, in), dB (out, r) */
 PET_KERNEL(low_rank_factors) {
-    struct low_rank of = {.b = params[0], .scale = *(float *)params[1], .x = params[2], .inner = params[3],
-                          .dout = params[4], .outer = params[5], .d_a = params[6], .d_b = params[7],
+    struct low_rank of = {.b = params[0], .scale = *(float *)params[1], .x = numbers_of(params, dtypes, 2), .inner = params[3],
+                          .dout = numbers_of(params, dtypes, 4), .outer = params[5], .d_a = params[6], .d_b = params[7],
                           .columns = shapes[0][0], .rank = shapes[0][1], .rows = shapes[2][0], .in = shapes[2][1]};
     of.chunk = (of.rows + MOST_CHUNKS - 1) / MOST_CHUNKS;
     if (of.chunk < LEAST_CHUNK) of.chunk = LEAST_CHUNK;
@@ -110,7 +135,7 @@ PET_KERNEL(low_rank_factors) {
         pet_parallel(factor_chunks, &of, of.chunks, 1);
         pet_parallel(factor_columns, &of, blocks_of(of.in) + blocks_of(of.columns), 1);
     }
-    int failed = !of.turned_b || !of.parts;
+    int failed = !of.turned_b || !of.parts || of.failed;
     free(of.parts);
     return failed;
 }

@@ -1,14 +1,15 @@
-/* Norms row by row, and their gradients. All float32. */
+/* Norms row by row, and their gradients. */
 #include <math.h>
 #include <stddef.h>
 
+#include "numbers.h"
 #include "pool.h"
-#include "vectors.h"
 
 /* RMSNorm: y = x·s·(w + offset) with s = 1 / sqrt(mean(x²) + eps) -------------------------------------------------- */
 
 struct norm {
-    const float *x, *weight, *bias, *mean, *scale, *dout, *before; /* before: what a gradient is added to */
+    const float *x, *weight, *bias, *mean, *scale, *before; /* before: what a gradient is added to */
+    struct numbers y, dout;
     float *out, *out_mean, *out_scale;
     int64_t width, rows;
     float eps, offset;
@@ -19,7 +20,7 @@ static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
         const float *x = of->x + row * width;
-        float *out = of->out + row * width;
+        float room[width], *out = room_for(of->y, row * width, room);
         floats squares = {0};
         for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
         float sum = sum_of(squares);
@@ -28,12 +29,13 @@ static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
         of->out_scale[row] = scale;
         for (int64_t i = 0; i < whole; i += LANES) store(out + i, load(x + i) * scale * (load(of->weight + i) + of->offset));
         for (int64_t i = whole; i < width; i++) out[i] = x[i] * scale * (of->weight[i] + of->offset);
+        put_back(of->y, row * width, width, room);
     }
 }
 
 /* x (N, H), weight (H), eps (1), offset (1) → y (N, H), s (N, 1) */
 PET_KERNEL(rms_norm) {
-    struct norm of = {.x = params[0], .weight = params[1], .out = params[4], .out_scale = params[5],
+    struct norm of = {.x = params[0], .weight = params[1], .y = numbers_of(params, dtypes, 4), .out_scale = params[5],
                       .eps = *(float *)params[2], .offset = *(float *)params[3], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
@@ -44,7 +46,9 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
     struct norm *of = arguments;
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        const float *x = of->x + row * width, *dout = of->dout + row * width;
+        const float *x = of->x + row * width;
+        float room[width];
+        const float *dout = widened(of->dout, row * width, width, room);
         float *out = of->out + row * width, scale = of->scale[row];
         floats sums = {0};
         for (int64_t i = 0; i < whole; i += LANES) sums += load(dout + i) * (load(of->weight + i) + of->offset) * load(x + i);
@@ -66,7 +70,7 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
 /* x, weight, offset, s, dy → dx */
 PET_KERNEL(rms_norm_gradient) {
     struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
-                      .dout = params[4], .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
+                      .dout = numbers_of(params, dtypes, 4), .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }
@@ -74,7 +78,7 @@ PET_KERNEL(rms_norm_gradient) {
 /* x, weight, offset, s, dy, what there is → that and dx; it may lie where that does */
 PET_KERNEL(rms_norm_gradient_added) {
     struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
-                      .dout = params[4], .before = params[5], .out = params[6], .rows = shapes[0][0],
+                      .dout = numbers_of(params, dtypes, 4), .before = params[5], .out = params[6], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
@@ -87,7 +91,7 @@ static void layer_norm_rows(void *arguments, int64_t first, int64_t last) {
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
         const float *x = of->x + row * width;
-        float *out = of->out + row * width;
+        float room[width], *out = room_for(of->y, row * width, room);
         floats sums = {0};
         for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
         float sum = sum_of(sums);
@@ -103,12 +107,13 @@ static void layer_norm_rows(void *arguments, int64_t first, int64_t last) {
         for (int64_t i = 0; i < whole; i += LANES)
             store(out + i, (load(x + i) - mean) * scale * load(of->weight + i) + load(of->bias + i));
         for (int64_t i = whole; i < width; i++) out[i] = (x[i] - mean) * scale * of->weight[i] + of->bias[i];
+        put_back(of->y, row * width, width, room);
     }
 }
 
 /* x (N, H), weight (H), bias (H), eps (1) → y (N, H), m (N, 1), s (N, 1) */
 PET_KERNEL(layer_norm) {
-    struct norm of = {.x = params[0], .weight = params[1], .bias = params[2], .out = params[4], .out_mean = params[5],
+    struct norm of = {.x = params[0], .weight = params[1], .bias = params[2], .y = numbers_of(params, dtypes, 4), .out_mean = params[5],
                       .out_scale = params[6], .eps = *(float *)params[3], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(layer_norm_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
@@ -119,7 +124,9 @@ static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t las
     struct norm *of = arguments;
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        const float *x = of->x + row * width, *dout = of->dout + row * width;
+        const float *x = of->x + row * width;
+        float room[width];
+        const float *dout = widened(of->dout, row * width, width, room);
         float *out = of->out + row * width, scale = of->scale[row], mean = of->mean[row];
         floats sums = {0}, products = {0};
         for (int64_t i = 0; i < whole; i += LANES) {
@@ -148,7 +155,7 @@ static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t las
 
 /* x, weight, m, s, dy → dx */
 PET_KERNEL(layer_norm_gradient) {
-    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = params[4],
+    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = numbers_of(params, dtypes, 4),
                       .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
@@ -156,7 +163,7 @@ PET_KERNEL(layer_norm_gradient) {
 
 /* x, weight, m, s, dy, what there is → that and dx; it may lie where that does */
 PET_KERNEL(layer_norm_gradient_added) {
-    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = params[4],
+    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = numbers_of(params, dtypes, 4),
                       .before = params[5], .out = params[6], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
@@ -167,7 +174,9 @@ static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
     struct norm *of = arguments;
     for (int64_t i = first; i < last; i++) of->out[i] = 0.0f;
     for (int64_t row = 0; row < of->rows; row++) {
-        const float *x = of->x + row * of->width, *dout = of->dout + row * of->width;
+        const float *x = of->x + row * of->width;
+        float room[last - first];
+        const float *dout = widened(of->dout, row * of->width + first, last - first, room) - first;
         float scale = of->scale[row], mean = of->mean ? of->mean[row] : 0.0f;
 #pragma omp simd
         for (int64_t i = first; i < last; i++) of->out[i] += dout[i] * (x[i] - mean) * scale;
@@ -176,7 +185,7 @@ static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
 
 /* x, s, dy → dw */
 PET_KERNEL(rms_norm_weight_gradient) {
-    struct norm of = {.x = params[0], .scale = params[1], .dout = params[2], .out = params[3], .rows = shapes[0][0],
+    struct norm of = {.x = params[0], .scale = params[1], .dout = numbers_of(params, dtypes, 2), .out = params[3], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(norm_weight_columns, &of, of.width, 64);
     return 0;
@@ -184,7 +193,7 @@ PET_KERNEL(rms_norm_weight_gradient) {
 
 /* x, m, s, dy → dw */
 PET_KERNEL(layer_norm_weight_gradient) {
-    struct norm of = {.x = params[0], .mean = params[1], .scale = params[2], .dout = params[3], .out = params[4],
+    struct norm of = {.x = params[0], .mean = params[1], .scale = params[2], .dout = numbers_of(params, dtypes, 3), .out = params[4],
                       .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(norm_weight_columns, &of, of.width, 64);
     return 0;

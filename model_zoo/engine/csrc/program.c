@@ -18,7 +18,7 @@ PET_KERNEL(plain_product_bf16_added);
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
 enum { DIMENSIONS = 4, MOST_OPERANDS = 20 };
-enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2 }; /* of the program */
+enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2, BY_HEAD = 1, LOW = 2 }; /* of the program */
 
 /* The kernels that may run at once with others, and what they compute. */
 static const struct {
@@ -47,17 +47,17 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
     int turned = PRODUCTS[which].turned, add = PRODUCTS[which].add;
     struct product *to = NULL;
     for (int i = 0; i < all->count; i++)
-        if (all->products[i].c == its[uses - 1]) to = all->products + i;
+        if (all->products[i].c.at == its[uses - 1]) to = all->products + i;
     if (to ? !add : all->count == MOST_PRODUCTS) return 1;
     if (!to) {
         to = all->products + all->count++;
-        *to = (struct product){.c = its[uses - 1], .columns = shapes[1][turned ? 0 : 1], .add = add};
+        *to = (struct product){.c = numbers_of(its, types, uses - 1), .columns = shapes[1][turned ? 0 : 1], .add = add};
     }
     if (to->count == MOST_TERMS) return 1;
-    to->terms[to->count++] = (struct term){.a = its[0], .b = matrix_of(its, shapes, types, 1), .depth = shapes[0][1],
-                                           .b_turned = turned};
+    to->terms[to->count++] = (struct term){.a = numbers_of(its, types, 0), .b = matrix_of(its, shapes, types, 1),
+                                           .depth = shapes[0][1], .b_turned = turned};
     all->rows = shapes[0][0];
-    all->bf16 |= PRODUCTS[which].bf16; /* what runs with a product in bfloat16, such as LoRA's sum, is rounded as well */
+    all->bf16 |= PRODUCTS[which].bf16 || to->c.low; /* what runs with a product in bfloat16, such as LoRA's sum, is rounded as well */
     return 0;
 }
 
@@ -80,7 +80,7 @@ static struct matrix packed(const int32_t *words, void **params, int64_t rows, i
  *
  * The program, int32: how many operands there are, outputs included; how many values besides, how many instructions.
  * For each value besides: in which operand it lies, or among the program's own words; at which number per token, or
- * which word; whether it is by head; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
+ * which word; BY_HEAD and LOW, whether it is in bfloat16; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
  * width), or of a packed matrix (rows, width). For each instruction the address of its kernel in two words; whether it is a product that runs at once with
  * the next one; how many values it uses, and which: the operands are the first, those besides follow. */
 PET_KERNEL(program) {
@@ -114,6 +114,7 @@ PET_KERNEL(program) {
             }
             const int32_t *its_own = own + (int64_t)(value - operands) * WORDS;
             int64_t rows = its_own[3], width = its_own[4];
+            int by_head = its_own[2] & BY_HEAD;
             if (its_own[0] >= operands || its_own[0] < PACKED) return 1;
             if (its_own[0] == PACKED) {
                 matrices[i] = packed(words + its_own[1], params, rows, width);
@@ -128,8 +129,9 @@ PET_KERNEL(program) {
                 its[i] = (void *)(words + its_own[1]);
             else
                 its[i] = (float *)params[its_own[0]] + its_own[1] * tokens;
-            dimensions[i] = its_own[2] ? 4 : 2;
-            memcpy(made[i], its_own[2] ? (int64_t[]){batch, rows, length, width} : (int64_t[]){tokens * rows, width, 1, 1},
+            if (its_own[2] & LOW) types[i] = "bfloat16";
+            dimensions[i] = by_head ? 4 : 2;
+            memcpy(made[i], by_head ? (int64_t[]){batch, rows, length, width} : (int64_t[]){tokens * rows, width, 1, 1},
                    sizeof made[i]);
             its_shapes[i] = made[i];
         }

@@ -31,9 +31,14 @@ void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
     }
 }
 
-void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied) {
-    int64_t whole = rounded_depth(of), above = 0;
+void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
+                       float *room) {
+    int64_t whole = rounded_depth(of), above = 0, at = row * of->columns + first, c_row = of->c.low ? last - first : of->columns;
     int add = of->add;
+    float *c = room_for(of->c, at, room);
+    if (add && (of->c.low || of->before.at != of->c.at))
+        for (int64_t i = 0; i < rows; i++)
+            copy_numbers(of->before, at + i * of->columns, (struct numbers){c}, i * c_row, last - first);
     for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
         int64_t padded = up_to_pairs(from->depth);
         for (int64_t k = 0; k < padded; k += DEEP, add = 1)
@@ -41,10 +46,11 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
                 struct bf16_part part = {.a = from->rounded + row * padded + k * BF16_ROWS,
                                          .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
                                          .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP)};
-                bf16_product(rows, least(last - column, of->panel), of->c + row * of->columns + column, of->columns, &part, add);
+                bf16_product(rows, least(last - column, of->panel), c + column - first, c_row, &part, add);
             }
         above += padded;
     }
+    for (int64_t i = 0; i < rows; i++) put_back(of->c, at + i * of->columns, last - first, room + i * c_row);
 }
 
 /* Left factors that are rounded to bfloat16, each once whatever number of sums reads it. */
@@ -58,9 +64,11 @@ static void round_strips(void *arguments, int64_t first, int64_t last) {
     struct lefts *of = arguments;
     for (int i = 0; i < of->count; i++) {
         const struct part *part = of->parts[i];
-        for (int64_t row = first * BF16_ROWS; row < least(last * BF16_ROWS, of->rows); row += BF16_ROWS)
-            bf16_rows(part->a + row * part->a_row, part->a_row, least(of->rows - row, BF16_ROWS), part->depth,
-                      (uint16_t *)part->rounded + row * up_to_pairs(part->depth));
+        for (int64_t row = first * BF16_ROWS; row < least(last * BF16_ROWS, of->rows); row += BF16_ROWS) {
+            const void *from = place_of(part->a, row * part->a_row);
+            uint16_t *to = (uint16_t *)part->rounded + row * up_to_pairs(part->depth);
+            (part->a.low ? bf16_same_rows : bf16_rows)(from, part->a_row, least(of->rows - row, BF16_ROWS), part->depth, to);
+        }
     }
 }
 
@@ -70,7 +78,7 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
-            while (known < of.count && (of.parts[known]->a != part->a || of.parts[known]->depth != part->depth)) known++;
+            while (known < of.count && (of.parts[known]->a.at != part->a.at || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }
     uint16_t *rounded = pet_scratch(4, strips * BF16_ROWS * width * 2);
@@ -82,28 +90,21 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++)
             for (int known = 0; known < of.count; known++)
-                if (of.parts[known]->a == part->a && of.parts[known]->depth == part->depth)
+                if (of.parts[known]->a.at == part->a.at && of.parts[known]->depth == part->depth)
                     part->rounded = of.parts[known]->rounded;
     pet_parallel(round_strips, &of, strips, rows_at_once(BF16_ROWS * width));
     return 0;
 }
 
-PET_KERNEL(product_of_rows_bf16) {
-    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16);
-}
+PET_KERNEL(product_of_rows_bf16) { return product_kernel(params, shapes, dtypes, 2, 1, IN_BF16); }
 
-PET_KERNEL(plain_product_bf16) {
-    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16);
-}
+PET_KERNEL(plain_product_bf16) { return product_kernel(params, shapes, dtypes, 2, 0, IN_BF16); }
 
-PET_KERNEL(product_of_rows_bf16_added) {
-    return product_by_rows(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][0], shapes[0][1], IN_BF16 | ADDS);
-}
+PET_KERNEL(product_of_rows_bf16_added) { return product_kernel(params, shapes, dtypes, 2, 1, IN_BF16 | ADDS); }
 
-PET_KERNEL(plain_product_bf16_added) {
-    return product_by_depth(params[0], matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][0], shapes[1][1], shapes[0][1], IN_BF16 | ADDS);
-}
+PET_KERNEL(plain_product_bf16_added) { return product_kernel(params, shapes, dtypes, 2, 0, IN_BF16 | ADDS); }
 
 PET_KERNEL(product_of_columns_bf16) {
-    return product_by_columns(params[0], params[1], params[2], shapes[0][1], shapes[1][1], shapes[0][0], IN_BF16);
+    return product_by_columns(numbers_of(params, dtypes, 0), matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][1],
+                              shapes[1][1], shapes[0][0], IN_BF16);
 }

@@ -14,7 +14,9 @@ int round_lefts(struct sum *sums, int count, int64_t rows);
 /* The columns of a panel from all parts, one below the other. */
 void copy_pairs(const struct sum *of, int64_t column, uint16_t *to);
 
-/* Up to BF16_ROWS rows of the result by the columns of a block, whose panels lie one behind the other. */
-void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied);
+/* Up to BF16_ROWS rows of the result by the columns of a block, whose panels lie one behind the other; `room` has room for
+ * so much of it. */
+void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
+                       float *room);
 
 #endif

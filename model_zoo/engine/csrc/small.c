@@ -1,9 +1,9 @@
-/* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. All float32
- * but places of columns, which are int32. */
+/* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. Places of
+ * columns are int32. */
+#include "numbers.h"
 #include "pool.h"
-#include "storage.h"
 
-enum { AT_ONCE = 8192 };
+enum { AT_ONCE = 8192, PIECE = 512 };
 
 struct small {
     const float *x, *y;
@@ -18,15 +18,27 @@ static int64_t size_of(int dimensions, const int64_t *shape) {
     return size;
 }
 
+struct adding {
+    struct numbers x, y, out;
+    int64_t width;
+    float factor;
+};
+
 static void add_part(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct adding of = *(struct adding *)arguments;
+    for (int64_t at = first; at < last; at += PIECE) {
+        int64_t some = last - at < PIECE ? last - at : PIECE;
+        float rooms[2][PIECE], *out = (float *)of.out.at + at;
+        const float *x = widened(of.x, at, some, rooms[0]), *y = widened(of.y, at, some, rooms[1]);
 #pragma omp simd
-    for (int64_t i = first; i < last; i++) of.out[i] = of.x[i] * of.factor + of.y[i];
+        for (int64_t i = 0; i < some; i++) out[i] = x[i] * of.factor + y[i];
+    }
 }
 
 /* a, b and a factor (1) → a·factor + b, which may lie where either does */
 PET_KERNEL(add) {
-    struct small of = {.x = params[0], .y = params[1], .factor = *(float *)params[2], .out = params[3]};
+    struct adding of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[3]},
+                        .factor = *(float *)params[2]};
     pet_parallel(add_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
     return 0;
 }
@@ -45,15 +57,21 @@ PET_KERNEL(scale) {
 }
 
 static void add_bias_rows(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
-    for (int64_t row = first; row < last; row++)
+    struct adding of = *(struct adding *)arguments;
+    const float *bias = of.y.at;
+    for (int64_t row = first; row < last; row++) {
+        float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);
+        const float *x = widened(of.x, row * of.width, of.width, rooms[0]);
 #pragma omp simd
-        for (int64_t i = 0; i < of.width; i++) of.out[row * of.width + i] = of.x[row * of.width + i] + of.y[i];
+        for (int64_t i = 0; i < of.width; i++) out[i] = x[i] + bias[i];
+        put_back(of.out, row * of.width, of.width, rooms[1]);
+    }
 }
 
 /* x (N, W), bias (W) → x + bias, which may lie where x does */
 PET_KERNEL(add_bias) {
-    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][1]};
+    struct adding of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
+                        .width = shapes[0][1]};
     pet_parallel(add_bias_rows, &of, shapes[0][0], rows_at_once(of.width));
     return 0;
 }
@@ -123,18 +141,27 @@ PET_KERNEL(dropout) {
     return 0;
 }
 
+struct summing {
+    struct numbers x;
+    float *out;
+    int64_t width, rows;
+};
+
 /* Some columns of all rows, one row after the other. */
 static void column_sum_part(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct summing of = *(struct summing *)arguments;
+    float room[last - first];
     for (int64_t i = first; i < last; i++) of.out[i] = 0.0f;
-    for (int64_t row = 0; row < of.rows; row++)
+    for (int64_t row = 0; row < of.rows; row++) {
+        const float *x = widened(of.x, row * of.width + first, last - first, room) - first;
 #pragma omp simd
-        for (int64_t i = first; i < last; i++) of.out[i] += of.x[row * of.width + i];
+        for (int64_t i = first; i < last; i++) of.out[i] += x[i];
+    }
 }
 
 /* x (N, W) → the sum of its rows (W) */
 PET_KERNEL(column_sum) {
-    struct small of = {.x = params[0], .out = params[1], .rows = shapes[0][0], .width = shapes[0][1]};
+    struct summing of = {.x = numbers_of(params, dtypes, 0), .out = params[1], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(column_sum_part, &of, of.width, 64);
     return 0;
 }

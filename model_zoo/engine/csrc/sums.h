@@ -9,7 +9,7 @@ enum { PANEL = WIDE * LANES };
 
 /* Some of a term's depth. */
 struct part {
-    const float *a;
+    struct numbers a;
     struct matrix b;
     int64_t b_first;      /* where its depth begins in b */
     int64_t a_row, depth; /* how far rows are apart, and how many of b there are */
@@ -19,7 +19,7 @@ struct part {
 
 /* What is added up in one go for a result, no deeper than MOST_DEPTH. */
 struct sum {
-    float *c;
+    struct numbers c, before; /* where it goes, and what it is added to: the same, or, for a c in bfloat16, float32 */
     int64_t columns, panel, depth;
     int add, bf16, count;
     struct part parts[MOST_TERMS];
