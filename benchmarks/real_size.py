@@ -48,6 +48,8 @@ def write_checkpoint(model: str, directory: Path, layers: int | None) -> int:
     from model_zoo.presets import preset
 
     values = preset(model)
+    tiny = json.loads((ROOT / "recipes" / "bases" / TOKENIZERS[model] / "config.json").read_text("utf-8"))
+    values.update({key: number for key, number in tiny.items() if key.endswith("_token_id")})  # the tokenizer's
     if layers is not None:
         values.update({key: layers for key in LAYERS if key in values})
     config = config_of(values)
@@ -164,6 +166,8 @@ def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: 
     )
     shutil.rmtree(merged)
     options = ["--targets", "all-linear", "--batch", "1", "--length", str(LENGTH)] + ["--recompute"] * recompute
+    products = json.loads((run / "summary.json").read_text())["precision"]
+    options += ["--precision", products.split()[0]]
     options += ["--quantization", TYPES[dtype]["type"]] if TYPES[dtype] else []
     options += ["--double"] if TYPES[dtype].get("double") else []
     place = ["--devices", "1", "--memory", "64GB", "--reserve", "0GB", "--json"]
@@ -176,7 +180,7 @@ def run_case(model: str, dtype: str, work: Path, layers: int | None, recompute: 
         "dtype": dtype,
         "layers": layers,
         "recompute": recompute,
-        "precision": json.loads((run / "summary.json").read_text())["precision"],
+        "precision": products,
         "stored_gb": size / 1e9,
         "read_seconds": read,
         "steps": steps,

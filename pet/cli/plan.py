@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--length", type=int, metavar="N", help="tokens in a row (default 512)")
     parser.add_argument("--dtype", help="of base and activations; default: config.json's, or float32")
     quantization_options(parser)
+    precisions = "fp32", "bf16", "auto"
+    parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
@@ -87,6 +89,7 @@ def look(options, cluster):
     from pet.meta_model import MetaModel
     from pet.names import model_config
     from pet.planning.search import OPTIMIZER_STATES, Work, plan
+    from pet.train.precision import choose_precision
 
     settings = settings_of(options.settings)
     for name, value in (("rank", options.rank), ("targets", options.targets)):
@@ -117,5 +120,6 @@ def look(options, cluster):
         options.micro_batch,
         None if options.dtype or quantization is None else stored,
         quantization,
+        choose_precision(options.precision).name,
     )
     return plan(work, cluster)

@@ -35,7 +35,7 @@ def activation_bytes(work, divided: Layout, steps, stage: int) -> int:
     whole = work.width == 4 and not divided.gathered
     if whole and steps.tensor == 1:
         kinds = [twice for twice, count in ((False, len(layers) - len(again)), (True, len(again))) if count]
-        profiles = {twice: layer_memory(work.meta_model, work.adapter, twice) for twice in kinds}
+        profiles = {twice: layer_memory(work.meta_model, work.adapter, twice, work.precision) for twice in kinds}
         if None not in profiles.values():
             return sizes.whole(profiles, layers, again)
     kept, besides = (sizes.fused if whole else sizes.plain)()

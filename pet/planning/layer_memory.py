@@ -12,29 +12,31 @@ from adapters.lora import LoRALinear
 from model_zoo.auto import MODEL_OF, classes_for
 from model_zoo.engine import MemoryProfile, available, memory_profile
 from model_zoo.errors import InputError
+from pet.train.precision import set_precision
 
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer")
 """What config.json calls the number of layers."""
 
 
-_known: dict[tuple[str, str, bool], MemoryProfile | None] = {}
+_known: dict[tuple[str, str, bool, str], MemoryProfile | None] = {}
 
 
-def layer_memory(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
+def layer_memory(meta_model, adapter, recompute: bool, precision: str = "fp32") -> MemoryProfile | None:
     """What the layers of a model take, or None where they run operator by operator.
 
     Args:
         meta_model: the model.
         adapter: a method's configuration, or None where every weight is trained.
         recompute: whether layers are computed again in the backward pass.
+        precision: of their products. What lies between two products in bf16 takes half.
     """
-    key = (repr(sorted(meta_model.values.items(), key=str)), repr(adapter), recompute)
+    key = (repr(sorted(meta_model.values.items(), key=str)), repr(adapter), recompute, precision)
     if key not in _known:
-        _known[key] = _profile(meta_model, adapter, recompute) if available() else None
+        _known[key] = _profile(meta_model, adapter, recompute, precision) if available() else None
     return _known[key]
 
 
-def _profile(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
+def _profile(meta_model, adapter, recompute: bool, precision: str) -> MemoryProfile | None:
     if getattr(adapter, "init", "default") not in ("default", "gaussian"):
         return None  # it would look at weights, which are not there
     dora = getattr(adapter, "use_dora", False)
@@ -47,6 +49,7 @@ def _profile(meta_model, adapter, recompute: bool) -> MemoryProfile | None:
         model = MODEL_OF[type(config)](config)
         if adapter is not None:
             apply(model, adapter)
+        set_precision(model, precision)
         found = memory_profile(model.set_train(True), recompute)
     except InputError:  # an adapter for layers that are not there
         return None

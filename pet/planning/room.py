@@ -31,7 +31,7 @@ def step_memory(recipe, config: dict, adapter, length: int, **types) -> float:
         config: the model's config.json.
         adapter: the method's configuration; None trains every weight.
         length: tokens of a row.
-        types: ``dtype``, ``stored`` and ``quantization`` of a `pet.planning.search.Work`.
+        types: ``dtype``, ``stored``, ``quantization`` and ``precision`` of a `pet.planning.search.Work`.
     """
     from pet.meta_model import MetaModel
     from pet.parallel.shares import shares
@@ -76,6 +76,7 @@ def check_room(recipe, prepared) -> None:
     from adapters.saving import form_of
     from model_zoo.quantization import Quantization
     from pet.recipe.adapter import recipe_method
+    from pet.train.precision import choose_precision
 
     if ms.get_context("device_target") != "CPU":
         return
@@ -83,6 +84,8 @@ def check_room(recipe, prepared) -> None:
     length = max(length for _, length in feed.shapes(0))
     form = form_of(prepared.model)
     types = {**types_of(prepared.model), "quantization": Quantization.read(form) if form else None}
+    asked = recipe.train.precision
+    types["precision"] = choose_precision(asked).name if asked == "auto" else asked
     try:
         adapter = recipe_method(recipe.adapter, recipe.train.seed, prepared.tokenizer)
         needed = step_memory(recipe, config, adapter, length, **types) * recipe.parallel.processes

@@ -45,6 +45,7 @@ class Work:
         micro_batch: rows of one forward pass on one replica; None tries all.
         stored: type that the base's frozen matrices are held in, where it is another one.
         quantization: what is packed in 8 or 4 bits (`model_zoo.quantization`).
+        precision: of the products (`pet.train.precision.choose_precision`), on a CPU.
     """
 
     meta_model: MetaModel
@@ -57,6 +58,7 @@ class Work:
     micro_batch: int | None = None
     stored: str | None = None
     quantization: Quantization | None = None
+    precision: str = "fp32"
 
     @property
     def width(self) -> int:

@@ -29,7 +29,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     return {
         "model_type": work.meta_model.values.get("model_type"),
         "method": "none" if work.adapter is None else work.adapter.method,
-        **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute")},
+        **{name: getattr(work, name) for name in ("batch", "length", "dtype", "optimizer", "recompute", "precision")},
         "quantization": dataclasses.asdict(work.quantization) if work.quantization else None,
         "cluster": dataclasses.asdict(plan.cluster),
         "feasible": [one.to_dict() for one in plan.feasible],
