@@ -236,8 +236,8 @@ ROWS = (
     ),
     Op("add_bias", "N H:low; H -> N H:low", vjp.add_bias, aliases=(0,), plain=plain.add_bias),
     Op("column_sum", "N H:low -> H"),
-    Op("take_columns", "* H; {first:int} -> * w", vjp.take_columns, plain=plain.take_columns),
-    Op("put_columns", "* w; {first:int} -> * H"),
+    Op("take_columns", "* H:low; {first:int} -> * w:low", vjp.take_columns, plain=plain.take_columns),
+    Op("put_columns", "* w:low; {first:int} -> * H:low"),
     Op("join_columns", "* a; * b -> * a+b", vjp.join_columns, plain=plain.join_columns),
 )
 

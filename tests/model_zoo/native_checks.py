@@ -58,6 +58,7 @@ LOW = {
     "add": ((0, 1), ()),
     "add_bias": ((0,), (0,)),
     "column_sum": ((0,), ()),
+    **dict.fromkeys(["take_columns", "put_columns"], ((0,), (0,))),
     "split_heads": ((0,), (0,)),
     "join_heads": ((0,), (0,)),
     **dict.fromkeys(

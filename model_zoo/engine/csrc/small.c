@@ -8,7 +8,7 @@ enum { AT_ONCE = 8192, PIECE = 512 };
 struct small {
     const float *x, *y;
     float *out;
-    int64_t width, other, first, rows;
+    int64_t width, other, rows;
     float factor;
 };
 
@@ -166,31 +166,36 @@ PET_KERNEL(column_sum) {
     return 0;
 }
 
+struct columns {
+    struct numbers x, out;
+    int64_t width, other, first;
+};
+
 static void take_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct columns of = *(struct columns *)arguments;
     for (int64_t row = first; row < last; row++)
-        memcpy(of.out + row * of.other, of.x + row * of.width + of.first, (size_t)of.other * sizeof(float));
+        copy_numbers(of.x, row * of.width + of.first, of.out, row * of.other, of.other);
 }
 
 /* x (…, W), first (1) → columns first … first + w − 1, (…, w) */
 PET_KERNEL(take_columns) {
-    struct small of = {.x = params[0], .first = *(int32_t *)params[1], .out = params[2],
-                       .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+    struct columns of = {numbers_of(params, dtypes, 0), numbers_of(params, dtypes, 2), shapes[0][ndims[0] - 1],
+                         shapes[2][ndims[2] - 1], *(int32_t *)params[1]};
     if (of.first < 0 || of.first + of.other > of.width) return 1;
     if (of.width) pet_parallel(take_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.other));
     return 0;
 }
 
 static void put_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct columns of = *(struct columns *)arguments;
     for (int64_t row = first; row < last; row++)
-        memcpy(of.out + row * of.other + of.first, of.x + row * of.width, (size_t)of.width * sizeof(float));
+        copy_numbers(of.x, row * of.width, of.out, row * of.other + of.first, of.width);
 }
 
 /* x (…, w), first (1) → its columns are columns first … first + w − 1 of (…, W), whose others stay as they are */
 PET_KERNEL(put_columns) {
-    struct small of = {.x = params[0], .first = *(int32_t *)params[1], .out = params[2],
-                       .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+    struct columns of = {numbers_of(params, dtypes, 0), numbers_of(params, dtypes, 2), shapes[0][ndims[0] - 1],
+                         shapes[2][ndims[2] - 1], *(int32_t *)params[1]};
     if (of.first < 0 || of.first + of.width > of.other) return 1;
     if (of.width) pet_parallel(put_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width));
     return 0;
