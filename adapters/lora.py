@@ -97,6 +97,7 @@ class LoRALinear(AdapterModule):
 
     Attributes:
         fast: whether the sum goes by ``kernel``, as in the cells of `model_zoo.layers`.
+        cancelled: whether its packed cell would add just what this subtracts, so that neither does.
         narrow: the narrow type of its products, which ``kernel`` cannot have (`pet.train.precision`), or None.
     """
 
@@ -119,6 +120,7 @@ class LoRALinear(AdapterModule):
         self.dropout = Dropout(config.dropout, site.path) if config.dropout else None
         self.product = ops.MatMul(transpose_b=True)
         self.narrow = None
+        self.cancelled = False
         uses_kernel(self, "low_rank", scale=self.scale)
 
     def follow_base(self, before, after) -> None:
@@ -145,10 +147,16 @@ class LoRALinear(AdapterModule):
             take_off(site.cell, None)
         return taken
 
+    def noticed(self, cell) -> None:
+        alone = self.dropout is None and self.rows is None
+        self.cancelled = alone and getattr(cell, "taken", None) is self and self in cell.active
+
     # what a packed cell does with what was taken off it: `QuantizedLinear.taken`
 
     def put_back(self, x, y):
         """``y + s·B₀·A₀·x``."""
+        if self.cancelled:
+            return y
         flat = x.reshape(-1, x.shape[-1]).astype(ms.float32)
         change = self.product(self.product(flat, self.initial_A.weight) * self.scale, self.initial_B.weight)
         return y + change.reshape(y.shape).astype(y.dtype)
@@ -156,6 +164,8 @@ class LoRALinear(AdapterModule):
     def trace_put_back(self, tracer, x, y):
         if self.narrow is not None:
             tracer.refuse(type(self))
+        if self.cancelled:
+            return y
         return tracer.low_rank(y, x, self.initial_A.weight, self.initial_B.weight, self.scale)
 
     def first_matrix(self):
@@ -184,7 +194,7 @@ class LoRALinear(AdapterModule):
         flat = self.flat(x)
         inner = self.product(flat, self.lora_A.weight) * scale  # (N, r)
         change = self.product(inner, self.lora_B.weight)  # (N, out)
-        if self.starts_from_base:
+        if self.starts_from_base and not self.cancelled:
             inner = self.product(flat, self.initial_A.weight) * scale
             change = change - self.product(inner, self.initial_B.weight)
         return change
@@ -202,7 +212,7 @@ class LoRALinear(AdapterModule):
         if self.dropout is not None:
             x = self.dropout(x)
         signed = [(self.lora_A, self.lora_B, self.scale)]
-        if self.starts_from_base:
+        if self.starts_from_base and not self.cancelled:
             signed.append((self.initial_A, self.initial_B, -self.scale))
         for a, b, scale in signed:
             y = tracer.low_rank(y, x, a.weight, b.weight, scale)

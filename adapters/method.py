@@ -61,6 +61,9 @@ class AdapterModule(nn.Cell):
         """Called before it is taken off its cell: undoes `attached`, and returns the same."""
         return False
 
+    def noticed(self, cell) -> None:
+        """Called when what takes part on its cell has changed."""
+
     def follow_base(self, before: AdapterModule, after: AdapterModule) -> None:
         """Takes over what starts from the base's weights, which have changed, as far as it was not trained since.
 

@@ -246,6 +246,9 @@ class Registry:
         if self.merged is not None:
             self.merged.put(inside=not self.blocks)
         replacement.stand_in(replaced, names)
+        for adapter in adapters:
+            for path, module in adapter.modules.items():
+                module.noticed(adapter.sites[path].cell)
         if hasattr(self.model, "position_offset"):
             self.model.mixed_rows = len(rows) or None
             self.refresh_columns(names, rows)

@@ -18,6 +18,7 @@ from adapters.sites import weight_array
 from model_zoo.auto import AutoConfig, AutoModel
 from model_zoo.checkpoint.reading import Checkpoint, load_into
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
+from model_zoo.engine import available, run as whole
 from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.cells import quantized_cells
@@ -185,6 +186,14 @@ def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled):
     theirs = {parameter.name: parameter.asnumpy() for parameter in pet.trainable_parameters(wide)}
     for parameter in pet.trainable_parameters(packed):
         np.testing.assert_allclose(parameter.asnumpy(), theirs[parameter.name], atol=1e-5, err_msg=parameter.name)
+
+
+@pytest.mark.skipif(not available(), reason="there are no C kernels here")
+def test_its_layers_are_one_operator(fixtures, monkeypatch):
+    made, replace = [], whole.replace_layers
+    monkeypatch.setattr(whole, "replace_layers", lambda old, new: made.extend(new) or replace(old, new))
+    train(started(loaded(fixtures)), input_ids(fixtures), compiled=True)
+    assert made and all(isinstance(cell, whole.FusedLayers) for cell in made)
 
 
 def test_a_saved_adapter_opens_as_it_was_trained_and_can_be_trained_on(fixtures, tmp_path):
