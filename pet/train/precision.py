@@ -109,7 +109,8 @@ def set_precision(model: nn.Cell, precision: str) -> None:
 
     Norms, softmax, loss, the sums of the residual stream and the update stay in float32. ``fp32`` undoes it. On a CPU
     bf16 is for products of activations with the model's own weights and for those of attention, whose sums are float32;
-    adapters and their gradients stay in float32.
+    what lies between two of them lies in bf16 too where the CPU engine computes the layers. Adapters' weights and their
+    gradients stay in float32.
 
     Args:
         precision: ``fp32``, ``fp16`` or ``bf16``; see `choose_precision`.
