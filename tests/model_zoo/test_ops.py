@@ -435,6 +435,20 @@ def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, name)
         assert 1e-4 < np.linalg.norm(mine - one) / scale < 0.03
 
 
+@pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "glm4_0414"])
+def test_what_lies_between_products_in_bfloat16_takes_half(fixtures, name):
+    """All but what norms read and statistics, also of a fused projection, whose columns are taken apart."""
+    model = AutoModel.from_pretrained(fixtures / name)
+    model.set_train(True)
+    found = {}
+    for precision in ("fp32", "bf16"):
+        set_precision(model, precision)
+        found[precision] = engine.memory_profile(model, False)
+    assert 0.5 < found["bf16"].saved / found["fp32"].saved < 0.8
+    assert found["bf16"].backward < found["fp32"].backward
+
+
 MODELS = ["llama_mha", "llama_gqa", "gpt2", "glm", "glm4_0414", "chatglm2", "chatglm1"]
 
 
