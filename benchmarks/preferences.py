@@ -6,7 +6,8 @@ The model is `small` of cases.py with LoRA on all linear layers; a batch is 4 pa
 with their question, so 1024 tokens. `supervised` is two steps, of the chosen and of the rejected answers' rows; `whole`
 is one step over all of these rows, whose memory DPO's is to be compared with. DPO has the reference's log-probabilities
 beforehand, here and in TRL. `shared` is DPO with each question (32 tokens) computed once for both of its answers, in
-rows as long as that needs; `dpo` computes it twice. Every side is a process of its own; the rounds take turns.
+rows as long as that needs; `dpo` computes it twice. Sides in ``-bf16`` have bf16 products here, and TRL's ``bf16``.
+Every side is a process of its own; the rounds take turns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy as np
 from cases import LLAMA_ALL, MODELS
 
 PAIRS, LENGTH, QUESTION, RATE = 4, 128, 32, 1e-4
-SIDES = ("dpo", "shared", "supervised", "whole", "trl")
+SIDES = ("dpo", "shared", "supervised", "whole", "trl", "dpo-bf16", "shared-bf16", "trl-bf16")
+RATIOS = {"dpo": SIDES[1:5], "dpo-bf16": ("trl-bf16", "trl"), "shared-bf16": ("trl-bf16", "trl")}
 
 
 def pairs() -> list[list[list[int]]]:
@@ -38,7 +40,7 @@ def pairs() -> list[list[list[int]]]:
     return found
 
 
-def ours(side: str) -> Callable[[], None]:
+def ours(side: str, precision: str) -> Callable[[], None]:
     """One step of DPO, or the supervised ones, of this library."""
     import pet
     from pet.data.dataset import TokenDataset
@@ -58,6 +60,7 @@ def ours(side: str) -> Callable[[], None]:
         "learning_rate": RATE,
         "schedule": "constant",
         "warmup": 0,
+        "precision": precision,
     }
     together = [[ids for pair in pairs() for ids in pair]]
     rows = list(zip(*pairs(), strict=True)) if side == "supervised" else together
@@ -78,8 +81,8 @@ def ours(side: str) -> Callable[[], None]:
     return step
 
 
-def trl() -> Callable[[], None]:
-    """One step of TRL's DPOTrainer."""
+def trl(low: bool) -> Callable[[], None]:
+    """One step of TRL's DPOTrainer. ``low``: in bf16."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
@@ -102,7 +105,7 @@ def trl() -> Callable[[], None]:
         learning_rate=RATE,
         report_to=[],
         save_strategy="no",
-        bf16=False,
+        bf16=low,
         max_length=None,
         gradient_checkpointing=False,
         use_cpu=True,
@@ -132,7 +135,8 @@ def side(name: str, seconds: float) -> None:
     """Prints the times of a side's step, the median and the least (which other programs disturb least), and its peak
     memory."""
     with contextlib.redirect_stdout(sys.stderr):
-        step = trl() if name == "trl" else ours(name)
+        kind, _, low = name.partition("-")
+        step = trl(bool(low)) if kind == "trl" else ours(kind, low or "fp32")
         for _ in range(2):
             step()
         times, end = [], time.perf_counter() + seconds
@@ -165,10 +169,11 @@ def main() -> None:
                 sys.exit(done.stderr[-2000:])
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(name, found[name][-1], flush=True)
-    for peer in SIDES[1:]:
-        for key in ("median", "least", "peak_mb"):
-            ratios = [mine[key] / theirs[key] for mine, theirs in zip(found["dpo"], found[peer], strict=True)]
-            print(f"dpo / {peer}, {key}: {np.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
+    for one, peers in RATIOS.items():
+        for peer in peers:
+            for key in ("median", "least", "peak_mb"):
+                ratios = [mine[key] / theirs[key] for mine, theirs in zip(found[one], found[peer], strict=True)]
+                print(f"{one} / {peer}, {key}: {np.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
     return None
 
 
