@@ -40,7 +40,7 @@ def test_it_runs_whole_on_a_cpu(here, all_cores, capsys):
     assert verdicts == {OK, NOTE}
     assert all(row["check"].replace("|", "\\|") in out for rows in found.values() for row in rows)
     layouts = {row["check"] for row in found["layouts"]}
-    assert len(layouts) == len(list(possible(2))) == 4
+    assert len(layouts) == len(list(possible(2))) == 5
     assert {row["check"] for row in found["endings"]} == {
         "runs through",
         "a worker is killed",

@@ -54,7 +54,8 @@ def test_room_is_that_of_the_model_as_it_was_loaded(fixtures, monkeypatch):
         room.check_room(recipe({}), SimpleNamespace(model=model, train_feed=feed, tokenizer=None))
         found = seen.pop("quantization")
         assert (found.storage if found else None) == storage
-        assert seen == {"dtype": "float32", "stored": "bfloat16" if storage is None else "float32"}
+        stored = "bfloat16" if storage is None else "float32"
+        assert seen == {"dtype": "float32", "stored": stored, "precision": "fp32"}
 
 
 def test_packed_weights_are_not_trained():

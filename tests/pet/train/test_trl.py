@@ -106,7 +106,7 @@ def documents_of(dataset) -> list[tuple[list[int], list[int]]]:
     "case", [case if case in ("dpo", "kto") else pytest.param(case, marks=pytest.mark.full) for case in CASES]
 )
 def test_the_curve_of_trl(case, peer, trl_side, tmp_path):
-    from datasets import Dataset
+    Dataset = pytest.importorskip("datasets").Dataset
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
