@@ -56,6 +56,7 @@ __all__ = [
     "describe_bf16",
     "fuse_cached_layers",
     "fuse_layers",
+    "kernels_name",
     "logit_bytes",
     "memory_profile",
     "no_bf16",
@@ -86,6 +87,11 @@ def describe() -> str:
     path, count = build.library(), build.threads_in_use()
     threads = "1 thread" if count == 1 else f"{count} threads"
     return f"compiled by {shlex.join(build.compiler())}, {threads}: {path}"
+
+
+def kernels_name() -> str:
+    """The compiled file's name: another one for other kernels, compilers and processors, "" without kernels."""
+    return build.library().name if available() else ""
 
 
 def uses_kernel(cell: nn.Cell, name: str, **numbers) -> None:

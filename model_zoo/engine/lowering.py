@@ -42,25 +42,21 @@ def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> No
 
 
 def round_between_products(instructions: Sequence[Instruction]) -> None:
-    """Lets what products of rounded factors read or write lie in bfloat16, where every kernel takes it so.
+    """Lets what lies between products of rounded factors lie in bfloat16, where every kernel takes it so.
 
     Args:
         instructions: all that touch the buffers, those of the backward pass among them.
     """
     if not any("_bf16" in instruction.op for instruction in instructions):
         return
-    touched: dict[Buffer, bool] = {}
-    factors_or_results: set[Buffer] = set()
+    low: dict[Buffer, bool] = {}
     for instruction in instructions:
-        op = OPS[instruction.op]
-        fields = (*op.inputs[: len(instruction.inputs)], *op.outputs)
+        fields = OPS[instruction.op].fields(len(instruction.inputs))
         for value, field in zip(instruction.values, fields, strict=True):
             if isinstance(value.buffer, Buffer):
-                touched[value.buffer] = touched.get(value.buffer, True) and field.low
-                if field.low and (op.product or "_bf16" in op.name):
-                    factors_or_results.add(value.buffer)
-    for buffer in factors_or_results:
-        buffer.low = touched[buffer] and buffer.storage is not RESULT
+                low[value.buffer] = low.get(value.buffer, True) and field.low
+    for buffer, every in low.items():
+        buffer.low = every and buffer.storage is not RESULT
 
 
 def allocate_saved(saved: Sequence[Buffer]) -> int:

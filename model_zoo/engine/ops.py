@@ -117,6 +117,11 @@ class Op:
     def outputs(self) -> tuple[Field, ...]:
         return tuple(Field.parse(text) for text in self.signature.split("->")[1].split(";"))
 
+    def fields(self, count: int) -> tuple[Field, ...]:
+        """Those of its inputs and outputs, where it has so many inputs."""
+        whole = count == len(self.inputs)
+        return (*(field for field in self.inputs if whole or not field.optional), *self.outputs)
+
     def shapes(self, inputs: Sequence[Sequence[int] | None], **sizes: int) -> list[tuple[int, ...]]:
         """The shapes of the outputs, given those of the inputs (None where unknown) and other sizes."""
         for _ in range(2):  # what a product of sizes leaves open, a later input may tell
@@ -130,7 +135,7 @@ SCORES, PINNED = "{scale}; {window:int}; {cap}", "{pinned:int}"
 ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
-DORA = "N M; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
+DORA = "N M:low; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
@@ -142,12 +147,18 @@ ROWS = (
     Op("layer_norm_gradient", "N H; H; N 1; N 1; N H:low -> N H"),
     Op("layer_norm_gradient_added", "N H; H; N 1; N 1; N H:low; N H -> N H", aliases=(5,)),
     Op("layer_norm_weight_gradient", "N H; N 1; N 1; N H:low -> H"),
-    Op("product_of_rows", "N K; M K:stored -> N M", vjp.product_of_rows, product="sets", plain=plain.product_of_rows),
-    Op("product_of_rows_added", "N K; M K:stored -> N M:low", product="adds"),
-    Op("product_of_rows_onto", "N K; M K:stored; N M:low -> N M:low", aliases=(2,), product="adds"),
-    Op("plain_product", "N K; K M:stored -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
-    Op("plain_product_added", "N K; K M:stored -> N M:low", product="adds"),
-    Op("product_of_columns", "N K; N M -> K M"),
+    Op(
+        "product_of_rows",
+        "N K:low; M K:stored -> N M",
+        vjp.product_of_rows,
+        product="sets",
+        plain=plain.product_of_rows,
+    ),
+    Op("product_of_rows_added", "N K:low; M K:stored -> N M:low", product="adds"),
+    Op("product_of_rows_onto", "N K:low; M K:stored; N M:low -> N M:low", aliases=(2,), product="adds"),
+    Op("plain_product", "N K:low; K M:stored -> N M", vjp.plain_product, product="sets", plain=plain.plain_product),
+    Op("plain_product_added", "N K:low; K M:stored -> N M:low", product="adds"),
+    Op("product_of_columns", "N K:low; N M:low -> K M"),
     Op(
         "product_of_rows_bf16",
         "N K:low; M K:stored -> N M:low",
@@ -169,8 +180,8 @@ ROWS = (
     Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
     Op("low_rank_inner", "N K:low; R K; {scale} -> N R"),
     Op("low_rank_factors", "M R; {scale}; N K:low; N R; N M:low -> N R; R K; M R"),
-    Op("dora", f"{DORA} -> N M", vjp.dora, plain=plain.dora),
-    Op("dora_gradient", f"{DORA}; N M -> N M; M"),
+    Op("dora", f"{DORA} -> N M:low", vjp.dora, plain=plain.dora),
+    Op("dora_gradient", f"{DORA}; N M:low -> N M:low; M"),
     Op("split_heads", f"{HEADS}:low; B S:int -> B h S d:low", vjp.split_heads, plain=plain.split_heads),
     Op("join_heads", f"B h S d:low; B S:int -> {HEADS}:low"),
     Op("rotary_half", f"{ROTATED}; {TABLES} -> {ROTATED}", vjp.rotary, plain=functools.partial(plain.rotary, True)),
@@ -225,12 +236,12 @@ ROWS = (
     Op("hyperbolic_tangent", "*:low -> *:low", vjp.elementwise, plain=plain.hyperbolic_tangent),
     Op("hyperbolic_tangent_gradient", "*:low; *:low -> *:low", aliases=(1,)),
     Op("add", "*:low; *:low; {factor} -> *", vjp.add, aliases=(1, 0), plain=plain.add),
-    Op("scale", "*; {factor} -> *", vjp.scale, aliases=(0,), plain=plain.scale),
-    Op("scale_columns", "N H; H -> N H", vjp.scale_columns, aliases=(0,), plain=plain.scale_columns),
-    Op("scale_columns_gradient", "N H; N H -> H"),
+    Op("scale", "*:low; {factor} -> *:low", vjp.scale, aliases=(0,), plain=plain.scale),
+    Op("scale_columns", "N H:low; H -> N H:low", vjp.scale_columns, aliases=(0,), plain=plain.scale_columns),
+    Op("scale_columns_gradient", "N H:low; N H:low -> H"),
     Op(
         "dropout",
-        "*; 2:int; {site:int}; {threshold:int}; {factor} -> *",
+        "*:low; 2:int; {site:int}; {threshold:int}; {factor} -> *:low",
         vjp.dropout,
         aliases=(0,),
     ),
@@ -238,7 +249,7 @@ ROWS = (
     Op("column_sum", "N H:low -> H"),
     Op("take_columns", "* H:low; {first:int} -> * w:low", vjp.take_columns, plain=plain.take_columns),
     Op("put_columns", "* w:low; {first:int} -> * H:low"),
-    Op("join_columns", "* a; * b -> * a+b", vjp.join_columns, plain=plain.join_columns),
+    Op("join_columns", "* a:low; * b:low -> * a+b:low", vjp.join_columns, plain=plain.join_columns),
 )
 
 OPS = {op.name: op for op in ROWS}

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     precisions = "fp32", "bf16", "auto"
     parser.add_argument("--precision", choices=precisions, default="fp32", help="of products, on a CPU (default fp32)")
     parser.add_argument("--optimizer", default="adamw", help="default adamw")
-    parser.add_argument("--recompute", action="store_true", help="activation checkpointing; saves no memory on a CPU")
+    parser.add_argument("--recompute", action="store_true", help="activation checkpointing: less memory, more time")
     parser.add_argument("--bandwidth", default="56GB", metavar="SIZE", help="per second in a machine (default 56GB)")
     parser.add_argument("--network", default="25GB", metavar="SIZE", help="per second between machines (default 25GB)")
     parser.add_argument("--latency", type=float, default=20.0, metavar="US", help="of a message, in us (default 20)")

@@ -407,8 +407,9 @@ def test_cross_entropy(monkeypatch, in_c, pieces, width):
 
 @pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt2", "chatglm1"])
-def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, name):
-    """Of every parameter, to what rounding changes."""
+def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, monkeypatch, name):
+    """Of every parameter, to what rounding changes: that of factors, and with it that of what lies between products, of
+    which the plain path knows nothing."""
     model = AutoModel.from_pretrained(fixtures / name)
     ids = Tensor(np.load(fixtures / name / "ref.npz")["input_ids"].astype(np.int32))
     position_ids, start, end, _ = model.layout(ids)
@@ -429,10 +430,13 @@ def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, name)
     single = gradients(False)
     set_precision(model, "bf16")
     low, fast = gradients(False), gradients(True)
-    for one, plain, mine in zip(single, low, fast, strict=True):
+    monkeypatch.setattr(engine.run, "round_between_products", lambda instructions: None)
+    unrounded = gradients(True)
+    for one, plain, mine, wide in zip(single, low, fast, unrounded, strict=True):
         scale = np.linalg.norm(one)
         assert 1e-4 < np.linalg.norm(plain - one) / scale < 0.03
-        assert 1e-4 < np.linalg.norm(mine - one) / scale < 0.03
+        assert np.linalg.norm(wide - plain) / scale < 0.02
+        assert 1e-4 < np.linalg.norm(mine - wide) / scale < 0.03 > np.linalg.norm(mine - one) / scale
 
 
 @pytest.mark.skipif(bool(engine.no_bf16()), reason=engine.no_bf16())
@@ -445,7 +449,7 @@ def test_what_lies_between_products_in_bfloat16_takes_half(fixtures, name):
     for precision in ("fp32", "bf16"):
         set_precision(model, precision)
         found[precision] = engine.memory_profile(model, False)
-    assert 0.5 < found["bf16"].saved / found["fp32"].saved < 0.8
+    assert 0.5 < found["bf16"].saved / found["fp32"].saved < 0.75
     assert found["bf16"].backward < found["fp32"].backward
 
 

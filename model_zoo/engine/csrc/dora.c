@@ -1,6 +1,6 @@
 /* DoRA's rescaling of a linear cell's output (Liu et al. 2024), and its gradients: each column by f = m / ‖W + s·B·A‖, the
  * norm over the weights of an output. It is never taken of the built matrix, see adapters/dora.py, and counts as a constant
- * in the gradients. All float32. */
+ * in the gradients. */
 #include <math.h>
 #include <string.h>
 
@@ -11,8 +11,9 @@ enum { MOST_CHUNKS = 16 }; /* of rows, whose sums are added up in order, whateve
 static const float SMALLEST = 1e-12f; /* as in adapters/dora.py */
 
 struct dora {
-    const float *y, *a, *b, *norm, *magnitude, *bias, *dout;
-    float *out, *parts;
+    struct numbers y, dout, out;
+    const float *a, *b, *norm, *magnitude, *bias;
+    float *parts;
     float *wa, *aa, *factor, *current; /* (W·Aᵀ)ᵀ (r, out), A·Aᵀ (r, r), f and the norm (out) */
     int64_t rows, columns, rank, chunk;
     float scale;
@@ -39,7 +40,7 @@ static void factors(void *arguments, int64_t first, int64_t last) {
 /* y (N, out), W, A (r, in), B (out, r), ‖W‖ (out), m (out), s (1), whether W is (in, out), and a bias (out) if `inputs` are
  * nine: what the two kernels have in common. 1 when there is no memory. */
 static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes, const char **dtypes) {
-    *of = (struct dora){.y = params[0], .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
+    *of = (struct dora){.y = numbers_of(params, dtypes, 0), .a = params[2], .b = params[3], .norm = params[4], .magnitude = params[5],
                         .scale = *(float *)params[6], .bias = inputs == 9 ? params[8] : NULL, .rows = shapes[0][0],
                         .columns = shapes[0][1], .rank = shapes[2][0]};
     int64_t rank = of->rank, columns = of->columns, in = shapes[2][1];
@@ -58,12 +59,13 @@ static int prepare(struct dora *of, int inputs, void **params, int64_t **shapes,
 static void rescale(void *arguments, int64_t first, int64_t last) {
     struct dora *of = arguments;
     for (int64_t row = first; row < last; row++) {
-        const float *y = of->y + row * of->columns;
-        float *out = of->out + row * of->columns;
+        float rooms[2][of->columns], *out = room_for(of->out, row * of->columns, rooms[1]);
+        const float *y = widened(of->y, row * of->columns, of->columns, rooms[0]);
         /* the bits of y where f is 1 */
 #pragma omp simd
         for (int64_t i = 0; i < of->columns; i++)
             out[i] = y[i] + (of->factor[i] - 1.0f) * (of->bias ? y[i] - of->bias[i] : y[i]);
+        put_back(of->out, row * of->columns, of->columns, rooms[1]);
     }
 }
 
@@ -71,7 +73,7 @@ static void rescale(void *arguments, int64_t first, int64_t last) {
 PET_KERNEL(dora) {
     struct dora of;
     if (prepare(&of, count - 1, params, shapes, dtypes)) return 1;
-    of.out = params[count - 1];
+    of.out = numbers_of(params, dtypes, count - 1);
     pet_parallel(rescale, &of, of.rows, rows_at_once(of.columns));
     return 0;
 }
@@ -84,14 +86,16 @@ static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
         float *sums = of->parts + index * of->columns;
         memset(sums, 0, (size_t)of->columns * sizeof(float));
         for (; row < end; row++) {
-            const float *y = of->y + row * of->columns, *dout = of->dout + row * of->columns;
-            float *out = of->out + row * of->columns;
+            float rooms[3][of->columns], *out = room_for(of->out, row * of->columns, rooms[2]);
+            const float *y = widened(of->y, row * of->columns, of->columns, rooms[0]);
+            const float *dout = widened(of->dout, row * of->columns, of->columns, rooms[1]);
 #pragma omp simd
             for (int64_t i = 0; i < of->columns; i++) {
                 float gradient = dout[i];
                 sums[i] += gradient * (of->bias ? y[i] - of->bias[i] : y[i]);
                 out[i] = gradient * of->factor[i];
             }
+            put_back(of->out, row * of->columns, of->columns, rooms[2]);
         }
     }
 }
@@ -100,8 +104,8 @@ static void gradient_chunks(void *arguments, int64_t first, int64_t last) {
 PET_KERNEL(dora_gradient) {
     struct dora of;
     if (prepare(&of, count - 3, params, shapes, dtypes)) return 1;
-    of.dout = params[count - 3];
-    of.out = params[count - 2];
+    of.dout = numbers_of(params, dtypes, count - 3);
+    of.out = numbers_of(params, dtypes, count - 2);
     float *d_magnitude = params[count - 1];
     of.chunk = (of.rows + MOST_CHUNKS - 1) / MOST_CHUNKS;
     int64_t chunks = of.chunk ? (of.rows + of.chunk - 1) / of.chunk : 0;

@@ -218,12 +218,54 @@ static int with_factors(const struct product *of, int count, struct product *to)
     return 0;
 }
 
+struct widening {
+    struct numbers from;
+    float *to;
+    int64_t width;
+};
+
+static void widen_rows(void *arguments, int64_t first, int64_t last) {
+    struct widening *of = arguments;
+    widened(of->from, first * of->width, (last - first) * of->width, of->to + first * of->width);
+}
+
+/* Left factors in bfloat16 of products in float32 become float32, in memory that is to be freed. Gives 0, or 1 when there is
+ * none. */
+static int widen_lefts(struct product *of, int count, int64_t rows, float **room) {
+    int64_t all = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        float *next = *room = all ? malloc((size_t)all * sizeof **room) : NULL;
+        if (all && !next) return 1;
+        for (int i = 0; i < count; i++)
+            for (struct term *term = of[i].terms; term < of[i].terms + of[i].count; term++) {
+                if (of[i].bf16 || !term->a.low) continue;
+                all += rows * term->depth;
+                if (!pass) continue;
+                struct widening widening = {term->a, next, term->depth};
+                pet_parallel(widen_rows, &widening, rows, rows_at_once(term->depth));
+                term->a = (struct numbers){next};
+                next += rows * term->depth;
+            }
+        if (!all) break;
+    }
+    return 0;
+}
+
+static int compute(struct product *of, int count, int64_t rows);
+
 int products(const struct product *given, int count, int64_t rows) {
     struct product of[MOST_PRODUCTS];
     if (rows <= FEW_ROWS)
         memcpy(of, given, (size_t)count * sizeof *of);
     else if (with_factors(given, count, of))
         return 1;
+    float *room;
+    int failed = widen_lefts(of, count, rows, &room) || compute(of, count, rows);
+    free(room);
+    return failed;
+}
+
+static int compute(struct product *of, int count, int64_t rows) {
     int term[MOST_PRODUCTS] = {0}, done[MOST_PRODUCTS] = {0};
     int64_t k[MOST_PRODUCTS] = {0};
     for (int i = 0; i < count; i++) {
@@ -258,7 +300,7 @@ int products(const struct product *given, int count, int64_t rows) {
 
 static int one(struct numbers c, int64_t rows, int64_t columns, int how, struct term term) {
     return products(&(struct product){.c = c, .columns = columns, .add = how & ADDS,
-                                      .bf16 = how & IN_BF16 || c.low || term.a.low, .count = 1, .terms = {term}}, 1, rows);
+                                      .bf16 = how & IN_BF16 || c.low, .count = 1, .terms = {term}}, 1, rows);
 }
 
 int product_by_rows(const float *a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {

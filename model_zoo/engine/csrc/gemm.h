@@ -17,7 +17,7 @@ struct term {
 };
 
 /* c (rows, columns) = the sum of its terms, or c + that sum; of factors rounded to bfloat16, where asked for and there. Of
- * products that run at once all are, or none. Where c or a left factor lies in bfloat16, they have to be. */
+ * products that run at once all are, or none. Where c lies in bfloat16, they have to be; a left factor that does is widened where they are not. */
 struct product {
     struct numbers c;
     int64_t columns;

@@ -5,27 +5,20 @@
 
 enum { AT_ONCE = 8192, PIECE = 512 };
 
-struct small {
-    const float *x, *y;
-    float *out;
-    int64_t width, other, rows;
-    float factor;
-};
-
 static int64_t size_of(int dimensions, const int64_t *shape) {
     int64_t size = 1;
     for (int i = 0; i < dimensions; i++) size *= shape[i];
     return size;
 }
 
-struct adding {
+struct elements {
     struct numbers x, y, out;
-    int64_t width;
+    int64_t width, rows;
     float factor;
 };
 
 static void add_part(void *arguments, int64_t first, int64_t last) {
-    struct adding of = *(struct adding *)arguments;
+    struct elements of = *(struct elements *)arguments;
     for (int64_t at = first; at < last; at += PIECE) {
         int64_t some = last - at < PIECE ? last - at : PIECE;
         float rooms[2][PIECE], *out = (float *)of.out.at + at;
@@ -37,27 +30,34 @@ static void add_part(void *arguments, int64_t first, int64_t last) {
 
 /* a, b and a factor (1) → a·factor + b, which may lie where either does */
 PET_KERNEL(add) {
-    struct adding of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[3]},
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[3]},
                         .factor = *(float *)params[2]};
     pet_parallel(add_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
     return 0;
 }
 
 static void scale_part(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct elements of = *(struct elements *)arguments;
+    for (int64_t at = first; at < last; at += PIECE) {
+        int64_t some = last - at < PIECE ? last - at : PIECE;
+        float rooms[2][PIECE], *out = room_for(of.out, at, rooms[1]);
+        const float *x = widened(of.x, at, some, rooms[0]);
 #pragma omp simd
-    for (int64_t i = first; i < last; i++) of.out[i] = of.x[i] * of.factor;
+        for (int64_t i = 0; i < some; i++) out[i] = x[i] * of.factor;
+        put_back(of.out, at, some, rooms[1]);
+    }
 }
 
 /* x and a factor (1) → x·factor, which may lie where x does */
 PET_KERNEL(scale) {
-    struct small of = {.x = params[0], .factor = *(float *)params[1], .out = params[2]};
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
+                          .factor = *(float *)params[1]};
     pet_parallel(scale_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
     return 0;
 }
 
 static void add_bias_rows(void *arguments, int64_t first, int64_t last) {
-    struct adding of = *(struct adding *)arguments;
+    struct elements of = *(struct elements *)arguments;
     const float *bias = of.y.at;
     for (int64_t row = first; row < last; row++) {
         float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);
@@ -70,44 +70,55 @@ static void add_bias_rows(void *arguments, int64_t first, int64_t last) {
 
 /* x (N, W), bias (W) → x + bias, which may lie where x does */
 PET_KERNEL(add_bias) {
-    struct adding of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
                         .width = shapes[0][1]};
     pet_parallel(add_bias_rows, &of, shapes[0][0], rows_at_once(of.width));
     return 0;
 }
 
 static void scale_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
-    for (int64_t row = first; row < last; row++)
+    struct elements of = *(struct elements *)arguments;
+    const float *factors = of.y.at;
+    for (int64_t row = first; row < last; row++) {
+        float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);
+        const float *x = widened(of.x, row * of.width, of.width, rooms[0]);
 #pragma omp simd
-        for (int64_t i = 0; i < of.width; i++) of.out[row * of.width + i] = of.x[row * of.width + i] * of.y[i];
+        for (int64_t i = 0; i < of.width; i++) out[i] = x[i] * factors[i];
+        put_back(of.out, row * of.width, of.width, rooms[1]);
+    }
 }
 
 /* x (N, W), factors (W numbers) → x·factors, which may lie where x does */
 PET_KERNEL(scale_columns) {
-    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][1]};
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
+                          .width = shapes[0][1]};
     pet_parallel(scale_columns_rows, &of, shapes[0][0], rows_at_once(of.width));
     return 0;
 }
 
 static void scale_columns_gradient_part(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
-    for (int64_t i = first; i < last; i++) of.out[i] = 0.0f;
-    for (int64_t row = 0; row < of.rows; row++)
+    struct elements of = *(struct elements *)arguments;
+    float rooms[2][last - first], *out = of.out.at;
+    for (int64_t i = first; i < last; i++) out[i] = 0.0f;
+    for (int64_t row = 0; row < of.rows; row++) {
+        const float *x = widened(of.x, row * of.width + first, last - first, rooms[0]) - first;
+        const float *y = widened(of.y, row * of.width + first, last - first, rooms[1]) - first;
 #pragma omp simd
-        for (int64_t i = first; i < last; i++) of.out[i] += of.x[row * of.width + i] * of.y[row * of.width + i];
+        for (int64_t i = first; i < last; i++) out[i] += x[i] * y[i];
+    }
 }
 
 /* x, dy (N, W) → the sum over rows of x·dy (W numbers) */
 PET_KERNEL(scale_columns_gradient) {
-    struct small of = {.x = params[0], .y = params[1], .out = params[2], .rows = shapes[0][0], .width = shapes[0][1]};
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[2]},
+                          .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(scale_columns_gradient_part, &of, of.width, 64);
     return 0;
 }
 
 struct dropout {
-    const float *x;
-    float *out, factor;
+    struct numbers x, out;
+    float factor;
     uint32_t seed, threshold;
 };
 
@@ -122,10 +133,16 @@ static const uint32_t STRIDE = 2654435769u;
 
 static void dropout_part(void *arguments, int64_t first, int64_t last) {
     struct dropout of = *(struct dropout *)arguments;
+    for (int64_t at = first; at < last; at += PIECE) {
+        int64_t some = last - at < PIECE ? last - at : PIECE;
+        float rooms[2][PIECE], *out = room_for(of.out, at, rooms[1]);
+        const float *x = widened(of.x, at, some, rooms[0]);
 #pragma omp simd
-    for (int64_t i = first; i < last; i++) {
-        uint32_t bits = mixed((uint32_t)i * STRIDE + of.seed) & 0x7FFFFFFFu;
-        of.out[i] = bits >= of.threshold ? of.x[i] * of.factor : 0.0f;
+        for (int64_t i = 0; i < some; i++) {
+            uint32_t bits = mixed((uint32_t)(at + i) * STRIDE + of.seed) & 0x7FFFFFFFu;
+            out[i] = bits >= of.threshold ? x[i] * of.factor : 0.0f;
+        }
+        put_back(of.out, at, some, rooms[1]);
     }
 }
 
@@ -134,40 +151,34 @@ static void dropout_part(void *arguments, int64_t first, int64_t last) {
 PET_KERNEL(dropout) {
     const int32_t *key = params[1];
     int64_t size = size_of(ndims[0], shapes[0]);
-    struct dropout of = {.x = params[0], .out = params[5], .factor = *(float *)params[4],
+    struct dropout of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 5), .factor = *(float *)params[4],
                          .threshold = *(uint32_t *)params[3]};
     of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)key[1] * (uint32_t)size * STRIDE;
     pet_parallel(dropout_part, &of, size, AT_ONCE);
     return 0;
 }
 
-struct summing {
-    struct numbers x;
-    float *out;
-    int64_t width, rows;
-};
-
 /* Some columns of all rows, one row after the other. */
 static void column_sum_part(void *arguments, int64_t first, int64_t last) {
-    struct summing of = *(struct summing *)arguments;
-    float room[last - first];
-    for (int64_t i = first; i < last; i++) of.out[i] = 0.0f;
+    struct elements of = *(struct elements *)arguments;
+    float room[last - first], *out = of.out.at;
+    for (int64_t i = first; i < last; i++) out[i] = 0.0f;
     for (int64_t row = 0; row < of.rows; row++) {
         const float *x = widened(of.x, row * of.width + first, last - first, room) - first;
 #pragma omp simd
-        for (int64_t i = first; i < last; i++) of.out[i] += x[i];
+        for (int64_t i = first; i < last; i++) out[i] += x[i];
     }
 }
 
 /* x (N, W) → the sum of its rows (W) */
 PET_KERNEL(column_sum) {
-    struct summing of = {.x = numbers_of(params, dtypes, 0), .out = params[1], .rows = shapes[0][0], .width = shapes[0][1]};
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .out = {params[1]}, .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(column_sum_part, &of, of.width, 64);
     return 0;
 }
 
 struct columns {
-    struct numbers x, out;
+    struct numbers x, y, out;
     int64_t width, other, first;
 };
 
@@ -179,8 +190,9 @@ static void take_columns_rows(void *arguments, int64_t first, int64_t last) {
 
 /* x (…, W), first (1) → columns first … first + w − 1, (…, w) */
 PET_KERNEL(take_columns) {
-    struct columns of = {numbers_of(params, dtypes, 0), numbers_of(params, dtypes, 2), shapes[0][ndims[0] - 1],
-                         shapes[2][ndims[2] - 1], *(int32_t *)params[1]};
+    struct columns of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
+                         .first = *(int32_t *)params[1], .width = shapes[0][ndims[0] - 1],
+                         .other = shapes[2][ndims[2] - 1]};
     if (of.first < 0 || of.first + of.other > of.width) return 1;
     if (of.width) pet_parallel(take_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.other));
     return 0;
@@ -194,26 +206,28 @@ static void put_columns_rows(void *arguments, int64_t first, int64_t last) {
 
 /* x (…, w), first (1) → its columns are columns first … first + w − 1 of (…, W), whose others stay as they are */
 PET_KERNEL(put_columns) {
-    struct columns of = {numbers_of(params, dtypes, 0), numbers_of(params, dtypes, 2), shapes[0][ndims[0] - 1],
-                         shapes[2][ndims[2] - 1], *(int32_t *)params[1]};
+    struct columns of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
+                         .first = *(int32_t *)params[1], .width = shapes[0][ndims[0] - 1],
+                         .other = shapes[2][ndims[2] - 1]};
     if (of.first < 0 || of.first + of.width > of.other) return 1;
     if (of.width) pet_parallel(put_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width));
     return 0;
 }
 
 static void join_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct small of = *(struct small *)arguments;
+    struct columns of = *(struct columns *)arguments;
     for (int64_t row = first; row < last; row++) {
-        float *out = of.out + row * (of.width + of.other);
-        memcpy(out, of.x + row * of.width, (size_t)of.width * sizeof(float));
-        memcpy(out + of.width, of.y + row * of.other, (size_t)of.other * sizeof(float));
+        int64_t at = row * (of.width + of.other);
+        copy_numbers(of.x, row * of.width, of.out, at, of.width);
+        copy_numbers(of.y, row * of.other, of.out, at + of.width, of.other);
     }
 }
 
 /* a (…, W), b (…, w) → a | b, (…, W + w) */
 PET_KERNEL(join_columns) {
-    struct small of = {.x = params[0], .y = params[1], .out = params[2], .width = shapes[0][ndims[0] - 1],
-                       .other = shapes[1][ndims[1] - 1]};
+    struct columns of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1),
+                         .out = numbers_of(params, dtypes, 2), .width = shapes[0][ndims[0] - 1],
+                         .other = shapes[1][ndims[1] - 1]};
     if (of.width)
         pet_parallel(join_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width + of.other));
     return 0;

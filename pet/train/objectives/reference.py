@@ -23,7 +23,7 @@ import numpy as np
 
 from adapters.registry import registry, started_from_file
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
-from model_zoo.engine import available, token_cross_entropy
+from model_zoo.engine import kernels_name, token_cross_entropy
 from model_zoo.errors import InputError
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
@@ -39,7 +39,7 @@ log = logging.getLogger("pet")
 ADAPTER = "reference"
 """The name of an adapter that is the reference, while it is on the model."""
 
-VERSION = 1  # goes into every digest: raise it when the same input gives other numbers than before
+VERSION = 2  # goes into every digest: raise it when the same input gives other numbers than before
 
 
 class Reference:
@@ -217,7 +217,7 @@ def digest(model, feed, distributed, compiled: bool) -> str:
 
     found, state = hashlib.blake2b(digest_size=16), registry(model)
     layout = [distributed.data_size, distributed.tensor_rank, distributed.size]
-    how = [VERSION, pet.__version__, compiled, available(), layout, feed.batch_size, feed.accumulation]
+    how = [VERSION, pet.__version__, compiled, kernels_name(), layout, feed.batch_size, feed.accumulation]
     how += [model.config.to_dict(), [vars(state.get(name).config) for name in state.running]]
     names = ("packing", "max_length", "buckets", "shuffle", "seed", "share_question")
     how += [getattr(model, "product_precision", "fp32"), getattr(model, "position_offset", 0)]
