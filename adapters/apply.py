@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspore import Parameter, nn
 
@@ -19,8 +21,15 @@ from adapters.registry import registry
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cell:
+    from adapters import keywords
+
+Model = TypeVar("Model", bound=nn.Cell)  # what comes back is of the class that was given
+
+
+def apply(model: Model, config: MethodConfig, name: str = "default") -> Model:
     """Adds an adapter and makes it the active one; the base is frozen. Changes the model in place and returns it.
 
     Args:
@@ -37,16 +46,16 @@ def apply(model: nn.Cell, config: MethodConfig, name: str = "default") -> nn.Cel
 
 
 def apply_lora(
-    model: nn.Cell,
+    model: Model,
     rank: int = 8,
     alpha: float = 16,
     dropout: float = 0.0,
     targets: list[str] | str | None = None,
     exclude: list[str] | str | None = None,
-    layers: Any = None,
+    layers: list[int | str] | int | str | None = None,
     name: str = "default",
-    **settings,
-) -> nn.Cell:
+    **settings: Unpack[keywords.LoRA],
+) -> Model:
     """Adds a LoRA adapter: `apply` with a `LoRAConfig`, whose docstring says what each setting means."""
     config = LoRAConfig(
         rank=rank,
@@ -61,14 +70,14 @@ def apply_lora(
 
 
 def apply_prefix(
-    model: nn.Cell,
+    model: Model,
     length: int = 20,
     projection: bool = False,
     init_text: str | None = None,
     tokenizer=None,
     name: str = "default",
-    **settings,
-) -> nn.Cell:
+    **settings: Unpack[keywords.Prefix],
+) -> Model:
     """Adds prefix tuning; `adapters.prefix.PrefixConfig` says what the settings mean.
 
     Args:
@@ -79,55 +88,84 @@ def apply_prefix(
 
 
 def apply_ptuning(
-    model: nn.Cell,
+    model: Model,
     length: int = 128,
     projection: bool = False,
     init_text: str | None = None,
     tokenizer=None,
     name: str = "default",
-    **settings,
-) -> nn.Cell:
+    **settings: Unpack[keywords.PTuning2],
+) -> Model:
     """Adds P-Tuning v2 in ChatGLM's form; the arguments are those of `apply_prefix`."""
     given = {"length": length, "projection": projection, **text_settings(init_text, tokenizer), **settings}
     return apply(model, PTuningV2Config(**given), name)
 
 
 def apply_prompt(
-    model: nn.Cell, length: int = 20, init_text: str | None = None, tokenizer=None, name: str = "default", **settings
-) -> nn.Cell:
+    model: Model,
+    length: int = 20,
+    init_text: str | None = None,
+    tokenizer=None,
+    name: str = "default",
+    **settings: Unpack[keywords.Prompt],
+) -> Model:
     """Adds prompt tuning (`adapters.prompt.PromptConfig`)."""
     given = {"length": length, **text_settings(init_text, tokenizer), **settings}
     return apply(model, PromptConfig(**given), name)
 
 
 def apply_p_tuning(
-    model: nn.Cell, length: int = 20, projection_hidden: int | None = None, name: str = "default", **settings
-) -> nn.Cell:
+    model: Model,
+    length: int = 20,
+    projection_hidden: int | None = None,
+    name: str = "default",
+    **settings: Unpack[keywords.PTuning],
+) -> Model:
     """Adds p-tuning, prompt tuning through a network (`adapters.prompt.PTuningConfig`)."""
     return apply(model, PTuningConfig(length=length, projection_hidden=projection_hidden, **settings), name)
 
 
 def apply_adapter(
-    model: nn.Cell, size: int = 64, placement: str = "houlsby", name: str = "default", **settings
-) -> nn.Cell:
+    model: Model,
+    size: int = 64,
+    placement: str = "houlsby",
+    name: str = "default",
+    **settings: Unpack[keywords.Bottleneck],
+) -> Model:
     """Adds bottleneck adapters (`adapters.bottleneck.BottleneckConfig`)."""
     return apply(model, BottleneckConfig(size=size, placement=placement, **settings), name)
 
 
 def apply_low_rank_adapter(
-    model: nn.Cell, reduction_factor: int = 4, rank: int = 1, name: str = "default", **settings
-) -> nn.Cell:
+    model: Model,
+    reduction_factor: int = 4,
+    rank: int = 1,
+    name: str = "default",
+    **settings: Unpack[keywords.LowRankAdapter],
+) -> Model:
     """Adds MindPet's low-rank adapters (`adapters.low_rank_adapter.LowRankAdapterConfig`)."""
     config = LowRankAdapterConfig(reduction_factor=reduction_factor, rank=rank, **settings)
     return apply(model, config, name)
 
 
-def apply_ia3(model: nn.Cell, targets=None, feedforward=None, name: str = "default", **settings) -> nn.Cell:
+def apply_ia3(
+    model: Model,
+    targets: list[str] | str | None = None,
+    feedforward: list[str] | str | None = None,
+    name: str = "default",
+    **settings: Unpack[keywords.IA3],
+) -> Model:
     """Adds IA3 (`adapters.ia3.IA3Config`)."""
     return apply(model, IA3Config(targets=targets, feedforward=feedforward, **settings), name)
 
 
-def apply_bitfit(model: nn.Cell, targets=None, add_missing: bool = True, name: str = "default", **settings) -> nn.Cell:
+def apply_bitfit(
+    model: Model,
+    targets: list[str] | str | None = None,
+    add_missing: bool = True,
+    name: str = "default",
+    **settings: Unpack[keywords.BitFit],
+) -> Model:
     """Trains the biases alone (`adapters.bitfit.BitFitConfig`)."""
     return apply(model, BitFitConfig(targets=targets, add_missing=add_missing, **settings), name)
 
@@ -144,7 +182,7 @@ def add_adapter(model: nn.Cell, config: MethodConfig, name: str) -> None:
     registry(model).add(config, name)
 
 
-def set_adapter(model: nn.Cell, names) -> None:
+def set_adapter(model: nn.Cell, names: str | Iterable[str]) -> None:
     """Lets just this adapter, or these in this order, take part in the forward and in training: their parameters become
     trainable and those of all others frozen. Nothing else undoes what `freeze_modules` set."""
     registry(model).set(names)
@@ -175,13 +213,13 @@ def adapter_status(model: nn.Cell) -> dict[str, dict[str, Any]]:
     }
 
 
-def disable_adapters(model: nn.Cell):
+def disable_adapters(model: nn.Cell) -> AbstractContextManager[None]:
     """A context in which the model is its bare base, whatever is called within; blocks nest. What is active and what is
     merged stays so and takes part again afterwards; adapters chosen within count from then on."""
     return registry(model).disabled()
 
 
-def adapter_names(model: nn.Cell, names: list[str]):
+def adapter_names(model: nn.Cell, names: list[str]) -> AbstractContextManager[None]:
     """A context in which row i of every batch goes through adapter ``names[i]``, or the base for ``"__base__"``.
 
     A batch with another number of rows is an InputError. What is trained stays as it is.

@@ -12,27 +12,38 @@ import zlib
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from model_zoo.layers import int_range
+from model_zoo.layers import int_range, on_ascend
 
 KEY_NAME = "dropout_key"
 STRIDE = -1640531527
 """2³² over the golden ratio: neighbouring elements get indices far apart."""
 
-_parts = ops.Split(0, 2)
+_parts, _cast = ops.Split(0, 2), ops.Cast()
 
 
-def mixed(bits):
+def shifted(bits, count: int, by_product: bool):
+    """The upper bits of int32 without sign, moved down by 8 or more places. On Ascend by a product in float32, which
+    holds what is left exactly: an operator that shifts runs on the device's control processors there, far slower."""
+    if by_product:
+        upper = _cast(ops.bitwise_and(bits, -(1 << count)), ms.float32)
+        down = _cast(upper * 2.0**-count, ms.int32)
+    else:
+        down = ops.bitwise_right_shift(bits, count)
+    return ops.bitwise_and(down, (1 << (32 - count)) - 1)
+
+
+def mixed(bits, by_product: bool):
     """A finaliser in the manner of MurmurHash3: every input bit reaches every output bit."""
-    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF)) * -2048144789
-    bits = ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 13), 0x7FFFF)) * -1028477387
-    return ops.bitwise_xor(bits, ops.bitwise_and(ops.bitwise_right_shift(bits, 16), 0xFFFF))
+    bits = ops.bitwise_xor(bits, shifted(bits, 16, by_product)) * -2048144789
+    bits = ops.bitwise_xor(bits, shifted(bits, 13, by_product)) * -1028477387
+    return ops.bitwise_xor(bits, shifted(bits, 16, by_product))
 
 
-def seed_of(key, site: int, size: int):
+def seed_of(key, site: int, size: int, by_product: bool):
     """What is added to an element's index times STRIDE: the hash of key and site, and where the block of ``size``
     begins. The key parameter is the key and the block's number."""
     key, block = _parts(key)  # (1,) each
-    return mixed(key * 668265263 + site) + block * size * STRIDE
+    return mixed(key * 668265263 + site, by_product) + block * size * STRIDE
 
 
 class Dropout(nn.Cell):
@@ -48,6 +59,7 @@ class Dropout(nn.Cell):
         self.factor = 1.0 / (1.0 - rate)
         self.threshold = int(rate * 2**31)
         self.site = zlib.crc32(name.encode()) & 0x7FFFFFFF
+        self.by_product = on_ascend()
         self.key = Parameter(Tensor([0, 0], ms.int32), name=KEY_NAME, requires_grad=False)  # the key, the block
         self.key.adapter = KEY_NAME
 
@@ -59,7 +71,8 @@ class Dropout(nn.Cell):
         if not self.training:
             return x
         index, size = self.places(x)
-        bits = ops.bitwise_and(mixed(index * STRIDE + seed_of(self.key, self.site, size)), 0x7FFFFFFF)
+        seed = seed_of(self.key, self.site, size, self.by_product)
+        bits = ops.bitwise_and(mixed(index * STRIDE + seed, self.by_product), 0x7FFFFFFF)
         return ops.select(bits >= self.threshold, x * self.factor, ops.zeros_like(x))
 
     def trace(self, tracer, x):

@@ -14,6 +14,7 @@ from adapters.patterns import as_list, in_any_order, is_glob, within
 from adapters.peft_config import LORA_DEFAULTS
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, weight_of
+from adapters.stacked import settings
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import is_quantized
 
@@ -54,7 +55,7 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     def scaled(patterns, factor):
         return {key: value * factor for key, value in in_any_order(patterns, paths).items()}
 
-    return {
+    values = {
         **LORA_DEFAULTS,
         **{key: getattr(config, name) for name, key in config.peft_names().items()},
         "r": config.rank * ranks,
@@ -68,6 +69,8 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
         "init_lora_weights": config.init if config.init == "gaussian" else True,
         "fan_in_fan_out": any(site.published_transposed for site in adapter.sites.values()),
     }
+    of_experts = any(".experts." in path for path in paths)
+    return {**values, **settings({path: path for path in paths}, values)} if of_experts else values
 
 
 def default_names(paths: list[str]) -> list[str]:

@@ -8,7 +8,8 @@ which they are active counts.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import mindspore as ms
 import numpy as np
@@ -27,11 +28,13 @@ from adapters.registry import Registry, new_version, registry
 from adapters.replacement import check_compatible, own_parameters, put
 from adapters.sites import plain_cells
 from model_zoo import progress
-from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16
-from model_zoo.checkpoint.parameters import write_parameter
+from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, from_bfloat16
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.errors import InputError
 from model_zoo.quantization import codec
 from model_zoo.quantization.cells import QuantizedLinear
+
+Model = TypeVar("Model", bound=nn.Cell)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Target:
             object.__setattr__(packed, "taken", taken)
             self.kept = there
         elif self.own is None:
-            there = self.parameter.asnumpy().copy()
+            there = read_parameter(self.parameter).copy()
             write_parameter(self.parameter, self.kept)
             self.kept = there
 
@@ -160,7 +163,9 @@ class Merged:
                 target.own.requires_grad = was_trainable.get(target.parameter.name, True)
 
 
-def merge(model: nn.Cell, names=None, safe: bool = False, requantize: bool = False) -> MergeReport:
+def merge(
+    model: nn.Cell, names: str | Iterable[str] | None = None, safe: bool = False, requantize: bool = False
+) -> MergeReport:
     """Makes adapters part of the weights, in place.
 
     The output stays what it is with all these adapters active, but for rounding. What is selected stays selected:
@@ -220,7 +225,9 @@ def unmerge(model: nn.Cell) -> None:
         parameter.requires_grad = True
 
 
-def merge_and_unload(model: nn.Cell, names=None, safe: bool = False, requantize: bool = False) -> nn.Cell:
+def merge_and_unload(
+    model: Model, names: str | Iterable[str] | None = None, safe: bool = False, requantize: bool = False
+) -> Model:
     """Merges adapters for good and takes all of them off: the plain model again, with their weights in it.
 
     Args:
@@ -337,7 +344,7 @@ def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list
                 continue
             if target is None:  # it stays as it is while the first one changes
                 target = Target(f"{path}.{attribute}", cell, attribute, first.parameter)
-                target.kept = first.parameter.asnumpy().copy()
+                target.kept = read_parameter(first.parameter).copy()
                 targets[target.key] = target
             elif first is not None and same_values(first.kept, target.kept):
                 del targets[target.key]  # both change alike, so they go on sharing
@@ -357,8 +364,7 @@ def wide(parameter: Parameter) -> np.ndarray:
     progress.tick()
     if (packed := packed_in(parameter)) is not None:
         return packed.dequantized().astype(np.float64)
-    value = parameter.astype(ms.float32) if parameter.dtype == ms.bfloat16 else parameter
-    return value.asnumpy().astype(np.float64)
+    return convert(*as_storage(read_parameter(parameter)), "float64")
 
 
 def as_tensor(values: np.ndarray, dtype) -> Tensor:

@@ -17,7 +17,9 @@ from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
+from adapters.stacked import UnstackedFile
 from model_zoo.atomic import read_json
+from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, similar
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -100,6 +102,8 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     directory = Path(directory)
     if not directory.is_dir():
         raise InputError(f"{directory}: no such directory; an adapter directory was expected")
+    if not (directory / CONFIG).exists() and (directory / "adapter" / CONFIG).is_file():
+        raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")
     kind = values.get("peft_type")
     if not isinstance(kind, str) or kind not in supported:
@@ -107,7 +111,37 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
             f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
             + (similar(kind, supported) if isinstance(kind, str) and kind not in PEFT_ALONE else "")
         )
+    if kind == "LORA" and values.get("target_parameters"):
+        with open_weights(directory, values) as file:
+            return file.values
     return values
+
+
+def another_base(directory: str | Path, expected: str, here: object, found: str) -> str:
+    """What to say of an adapter whose base has another fingerprint than the one at hand."""
+    named = read_json(Path(directory) / CONFIG).get("base_model_name_or_path")
+    return (
+        f"{directory}: made on another base{f', {named}' if named else ''} (fingerprint {expected[:8]}; {here} has "
+        f"{found[:8]})"
+    )
+
+
+def open_weights(directory: str | Path, values: dict[str, Any] | None = None) -> SafetensorsFile:
+    """An adapter directory's tensors; LoRA on stacked experts as LoRA on the matrices of each (`adapters.stacked`).
+
+    Raises:
+        InputError: the file is missing or corrupt, or the configuration does not describe it.
+    """
+    where = Path(directory) / CONFIG
+    values = values or read_json(where, "a PEFT adapter configuration")
+    if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
+        return SafetensorsFile(Path(directory) / WEIGHTS)
+    try:
+        return UnstackedFile(Path(directory) / WEIGHTS, values, PREFIX)
+    except InputError as error:
+        raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
+        raise InputError(f"{where}: a value of the wrong type ({error})") from None
 
 
 def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):

@@ -20,7 +20,7 @@ from adapters.method import AdapterModule, MethodConfig
 from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, shown
 
 BASE = "__base__"
 """Stands for no adapter where rows of a batch are given one each."""
@@ -358,6 +358,8 @@ class Registry:
 
 def registry(model: nn.Cell) -> Registry:
     """The registry of a model, made when it is first asked for."""
+    if not isinstance(model, nn.Cell):
+        raise InputError(f"a model was expected, got {shown(model)}; pet.AutoModel.from_pretrained opens one")
     found = model.__dict__.get("_adapter_registry")
     if found is None:
         found = Registry(model)

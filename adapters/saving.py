@@ -1,7 +1,8 @@
 """Adapter directories in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-What was loaded and not changed is saved byte for byte as it was. An adapter made here also carries the fingerprint of
-its base in the tensor file's metadata, which PEFT does not read; loading it onto another base is refused.
+What was loaded and not changed is saved byte for byte as it was; LoRA on stacked experts, as on their matrices. An
+adapter made here also carries the fingerprint of its base in the tensor file's metadata, which PEFT does not read;
+loading it onto another base is refused.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from adapters.peft_config import (
     STARTED_BY,
     TASK_SCORE,
     WEIGHTS,
+    another_base,
     known_keys,
+    open_weights,
     read_adapter_config,
     read_settings,
 )
 from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
-from model_zoo.atomic import atomic_write
+from model_zoo.atomic import atomic_write, explained
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
@@ -101,7 +104,8 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
         start = getattr(adapter.config, "init", None)
         if start == "loftq" or (start in START and QUANTIZATION in metadata):  # what is packed belongs to it
             metadata[STARTED_BY] = start
-    directory.mkdir(parents=True, exist_ok=True)
+    with explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     write_file(directory / WEIGHTS, tensors, metadata)
     with atomic_write(directory / CONFIG) as file:
         file.write(json.dumps(values, indent=2).encode())
@@ -267,7 +271,7 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
     Returns:
         The arrays by the modules' names in float32, the same as they are stored, and the file's metadata.
     """
-    with SafetensorsFile(directory / WEIGHTS) as file:
+    with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
         prepare_for(model, config, plain)
@@ -291,9 +295,9 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
     if same_base(found, expected) and made_on != here:
         log.info("%s: made on weights in %s; this model's are in %s", directory, made_on, here)
     if not same_base(found, expected):
-        message = f"{directory}: made on another base (fingerprint {expected}, this model's is {found})"
+        message = another_base(directory, expected, "this model", found)
         if strict:
-            raise InputError(f"{message}; strict=False (--no-strict) loads it all the same")
+            raise InputError(f"{message};\n  --no-strict (strict=False) loads it all the same")
         skipped.append(message)
 
 

@@ -20,6 +20,7 @@ from mindspore import nn, ops
 
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
+from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
 from model_zoo.quantization.cells import QuantizedLinear
@@ -316,5 +317,5 @@ def weight_array(site: Site, rows: slice = slice(None)) -> np.ndarray:
 
 def held(parameter, rows: slice) -> tuple[np.ndarray, str]:
     """Rows of a parameter as they are, and their type."""
-    bits, word = as_storage(parameter.asnumpy())
+    bits, word = as_storage(read_parameter(parameter))
     return bits[rows], word

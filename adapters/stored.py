@@ -32,6 +32,7 @@ from adapters.peft_config import (
     known_keys,
     lora_scale,
     lora_settings,
+    open_weights,
     read_adapter_config,
     read_settings,
     tokens_settings,
@@ -39,7 +40,6 @@ from adapters.peft_config import (
 from adapters.schema import Settings
 from adapters.settings import IA3, NO_PLACE, SETTINGS, BitFit, LoRA
 from model_zoo.checkpoint.dtypes import float_name
-from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization import Quantization
 
@@ -103,7 +103,7 @@ class StoredAdapter:
             pickled = (self.directory / "adapter_model.bin").is_file()
             way = "; adapter_model.bin is pickled and not opened: save it again as safetensors" if pickled else ""
             raise InputError(f"{self.directory}: holds no {WEIGHTS}{way}")
-        self.file = SafetensorsFile(self.directory / WEIGHTS)
+        self.file = open_weights(directory)
 
     def close(self) -> None:
         self.file.close()

@@ -30,7 +30,7 @@ from pathlib import Path
 from cases import CASES, QUICK
 from machine import about, key_of
 from report import report
-from sides import OURS, Side, sides_of
+from sides import OURS, SIDES, Side, sides_of
 
 HERE = Path(__file__).parent
 
@@ -122,8 +122,7 @@ class Run:
 
     def __init__(self, name: str, directory: Path, rounds: int, steps: int, threads: int, quick: bool):
         self.name, self.case, self.directory, self.threads = name, CASES[name], directory, threads
-        self.rounds, self.count = rounds, steps if self.case.kind == "train" else 1
-        self.sides = sides_of(name, quick)
+        self.rounds, self.count, self.quick = rounds, steps if self.case.kind == "train" else 1, quick
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run([sys.executable, "prepare.py", name, str(directory)], cwd=HERE, check=True, **quiet)
 
@@ -151,8 +150,9 @@ class Run:
                     print(f"{self.name}: {name} fails", flush=True)
         return found
 
-    def result(self) -> dict:
-        """All of it, as `results.json` has it."""
+    def result(self, rates: dict[str, float]) -> dict:
+        """All of it, as `results.json` has it, on a machine of these rates."""
+        self.sides = sides_of(self.name, self.quick, rates)
         tried = self.tried()
         peers = {}
         for name in sorted(tried, key=tried.get):
@@ -217,7 +217,7 @@ class Run:
         """GFLOP/s of both sides' products."""
         found = {}
         for script, name in (("torch", "eager"), ("pet", "pet fp32")):
-            worker = Worker(self.sides[name], self.name, self.directory, self.threads)
+            worker = Worker(SIDES[name], self.name, self.directory, self.threads)
             rates = worker.turn(0)["rates"]
             worker.end()
             found.update({f"{script} {precision}": rate for precision, rate in rates.items()})
@@ -245,8 +245,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             rounds = 3 if options.quick else options.rounds
             run = Run(name, Path(directory), rounds, options.steps, options.threads, options.quick)
-            here.setdefault("rates", run.rates())
-            here["cases"][name] = run.result()
+            if "rates" not in here:
+                here["rates"] = run.rates()
+            here["cases"][name] = run.result(here["rates"])
         print(name, json.dumps(here["cases"][name]), flush=True)
         here["cases"] = {key: here["cases"][key] for key in CASES if key in here["cases"]}
         store.write_text(json.dumps(results, indent=1) + "\n")

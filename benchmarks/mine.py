@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 
 import numpy as np
 from cases import CASES, LEARNING_RATE, NEW_TOKENS, documents, token_batch
@@ -22,22 +21,17 @@ def packed(rows, length):
     return collate([[rows[int(i)] for i in members] for members in bins], length)
 
 
-def stored_in_bfloat16(model):
-    """The same model with its matrices in 16 bits, which is what decoding has of that precision."""
-    with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory, dtype="bfloat16")
-        return pet.AutoModel.from_pretrained(directory, "auto")
-
-
 class Mine:
     """Model, step and data of one case, its products in this precision."""
 
     def __init__(self, name: str, base: str, adapter: str, precision: str):
         self.case, self.precision = CASES[name], precision
         quantization = Quantization("nf4") if self.case.nf4 else None
-        self.model = pet.AutoModel.from_pretrained(base, quantization=quantization)
-        if self.case.kind == "decode" and precision == "bf16":
-            self.model = stored_in_bfloat16(self.model)
+        narrow = self.case.kind == "decode" and precision == "bf16"  # what decoding has of that precision
+        dtype = {"dtype": "auto"} if narrow else {}
+        self.model = pet.AutoModel.from_pretrained(
+            f"{base}-bf16" if narrow else base, quantization=quantization, **dtype
+        )
         if adapter:
             pet.load_adapter(self.model, adapter)
             for parameter in self.model.get_parameters():

@@ -213,11 +213,16 @@ def main() -> None:
         work(options.worker, options.counted)
         return
     sys.path.insert(0, str(ROOT))
+    from model_zoo.engine import no_bf16
+
     results = []
     print(f"{'case':<66}{'rank':>5}{'held':>8}{'messages':>10}{'planned MB':>12}{'measured MB':>13}{'off':>7}")
     for case in options.cases or range(len(CASES)):
         told = CASES[case]
         layout = told.layout
+        if told.train.get("precision") == "bf16" and (reason := no_bf16()):
+            print(f"{told!s:<66} left out: {reason}", flush=True)
+            continue
         for found in measure(case):
             plan = planned(case, found["rank"])
             gradients = found["gradients"] * (2 if layout.get("micro_batches", 1) > 1 else 1)

@@ -6,7 +6,9 @@ The model is `small` of cases.py with LoRA on all linear layers; a batch is 4 pa
 with their question, so 1024 tokens. `supervised` is two steps, of the chosen and of the rejected answers' rows; `whole`
 is one step over all of these rows, whose memory DPO's is to be compared with. DPO has the reference's log-probabilities
 beforehand, here and in TRL. `shared` is DPO with each question (32 tokens) computed once for both of its answers, in
-rows as long as that needs; `dpo` computes it twice. Sides in ``-bf16`` have bf16 products here, and TRL's ``bf16``.
+rows as long as that needs; `dpo` computes it twice. Sides in ``-bf16`` have bf16 products here, and TRL's ``bf16``;
+on a processor without such products this library refuses them, and torch takes a minute for a step, so that they are
+left out with the reason.
 Every side is a process of its own; the rounds take turns.
 """
 
@@ -27,7 +29,9 @@ from cases import LLAMA_ALL, MODELS
 
 PAIRS, LENGTH, QUESTION, RATE = 4, 128, 32, 1e-4
 SIDES = ("dpo", "shared", "supervised", "whole", "trl", "dpo-bf16", "shared-bf16", "trl-bf16")
-RATIOS = {"dpo": SIDES[1:5], "dpo-bf16": ("trl-bf16", "trl"), "shared-bf16": ("trl-bf16", "trl")}
+TRL = ("trl", "trl-bf16")
+RATIOS = {"dpo": ("shared", "supervised", "whole", *TRL), "shared": ("supervised", "whole", *TRL)}
+RATIOS |= {"dpo-bf16": TRL, "shared-bf16": TRL}
 
 
 def pairs() -> list[list[list[int]]]:
@@ -131,11 +135,29 @@ def trl(low: bool) -> Callable[[], None]:
     return step
 
 
+def refused(kind: str, low: str) -> str:
+    """Why a side cannot run on this machine, or is not worth it, or ""."""
+    if low:
+        from model_zoo.engine import no_bf16
+
+        if reason := no_bf16():
+            return reason
+    if kind == "trl":
+        try:
+            from trl import DPOTrainer  # noqa: F401
+        except (ImportError, RuntimeError) as error:
+            return f"TRL cannot be imported: {str(error).splitlines()[0]}"
+    return ""
+
+
 def side(name: str, seconds: float) -> None:
     """Prints the times of a side's step, the median and the least (which other programs disturb least), and its peak
-    memory."""
+    memory; or why this machine cannot run it."""
+    kind, _, low = name.partition("-")
+    if reason := refused(kind, low):
+        print(json.dumps({"refused": reason}))
+        return
     with contextlib.redirect_stdout(sys.stderr):
-        kind, _, low = name.partition("-")
         step = trl(bool(low)) if kind == "trl" else ours(kind, low or "fp32")
         for _ in range(2):
             step()
@@ -162,15 +184,19 @@ def main() -> None:
         return side(options.side, options.seconds)
     found: dict[str, list[dict]] = {name: [] for name in SIDES}
     for _ in range(options.rounds):
-        for name in SIDES:
+        for name in list(found):
             command = [sys.executable, __file__, "--side", name, "--seconds", str(options.seconds)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(done.stderr[-2000:])
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(name, found[name][-1], flush=True)
+            answer = json.loads(done.stdout.splitlines()[-1])
+            print(name, answer, flush=True)
+            if "refused" in answer:
+                del found[name]
+            else:
+                found[name].append(answer)
     for one, peers in RATIOS.items():
-        for peer in peers:
+        for peer in [peer for peer in peers if {one, peer} <= found.keys()]:
             for key in ("median", "least", "peak_mb"):
                 ratios = [mine[key] / theirs[key] for mine, theirs in zip(found[one], found[peer], strict=True)]
                 print(f"{one} / {peer}, {key}: {np.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")

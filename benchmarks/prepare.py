@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def main(name: str, directory: str) -> None:
-    """Random weights in Hugging Face's layout under ``base``, and a fresh LoRA (B = 0) under ``adapter``."""
+    """Random weights in Hugging Face's layout under ``base``, and a fresh LoRA (B = 0) under ``adapter``; for decoding
+    the same weights rounded under ``base-bf16``."""
     case, root = CASES[name], Path(directory)
     torch.manual_seed(0)
     settings = dict(MODELS[case.model])
@@ -23,6 +24,8 @@ def main(name: str, directory: str) -> None:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(root / "base")
+    if case.kind == "decode":
+        model.to(torch.bfloat16).save_pretrained(root / "base-bf16")
     if case.targets:
         lora = LoraConfig(
             r=8,

@@ -52,11 +52,18 @@ SIDES = {
 which position ids keep apart, as TRL packs."""
 
 
-def sides_of(case: str, quick: bool) -> dict[str, Side]:
-    """Those that take part in a case. ``quick`` leaves out what is slow: padding, where there is packing, too."""
+def sides_of(case: str, quick: bool, rates: Mapping[str, float]) -> dict[str, Side]:
+    """Those that take part in a case. ``quick`` leaves out what is slow: padding, where there is packing, too.
+
+    Where products are slower in bfloat16 than in float32 by ``rates``, those of `Run.rates`, training has no side
+    of that precision: the processor has no instructions for it. In decoding it is one of stored weights.
+    """
     what, found = CASES[case], {}
     for name, side in SIDES.items():
         options, slow = side.options, side.slow
+        library = "pet" if side.script == OURS else "torch"
+        if what.kind != "decode" and rates.get(f"{library} {side.precision}", 0) < rates[f"{library} fp32"]:
+            continue
         if what.kind == "packed":
             slow = slow or (side.script == PEER and "packed" not in options)
         if what.kind not in side.kinds or (quick and slow):

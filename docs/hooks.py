@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
@@ -70,7 +72,8 @@ def commands_page() -> str:
     text = "# Command reference\n"
     for name, (_, meaning) in COMMANDS.items():
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        columns = mock.patch.dict(os.environ, COLUMNS="100")
+        with columns, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             main([name, "--help"])
         text += (
             f"\n## pet {name}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n```text\n{printed.getvalue().rstrip()}\n```\n"

@@ -32,12 +32,25 @@ REASONS = {
     errno.EFBIG: ("the file is larger than the system allows", "raise the limit (ulimit -f) or write to another place"),
     errno.EROFS: ("the file system is read-only", "write to another place"),
     errno.EACCES: ("permission denied", "change the permissions or write to another place"),
+    errno.EEXIST: ("a file is in the way", "write to another place"),
+    errno.ENOTDIR: ("a file is in the way", "write to another place"),
     errno.EPERM: ("not permitted", "change the permissions or write to another place"),
 }
 
 
 class CannotWrite(OSError):
     """A file cannot be written; the message says which, why, how much is needed, and what to do."""
+
+
+def _final(path: str | Path) -> Path:
+    """A path whose parts have the names that they get at the end."""
+    return Path(*(re.sub(rf"^\.(.+){re.escape(UNFINISHED)}.*$", r"\1", part) for part in Path(path).parts))
+
+
+def what_is_in_the_way(error: OSError) -> str | None:
+    """``place: reason`` of a system's error that a user can mend, of reading or writing; None of others."""
+    known = error.errno in REASONS and isinstance(error.filename, str)
+    return f"{_final(error.filename)}: {REASONS[error.errno][0]}" if known else None
 
 
 @contextmanager
@@ -56,12 +69,11 @@ def explained(path: str | Path, size: int | None = None) -> Iterator[None]:
         if error.errno not in REASONS:
             raise
         what, remedy = REASONS[error.errno]
-        parts = [re.sub(rf"^\.(.+){re.escape(UNFINISHED)}.*$", r"\1", part) for part in Path(path).parts]
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             place = next((parent for parent in Path(path).absolute().parents if parent.exists()), Path("/"))
             free = shutil.disk_usage(place).free / 1e6
             what += f": {free:.1f} MB are free" + (f", {size / 1e6:.1f} MB are needed" if size is not None else "")
-        raise CannotWrite(error.errno, f"{Path(*parts)}: cannot be written: {what}; {remedy}") from error
+        raise CannotWrite(error.errno, f"{_final(path)}: cannot be written: {what}; {remedy}") from error
 
 
 @contextmanager

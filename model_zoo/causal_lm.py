@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
@@ -16,6 +16,9 @@ from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from model_zoo.generation.generate import generate
 
 _cumulated = ops.CumSum()
 
@@ -89,11 +92,15 @@ class CausalLM(nn.Cell):
         ids = listed_ends(self.config.to_dict(), self.generation_config)
         return [token for token in ids if 0 <= token < self.config.dims.vocab]
 
-    def generate(self, *arguments, **settings) -> np.ndarray:
-        """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
-        from model_zoo.generation import generate
+    if TYPE_CHECKING:  # with its arguments, which stand there alone
+        generate = generate
+    else:
 
-        return generate(self, *arguments, **settings)
+        def generate(self, *arguments, **settings) -> np.ndarray:
+            """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
+            from model_zoo.generation import generate
+
+            return generate(self, *arguments, **settings)
 
     def save_pretrained(self, directory, **settings) -> None:
         """Writes the plain model as a Hugging Face checkpoint; see `model_zoo.checkpoint.saving.save_pretrained`."""

@@ -209,6 +209,11 @@ class Config:
     logit_cap: ClassVar[float] = 0.0
     left_out: ClassVar[str] = ""
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A family's own fields."""
+
     @property
     def dims(self) -> Dims:
         """The model's sizes."""

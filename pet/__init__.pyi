@@ -64,12 +64,9 @@ from pet.compat.mindformers.context import (
     init_context as init_context,
 )
 from pet.compat.mindformers.training_arguments import TrainingArguments as TrainingArguments
-from pet.compat.mindspore_trainer import (
-    Task as Task,
-    build_transformer_model as build_transformer_model,
-    launch as launch,
-    register_task as register_task,
-)
+from pet.compat.mindspore_trainer.model import build_transformer_model as build_transformer_model
+from pet.compat.mindspore_trainer.running import launch as launch
+from pet.compat.mindspore_trainer.tasks import Task as Task, register_task as register_task
 from pet.export import merge_checkpoint as merge_checkpoint
 from pet.info import describe as describe
 from pet.text_generation import pipeline as pipeline

@@ -10,6 +10,8 @@ import os
 from typing import Any
 
 from model_zoo import auto, tokenizers
+from model_zoo.causal_lm import CausalLM
+from model_zoo.configs import Config
 from model_zoo.quantization import Quantization
 from pet.hub import bare, hub_name
 from pet.names import bundled_models, find_model, find_tokenizer, preset_names
@@ -19,7 +21,7 @@ class AutoConfig(auto.AutoConfig):
     """Configurations by directory, bundled name or preset name."""
 
     @staticmethod
-    def from_pretrained(name_or_directory: str | os.PathLike) -> Any:
+    def from_pretrained(name_or_directory: str | os.PathLike) -> Config:
         """The configuration of a checkpoint directory, a bundled tiny base or a preset such as ``llama_7b``.
 
         Raises:
@@ -34,7 +36,11 @@ class AutoModel(auto.AutoModel):
     """Models by directory or bundled name; with random weights from a preset or configuration."""
 
     @staticmethod
-    def from_pretrained(name_or_directory: str | os.PathLike, dtype: str = "float32", quantization: Any = None) -> Any:
+    def from_pretrained(
+        name_or_directory: str | os.PathLike,
+        dtype: str = "float32",
+        quantization: Quantization | dict[str, Any] | None = None,
+    ) -> CausalLM:
         """The model of a Hugging Face checkpoint directory or of a bundled tiny base, with its weights.
 
         Args:
@@ -59,7 +65,7 @@ class AutoTokenizer(tokenizers.AutoTokenizer):
     """Tokenizers by directory, file or bundled name."""
 
     @staticmethod
-    def from_pretrained(name_or_path: str | os.PathLike) -> Any:
+    def from_pretrained(name_or_path: str | os.PathLike) -> tokenizers.Tokenizer:
         """The tokenizer of a checkpoint directory, a tokenizer file or a bundled tiny base.
 
         Raises:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from adapters.deltas import blocks, wide
+from adapters.peft_config import another_base
 from adapters.stored import Change, Delta, StoredAdapter
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
@@ -38,6 +39,7 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.dequantized import Dequantized
 from model_zoo.quantization.files import SECTION
+from pet.names import bundled_models
 
 
 @dataclasses.dataclass
@@ -81,7 +83,7 @@ def merge_checkpoint(
     """Merges adapters into a base checkpoint and writes the result as a checkpoint of its own.
 
     Args:
-        base: Hugging Face checkpoint directory.
+        base: Hugging Face checkpoint directory, or a bundled base's name.
         adapter: one adapter directory in PEFT's format, or several, whose ΔW are taken against the base and added.
         output: directory to write. Its files appear together at the end, or not at all.
         dtype: floating-point type of the result; ``None`` keeps each tensor's own.
@@ -96,6 +98,7 @@ def merge_checkpoint(
         InputError: no such directory, files that are corrupt, an adapter of another shape or base, a method that
             cannot be merged (with the reason), no room on the disk. `output` is unchanged then.
     """
+    base = bundled_models().get(str(base), base)
     directories = [adapter] if isinstance(adapter, (str, Path)) else list(adapter)
     factors = _factors(weights, directories)
     target = float_name(dtype) if dtype is not None else None
@@ -165,8 +168,8 @@ def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[Stored
     marked = [one for one in adapters if one.fingerprint is not None]
     found = fingerprint(config, checkpoint) if marked else None
     problems = [
-        f"{one.directory}: made on another base (fingerprint {one.fingerprint}, {checkpoint.directory} has {found}); "
-        "strict=False (--no-strict) merges it all the same"
+        another_base(one.directory, one.fingerprint, checkpoint.directory, found)
+        + ";\n  --no-strict (strict=False) merges it all the same"
         for one in marked
         if not same_base(one.fingerprint, found)
     ]

@@ -10,7 +10,7 @@ class TrainSettings(TypedDict, total=False):
     accumulation: int
     learning_rate: float
     optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "adafactor"]
-    betas: Any
+    betas: list[float]
     eps: float
     weight_decay: float
     decay_vectors: bool
@@ -18,25 +18,24 @@ class TrainSettings(TypedDict, total=False):
     groups: Any
     lora_plus_ratio: float | None
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"]
-    warmup: Any
+    warmup: float
     warmup_power: float
     final_ratio: float
     cycles: int
     power: float
-    decay: Any
+    decay: float
     clip_norm: float | None
     precision: Literal["fp32", "fp16", "bf16", "auto"]
     loss_scale: Any
-    recompute: Any
-    objective: str
+    recompute: bool | int
     beta: float | None
     sft_weight: float
     gamma: float
     desirable_weight: float
     undesirable_weight: float
-    reference: Any
+    reference: str | None
     label_smoothing: float
-    base_dropout: Any
+    base_dropout: dict[Literal["embedding", "hidden", "attention"], float]
     neftune_alpha: float
     r_drop_alpha: float
     seed: int
@@ -48,6 +47,32 @@ class TrainSettings(TypedDict, total=False):
     accept_changes: bool
     profile: bool
     max_loss_ratio: float | None
+    task: Any
+    pet_method: Any
+    args: Any
+    recipe: Any
+    train_dataset: Any
+    eval_dataset: Any
+    tokenizer: Any
+    data_collator: Any
+    do_eval: Any
+    load_checkpoint: Any
+    options: Any
+
+class RequestSettings(TypedDict, total=False):
+    task: Any
+    pet_method: Any
+    args: Any
+    recipe: Any
+    train_dataset: Any
+    eval_dataset: Any
+    tokenizer: Any
+    callbacks: Any
+    data_collator: Any
+    do_eval: Any
+    load_checkpoint: Any
+    forward_step: Any
+    options: Any
 
 class TrainingArgumentSettings(TypedDict, total=False):
     run_name: Any

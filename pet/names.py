@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import check_name, special_kind
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 from pet.hub import fetch, hub_name
 
 # Directories below the bundled one that hold no recipes.
@@ -87,7 +87,8 @@ def find_recipe(name: str | os.PathLike) -> Path:
     if os.sep in text and around:
         raise InputError(f"recipe {text!r}: no such file{nearest(path.name, around)}")
     raise InputError(
-        f"recipe {text!r}: no such file, and no bundled recipe has this name{nearest(key, [*recipes, *around])}"
+        f"recipe {text!r}: no such file, and no bundled recipe has this name"
+        + (similar(key, [*recipes, *around]) or "; pet recipes lists them")
     )
 
 

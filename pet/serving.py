@@ -11,6 +11,7 @@ import numpy as np
 
 from adapters.patterns import pattern_value
 from adapters.peft_config import CONFIG, PREFIX, WEIGHTS, lora_scale
+from adapters.stacked import UnstackedFile
 from adapters.stored import UNMERGEABLE, Change, StoredAdapter
 from model_zoo.atomic import atomic_write, read_json, write_json
 from model_zoo.checkpoint.reading import read_config
@@ -170,6 +171,11 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
             problems.append(f"{engine.says}, and would scale {other[0].name} otherwise")
         if outside := sorted(name for name in ranks if name.split(".")[-2] in none_at):
             problems.append(f"on this base it takes no LoRA on {', '.join(outside)}")
+        if isinstance(stored.file, UnstackedFile):
+            problems.append(
+                "it takes the matrices of each expert, not stacked ones (target_parameters); load and save it here "
+                "(pet.load_adapter, pet.save_adapter) for one in that form"
+            )
         if engine.plain_bias and settings["bias"] != "none":
             problems.append(f"it takes bias 'none' only; adapter_config.json has {settings['bias']!r}")
         if problems:

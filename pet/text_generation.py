@@ -61,7 +61,7 @@ class TextGeneration:
         Returns:
             ``[{"text_generation_text": [text]}, …]``, one entry per text.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = list(text) if isinstance(text, Collection) and not isinstance(text, str) else [text]
         if not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}

@@ -17,6 +17,11 @@ import mindspore as ms
 from model_zoo.engine import switched_off
 
 
+def on_ascend() -> bool:
+    """Whether that is the device."""
+    return ms.get_context("device_target") == "Ascend"
+
+
 def has_operators() -> bool:
     """Whether the device has these operators, and ``PET_NATIVE=0`` does not ask for plain ones."""
-    return ms.get_context("device_target") == "Ascend" and not switched_off()
+    return on_ascend() and not switched_off()

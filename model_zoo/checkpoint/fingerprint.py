@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
+from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import Checkpoint, assignment, base_parameters
 from model_zoo.counting import parameter_shapes, sizes
 from model_zoo.errors import InputError
@@ -63,10 +64,14 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundin
     if absent:
         raise InputError(f"the model lacks {absent[0]} and {len(absent) - 1} more; an adapter may stand in their place")
     packed = {name: parameters[name].packed_in for name in shapes if hasattr(parameters[name], "packed_in")}
-    held = {name: as_storage(parameters[name].asnumpy()) for name in shapes if name not in packed}
+    words = {name: float_name(parameters[name].dtype) for name in shapes if name not in packed}
+
+    def bits(name: str) -> np.ndarray:
+        return as_storage(read_parameter(parameters[name]))[0]
+
     with ExitStack() as stack:
-        stored, pieces = _rounded_from(source, shapes, held, packed, stack)
-        described = {name: (stored.get(name, word), shapes[name]) for name, (_, word) in held.items()}
+        stored, pieces = _rounded_from(source, shapes, words, bits, packed, stack)
+        described = {name: (stored.get(name, word), shapes[name]) for name, word in words.items()}
         described.update((name, (stored.get(name, "float32"), shapes[name])) for name in packed)
 
         def own(name: str) -> Iterable[np.ndarray]:
@@ -74,7 +79,7 @@ def fingerprint(config: Mapping[str, Any], source: Checkpoint | nn.Cell, roundin
                 return pieces(name)
             if name in packed:
                 return _pieces(packed[name].published())
-            return _pieces(held[name][0])
+            return _pieces(bits(name))
 
         return digest(config, described, own, roundings)
 
@@ -84,7 +89,7 @@ def same_base(one: str, other: str) -> bool:
     return any(part == its for part, its in zip(one.split("-"), other.split("-"), strict=False))
 
 
-def _rounded_from(model: nn.Cell, shapes, held, packed, stack: ExitStack):
+def _rounded_from(model: nn.Cell, shapes, words, bits, packed, stack: ExitStack):
     """What the float16 and packed weights of a model were in its checkpoint: ({name: stored type}, name -> pieces).
 
     float16 loses what bfloat16 keeps (small and large numbers) and moves others across the middle between two of
@@ -92,7 +97,7 @@ def _rounded_from(model: nn.Cell, shapes, held, packed, stack: ExitStack):
     becomes in float16 counts as the file's. So does a packed one that was not changed since it was loaded.
     """
     directory = getattr(model, "loaded_from", None)
-    if directory is None or not (packed or any(word == "float16" for _, word in held.values())):
+    if directory is None or not (packed or "float16" in words.values()):
         return {}, None
     try:
         checkpoint = stack.enter_context(Checkpoint(directory))
@@ -101,9 +106,9 @@ def _rounded_from(model: nn.Cell, shapes, held, packed, stack: ExitStack):
         return {}, None
     same = {
         name: checkpoint.dtype(places[name])
-        for name, (array, word) in held.items()
+        for name, word in words.items()
         if word == "float16"
-        and np.array_equal(checkpoint.raw(places[name], word).view(np.uint16), array.view(np.uint16))
+        and np.array_equal(checkpoint.raw(places[name], word).view(np.uint16), bits(name).view(np.uint16))
     }
     same.update((name, checkpoint.dtype(places[name])) for name, cell in packed.items() if cell.unchanged)
     return same, _file(checkpoint, places)
@@ -118,7 +123,7 @@ def glance(model: nn.Cell) -> int:
         if hasattr(parameter, "packed_in"):
             seen = zlib.crc32(str(codec.glance(parameter.packed_in.arrays())).encode(), seen)
             continue
-        bits, word = as_storage(parameter.asnumpy())
+        bits, word = as_storage(read_parameter(parameter))
         some = bits.reshape(-1)[:: bits.shape[-1] + 1 if bits.ndim > 1 else 1]
         seen = zlib.crc32(np.ascontiguousarray(some), zlib.crc32(f"{name} {word}".encode(), seen))
     return seen

@@ -24,7 +24,12 @@ from model_zoo.errors import InputError
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-w")
-PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+NATIVE = ("-march=native", "-mprefer-vector-width=512")
+FUSED = "--param=avoid-fma-max-bits=0"
+"""GCC multiplies and adds apart in some loops for AMD's processors and at once in others: a sum's bits would depend on
+how many rows are computed with it."""
+
+PROCESSOR = ((*NATIVE, FUSED), ("-march=native", FUSED), NATIVE, ("-march=native",), ("-mcpu=native",), ())
 """Flags for the processor at hand, the best first; a compiler takes the first ones that it knows."""
 
 STAGE = ".native-"
@@ -145,7 +150,7 @@ def library() -> Path:
     count = threads()
     command = compiler()
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
-    digest = hashlib.sha256(" ".join([*command, *COMMON, processor()]).encode())
+    digest = hashlib.sha256(f"{command} {COMMON} {PROCESSOR} {processor()}".encode())
     for path in sources:
         digest.update(path.name.encode() + path.read_bytes())
     key = digest.hexdigest()[:16]

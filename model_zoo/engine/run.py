@@ -74,8 +74,6 @@ class ForwardProgram(nn.Cell):
         recompute: bool = False,
     ):
         super().__init__()
-        if not isinstance(result.buffer, Buffer):
-            raise NotTraceable("layers that give what they were given")
         result.buffer.storage = RESULT
         instructions = schedule(split_low_rank(tracer.instructions))
         round_between_products([*instructions, *back])
@@ -196,6 +194,8 @@ class FusedLayers(nn.Cell):
         result = tracer.hidden
         for layer in layers:
             result = tracer.run(layer, result)
+        if not isinstance(result.buffer, Buffer):  # as those of another stage
+            raise NotTraceable("layers that give what they were given")
         tracer.sort_weights()
         if tracer.trained:
             self.program = TrainingProgram(tracer, result, recompute)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, nn, ops
 
+from model_zoo.ascend import on_ascend
 from model_zoo.engine import token_attention
 from model_zoo.layers import AttentionCore, int_range
 
@@ -46,7 +47,10 @@ class LayerCache(nn.Cell):
         self.cursor = cursor
         self.prefilling = True
         self.token = token_attention(**core.numbers, pinned=self.pinned) if native else None
-        self.write, self.gather, self.modulo = ops.ScatterUpdate(), ops.Gather(), ops.FloorMod()
+        self.gather, self.modulo = ops.Gather(), ops.FloorMod()
+        # Ascend's documentation has bfloat16 for the second alone
+        self.by_point = on_ascend()
+        self.write = ops.ScatterNdUpdate() if self.by_point else ops.ScatterUpdate()
 
     def attend(self, query, keys, values, end, columns):
         """Attention of one token per row; see `engine.token_attention`."""
@@ -62,7 +66,7 @@ class LayerCache(nn.Cell):
             turn = self.pinned + self.modulo(columns - self.pinned, self.length - self.pinned)
             columns = ops.select(columns < self.pinned, columns, turn)
         first = int_range(self.batch * self.heads).reshape(-1, 1) * self.length
-        rows = (first + columns).reshape(-1)  # (B·heads·count,)
+        rows = (first + columns).reshape((-1, 1) if self.by_point else (-1,))  # (B·heads·count,)
         all_keys = self.write(self.keys, rows, new_keys.reshape(-1, self.head_dim))
         all_values = self.write(self.values, rows, new_values.reshape(-1, self.head_dim))
         if self.prefilling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
@@ -163,7 +164,7 @@ def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, 
 def broken_weight(model) -> str:
     """The first weight that explains logits which are no numbers, for a message."""
     for parameter in model.get_parameters():
-        values = parameter.asnumpy()
+        values = read_parameter(parameter)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             source = getattr(model, "loaded_from", None)
             return f": {parameter.name} holds NaN or infinity" + (f" (the model is of {source})" if source else "")

@@ -18,6 +18,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from model_zoo.ascend.product import HALVES, QuantizedProduct, has_quantized_product
+from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.engine import packed_product, packed_words, precision_suffix, unpacking
 from model_zoo.errors import InputError
 from model_zoo.layers import Conv1D, Linear, is_product, traced_linear
@@ -206,7 +207,7 @@ class QuantizedLinear(Linear):
 
     def arrays(self) -> codec.Arrays:
         """{part: its array}: on a CPU the parameters' own memory."""
-        return {part: parameter.asnumpy() for part, parameter in self.part_parameters().items()}
+        return {part: read_parameter(parameter) for part, parameter in self.part_parameters().items()}
 
     def published(self) -> np.ndarray:
         """W in float32 as unpacked checkpoints have it."""

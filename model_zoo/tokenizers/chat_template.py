@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -36,7 +37,7 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 CHANGED = (
     "message {number} is written otherwise once the conversation goes on (thinking that is left out of earlier turns "
-    "does this); use train_on: last"
+    "does this, or a system text that moves to the last question); use train_on: last"
 )
 NO_PREFIX = (
     "what it writes before an answer is not how the finished conversation begins, nor how this answer does (a thought "
@@ -117,9 +118,8 @@ class _Worker:
 
     def start(self) -> None:
         """Starts the program and gives it the template."""
-        program = Path(__file__).with_name("renderer.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(program)],
+            [sys.executable, "-I", str(Path(__file__).with_name("renderer.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -280,15 +280,15 @@ class ChatTemplate:
             InputError: it leaves calls out in each of them.
         """
         question, name, key, number = PROBE
-        function = {"name": name, "arguments": {key: 1}}
-        call = {"type": "function", "id": number, "function": function}
+        call = {"type": "function", "id": number, "function": {"name": name, "arguments": {key: 1}}}
         tools = [{"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}]
         values = {**self.variables, "tools": tools, "documents": None, "add_generation_prompt": False}
+        told = {"role": "tool", "content": "1", "name": name, "tool_call_id": number}
         answered = False
-        for form in CALL_FORMS:
+        for after, form in itertools.product([[told], []], CALL_FORMS):  # QwQ's reads a call that is answered otherwise
             answer = as_called({"role": "assistant", "content": "", "tool_calls": [call]}, *form)
             try:
-                (text,) = self.renderer({**values, "messages": [{"role": "user", "content": question}, answer]})
+                (text,) = self.renderer({**values, "messages": [{"role": "user", "content": question}, answer, *after]})
             except InputError:
                 continue  # the conversation itself says what is wrong, where each form fails
             written, answered = text.partition(question)[2], True

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, nearest, similar
 from pet import interrupts
 from pet.cli.chat_session import ChatSession, add_chat_session, make_chat_session, not_text
-from pet.cli.parser import Parser
+from pet.cli.parser import Parser, wrapped
 
 EXAMPLES = [
     ("pet chat --run output/glm_lora", "with a tuned model"),
@@ -145,7 +145,9 @@ class Conversation:
 
         known = list_adapters(self.session.model)
         if not name:
-            print(", ".join(f"{one} (active)" if one == self.session.adapter else one for one in known) or "none")
+            print(
+                ", ".join(f"{one} (active)" if one == self.session.adapter else one for one in known) or "(no adapter)"
+            )
             return
         if name not in known:
             directory = Path(name).expanduser()
@@ -165,7 +167,7 @@ class Conversation:
         if word in ("/quit", "/exit"):
             return False
         if word == "/help":
-            print(HELP)
+            print(wrapped(HELP))
         elif word == "/reset":
             self.messages = []
             print("(new conversation)")
@@ -180,7 +182,7 @@ class Conversation:
         elif word == "/adapter":
             self.adapter(rest.strip())
         else:
-            raise InputError(f"there is no {word}{nearest(word, COMMANDS)}")
+            raise InputError(f"there is no command {word}{similar(word, COMMANDS)}; /help lists them")
         return True
 
 
@@ -198,9 +200,11 @@ def main(arguments: Sequence[str]) -> int:
     while True:
         try:
             line = input("> " if terminal else "").strip()
-        except EOFError:
-            if terminal:  # the shell's prompt begins a line
+        except (EOFError, KeyboardInterrupt) as end:
+            if terminal:  # what comes next begins a line
                 print()
+            if isinstance(end, KeyboardInterrupt):
+                raise
             return 0
         except UnicodeDecodeError as error:
             raise not_text(error) from None

@@ -107,7 +107,8 @@ def _run_recipe(directory: str):
 
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
-        raise InputError(f"--run {directory}: holds no recipe.yaml, so it is no run directory")
+        what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else "no such directory"
+        raise InputError(f"--run {directory}: {what}")
     return load(path, check_files=False)
 
 

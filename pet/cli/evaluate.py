@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "pet evaluate",
         "Measure a model on a recipe's held-out data (data.test, else data.eval).\n"
-        "One process measures it whole, however it was divided for training; parallel.data=N divides the rows, and\n"
+        "One process measures it whole, however it was divided for training; parallel.data=N divides the rows, and "
         "parallel.tensor=N a model that is too large for one.",
         EXAMPLES,
     )

@@ -108,7 +108,8 @@ def find_source(options: argparse.Namespace) -> Source:
     if (given / "adapter_config.json").is_file():
         return Source(given, options.base or base_of(given, "--base"), given.resolve().name)
     if options.format in PLAIN:
-        raise InputError(f"{given}: holds no recipe.yaml, so it is no run directory, and no adapter_config.json either")
+        what = "holds neither recipe.yaml nor adapter_config.json" if given.is_dir() else "no such directory"
+        raise InputError(f"{given}: {what}; a run or adapter directory was expected")
     return Source(find_model(options.source), None, given.name)
 
 

@@ -102,7 +102,16 @@ def adapter_facts(directory: Path) -> Facts:
     """Method, targets and size of an adapter directory."""
     config = read_json(directory / "adapter_config.json", "an adapter's configuration")
     facts: Facts = {"kind": "adapter", "method": config.get("peft_type"), "base": config.get("base_model_name_or_path")}
-    for key in ("r", "lora_alpha", "use_dora", "use_rslora", "bias", "num_virtual_tokens", "target_modules"):
+    for key in (
+        "r",
+        "lora_alpha",
+        "use_dora",
+        "use_rslora",
+        "bias",
+        "num_virtual_tokens",
+        "target_modules",
+        "target_parameters",
+    ):
         if config.get(key) not in (None, False, "none"):
             facts[key] = config[key]
     weights = directory / "adapter_model.safetensors"
@@ -161,7 +170,7 @@ def _lines(facts: Facts, indent: int = 0) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print what is known."""
-    parser = Parser("pet info", "What a model, adapter or run directory holds, without loading it.", EXAMPLES)
+    parser = Parser("pet info", "Show what a model, adapter or run directory holds, without loading it.", EXAMPLES)
     parser.add_argument("name", metavar="MODEL", help="a directory, a bundled tiny base, or a published size")
     parser.add_argument("settings", metavar="KEY=VALUE", nargs="*", help="settings of the method, such as rank=16")
     parser.add_argument(

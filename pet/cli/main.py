@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from model_zoo import progress
-from model_zoo.atomic import CannotWrite
-from model_zoo.errors import InputError, nearest
+from model_zoo.atomic import CannotWrite, what_is_in_the_way
+from model_zoo.errors import InputError, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.installation import foreign_adapters, tolerate_encodings
@@ -85,7 +85,9 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
-        raise InputError(f"there is no {kind} {name!r}{nearest(name, COMMANDS)}; see pet --help")
+        raise InputError(
+            f"there is no {kind} {name!r}{similar(name, (*COMMANDS, '--version', '--help'))}; see pet --help"
+        )
     wrong = foreign_adapters() if name != "doctor" else None  # which lists it among its findings
     if wrong:
         raise InputError(wrong)
@@ -160,5 +162,6 @@ def answer(arguments: Sequence[str] | None) -> int:
         if debug or read_job().distributed:  # of one worker among many only the log is left
             traceback.print_exc()
             return FAILED
-        _report(prog, f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
+        known = what_is_in_the_way(error) if isinstance(error, OSError) else None
+        _report(prog, known or f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,17 +18,46 @@ PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
 
 
+def wrapped(text: str, width: int | None = None) -> str:
+    """Lines as wide as the terminal, up to 100 columns. What is too long goes on beneath its second column or its own
+    indentation, a command after a backslash."""
+    width = width or min(100, shutil.get_terminal_size().columns)
+    lines = []
+    for line in text.splitlines():
+        command = line.startswith("  pet ")
+        column = re.match(r"\s*(\S+( \S+)* {2,})?", line)
+        assert column is not None
+        broken = textwrap.wrap(
+            line,
+            width - 2 * command,
+            subsequent_indent=" " * (10 if command else column.end()),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines.append((" \\\n" if command else "\n").join(broken))
+    return "\n".join(lines)
+
+
+class Formatter(argparse.HelpFormatter):
+    """Help by `wrapped`."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, width=min(100, shutil.get_terminal_size().columns) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return wrapped(text, width)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises :class:`InputError` instead of printing its usage and exiting."""
 
     def __init__(self, prog: str, description: str, examples: Sequence[tuple[str, str]]):
         """``examples`` are pairs of a command line and what it does."""
-        lines = [f"  {line}\n{textwrap.indent(textwrap.fill(meaning, 90), ' ' * 6)}" for line, meaning in examples]
         super().__init__(
             prog=prog,
-            description="\n".join(textwrap.fill(line, 100) for line in description.splitlines()),
-            epilog="examples:\n" + "\n".join(lines),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            description=description,
+            epilog="examples:\n" + "\n".join(f"  {line}\n      {meaning}" for line, meaning in examples),
+            formatter_class=Formatter,
             allow_abbrev=False,
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -54,7 +54,7 @@ def _questions(options: Any, session: ChatSession) -> list[Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Answer, and print or write the answers."""
-    parser = Parser("pet predict", "Let a model answer.", EXAMPLES)
+    parser = Parser("pet predict", "Answer questions with a model.", EXAMPLES)
     parser.add_argument("--input", action="append", metavar="TEXT", help="a question; may be repeated")
     parser.add_argument(
         "--file", action="append", help="questions: .txt (one a line), any data file of a recipe, or - for stdin"

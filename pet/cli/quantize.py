@@ -18,8 +18,8 @@ def main(arguments: Sequence[str]) -> int:
     """Pack, and say what was done."""
     parser = Parser(
         "pet quantize",
-        "Write a checkpoint with its linear layers in 8 or 4 bits, which transformers with\nbitsandbytes opens. One "
-        "matrix is in memory at a time.",
+        "Write a checkpoint with its linear layers in 8 or 4 bits, which transformers with bitsandbytes "
+        "opens. One matrix is in memory at a time.",
         EXAMPLES,
     )
     parser.add_argument("base", metavar="MODEL", help="checkpoint directory, or the name of a bundled tiny base")

@@ -123,7 +123,9 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """List, show, copy, or write the schema."""
-    parser = Parser("pet recipes", "The bundled recipes, and the settings that a recipe can have.", EXAMPLES)
+    parser = Parser(
+        "pet recipes", "List, show or copy the bundled recipes; write the JSON schema of the settings.", EXAMPLES
+    )
     parser.add_argument("action", nargs="?", default="list", metavar="list | show | copy | schema | convert")
     parser.add_argument(
         "words",

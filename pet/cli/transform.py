@@ -18,9 +18,9 @@ EXAMPLES = [
     ),
 ]
 DESCRIPTION = (
-    "Write a checkpoint in another layout. A strategy is a file (all stages in one, or a single stage), a folder with\n"
+    "Write a checkpoint in another layout. A strategy is a file (all stages in one, or a single stage), a folder with "
     "the files of all ranks or stages, or left out: whole. MindSpore's own strategy files are read as well.\n"
-    "pet finetune RECIPE output.only_save_strategy=true writes those of a layout. This library's own checkpoints\n"
+    "pet finetune RECIPE output.only_save_strategy=true writes those of a layout. This library's own checkpoints "
     "need none of it: they are whole, and open on any layout."
 )
 

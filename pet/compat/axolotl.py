@@ -20,11 +20,12 @@ from pet.compat.job_files import (
     OWN_TOKENS,
     SPEED,
     TOKENS,
+    base_model,
     either,
     entry_problems,
-    local_model,
     preferences,
     put_data,
+    revision,
     share,
     targets,
     template,
@@ -163,7 +164,8 @@ TABLE = {
         "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint",
     ),
     # the base
-    "base_model": local_model,
+    "base_model": base_model,
+    "revision_of_model": revision,
     "tokenizer_config": "model.tokenizer",
     "special_tokens": _special_tokens,
     **same(TOKENS, "tokens resize_token_embeddings_to_32x"),
@@ -262,8 +264,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         t.settings.pop("train.epochs")
     reward = "reward" if values.get("reward_model") is True else "sft"
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, KEYS)
-    # of micro_batch_size, of datasets and of the schedule
-    order = sorted(given, key=lambda name: name in ("batch_size", "test_datasets", "lr_quadratic_warmup"))
+    # of micro_batch_size, of datasets, of the schedule and of base_model
+    last = ("batch_size", "test_datasets", "lr_quadratic_warmup", "revision_of_model")
+    order = sorted(given, key=lambda name: name in last)
     t.apply({name: given[name] for name in order}, TABLE)
     without_evaluation(t)
     return t

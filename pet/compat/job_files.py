@@ -13,6 +13,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.translation import number, same
+from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -98,13 +99,23 @@ def steps(key: str) -> Rules:
     return lambda t, n, v: t.put(key, int(v)) if v >= 1 else t.refuse(n, f"{v}: a number of steps is supported")
 
 
-def local_model(t: Translation, name: str, value: Any) -> None:
-    """The base: a directory, or a name on a hub, which has to be downloaded before."""
+def base_model(t: Translation, name: str, value: Any) -> None:
+    """The base: a directory, or a name on a hub."""
     from pet.names import bundled_models, preset_names
 
     t.put("model.path", value)
-    if not Path(value).expanduser().exists() and value not in (*bundled_models(), *preset_names()):
-        t.lack("model.path", name, f"{value!r}: no such directory; nothing is downloaded")
+    known = Path(value).expanduser().exists() or value in (*bundled_models(), *preset_names())
+    if not known and hub_name(value) is None:
+        t.lack("model.path", name, f"{value!r}: no such directory")
+
+
+def revision(t: Translation, name: str, value: Any) -> None:
+    """The base's state on a hub; read after its name."""
+    hub = hub_name(str(t.get("model.path")))
+    if hub is None:
+        t.ignore(name, "the base is no name on a hub")
+    elif value != "main":  # what a name means without one
+        t.put("model.path", hub.pinned(str(value)))
 
 
 COMMON = {

@@ -21,10 +21,11 @@ from pet.compat.job_files import (
     MODEL,
     SPEED,
     TOKENS,
+    base_model,
     either,
-    local_model,
     preferences,
     put_data,
+    revision,
     share,
     targets,
     template,
@@ -74,14 +75,15 @@ TABLE = {
     **ARGUMENTS,
     **COMMON,
     # the base
-    "model_name_or_path": local_model,
+    "model_name_or_path": base_model,
     "train_from_scratch": flag("model.from_scratch"),
     "quantization_bit": _quantised,
     "quantization_method": Refused("bitsandbytes' formats are supported", harmless=("bitsandbytes", "bnb")),
     "quantization_type": Refused("4 bits are NF4", harmless=("nf4",)),
     "double_quantization": _double,
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
-    **same(MODEL, "use_fast_tokenizer model_revision"),
+    "model_revision": revision,
+    "use_fast_tokenizer": MODEL,
     **same(TOKENS, "resize_vocab add_tokens add_special_tokens"),
     # the adapter
     "finetuning_type": Refused("lora and full are supported", harmless=("lora", "full")),
@@ -190,7 +192,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
-    order = sorted(given, key=lambda name: name == "double_quantization")  # of what quantization_bit says
+    # of what quantization_bit and model_name_or_path say
+    order = sorted(given, key=lambda name: name in ("double_quantization", "model_revision"))
     t.apply({name: given[name] for name in order}, TABLE)
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from

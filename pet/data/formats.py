@@ -31,7 +31,7 @@ import numpy as np
 from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
-from .messages import Wrong, check_turns, checked_text, listed, messages_of, tools_of
+from .messages import Wrong, check_turns, checked_text, listed, messages_of, messages_of_history, tools_of
 from .readers import find_files, read_records
 from .records import Problems, Record, type_name
 
@@ -51,6 +51,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 for _format in ("alpaca", "adgen", "prompt_completion"):
     COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
+NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "label")
+"""Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
 
 
 @dataclass(slots=True)
@@ -161,6 +163,9 @@ def _documents_of(
     """Rows by a function of the objective's, which sees the roles of ``columns`` as columns."""
 
     def convert(record: Record) -> Row:
+        for role, name in columns.items():
+            if role in NEEDED and name not in record.columns:
+                raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, record.columns)}")
         try:
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
             found = conversations({**record.columns, **renamed})
@@ -173,7 +178,7 @@ def _documents_of(
         for messages in every:
             check_turns(messages, answers)
         prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
-        row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place)
+        row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place, row=record.row)
         row.desirable = found[0][-1].get("desirable", True)
         row.tools = tools_of({**record.columns, **renamed}.get("tools"))
         return row
@@ -273,9 +278,7 @@ def _build(
             if "messages" in roles:
                 messages += messages_of(listed(value(record, "messages", True), roles["messages"][0]))
             else:
-                for question, answer in _history(listed(value(record, "history", False) or [], "history")):
-                    messages.append({"role": "user", "content": question})
-                    messages.append({"role": "assistant", "content": answer})
+                messages += messages_of_history(value(record, "history", False))
                 row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
                 messages.append({"role": "user", "content": "\n".join(filter(None, (row.prompt, row.input)))})
                 reply = text(record, "answer", required=answers)
@@ -287,13 +290,6 @@ def _build(
         return row
 
     return convert
-
-
-def _history(turns: list[Any]) -> list[tuple[str, str]]:
-    for number, turn in enumerate(turns, start=1):
-        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(part, str) for part in turn):
-            raise Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
-    return [(checked_text(question), checked_text(answer)) for question, answer in turns]
 
 
 def _tokens(ids: Any, labels: Any, mask: Any) -> tuple[list[int], list[bool]]:

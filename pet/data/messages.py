@@ -50,6 +50,17 @@ def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
     return [_message(number, turn) for number, turn in enumerate(turns, start=1)]
 
 
+def messages_of_history(history: Any) -> list[dict[str, Any]]:
+    """The messages of a ``history`` column: a list of pairs [question, answer], or None. Raises `Wrong`."""
+    found: list[dict[str, Any]] = []
+    for number, turn in enumerate(listed(history or [], "history"), start=1):
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(part, str) for part in turn):
+            raise Wrong(f"column 'history': turn {number}: expected a pair [question, answer] of strings")
+        for role, content in zip(("user", "assistant"), turn, strict=True):
+            found.append({"role": role, "content": checked_text(content)})
+    return found
+
+
 def _message(number: int, turn: Any) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")

@@ -3,7 +3,7 @@
 =====================  ==========================================================================================
 what is compared       columns
 =====================  ==========================================================================================
-two answers            prompt (or question, instruction [input], input, messages, conversation[s]) [system];
+two answers            prompt (or question, instruction [input], input, messages, conversation[s]) [history] [system];
                        chosen, rejected: a text, a message, or messages, with or without the question before them
 two dialogues          chosen, rejected: texts of ``Human:`` and ``Assistant:`` turns, or messages; all but the last
                        turn are the same
@@ -11,18 +11,22 @@ one answer             a question as above; completion (or response, answer, out
                        kto_tag): true or false
 =====================  ==========================================================================================
 
-``data.columns`` names columns that are called otherwise: ``{prompt: query, chosen: better}``.
+``data.columns`` names columns that are called otherwise: ``{prompt: query, chosen: better}``. In CSV and MindRecord
+messages are written as JSON in a string.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from .messages import messages_of_history
+
 QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction", "input")
 ANSWERS = ("completion", "response", "answer", "output")
-TURN = re.compile(r"\n*\b(Human|Assistant):[ \n]?")
+TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Messages = list[dict[str, Any]]
 
@@ -35,7 +39,7 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
         ValueError: the row cannot be used; the message says why.
     """
     question = _question(columns)
-    chosen, rejected = (_conversation(name, columns[name], question) for name in ("chosen", "rejected"))
+    chosen, rejected = (_conversation(name, _given(columns[name]), question) for name in ("chosen", "rejected"))
     if _plain(chosen) == _plain(rejected):
         raise ValueError("chosen and rejected are the same")
     if _plain(chosen[:-1]) != _plain(rejected[:-1]):
@@ -55,7 +59,7 @@ def labelled(columns: Mapping[str, Any]) -> list[Messages]:
     if str(label).lower() not in words:
         raise ValueError(f"label: expected true or false, found {label!r}")
     question = _question(columns)
-    answer = next((columns[name] for name in ANSWERS if columns.get(name) is not None), None)
+    answer = next((_given(columns[name]) for name in ANSWERS if columns.get(name) is not None), None)
     if answer is not None:
         question = _conversation("completion", answer, question)
     if len(question) < 2:
@@ -69,15 +73,29 @@ def _question(columns: Mapping[str, Any]) -> Messages:
     if columns.get("system"):
         found.append({"role": "system", "content": columns["system"]})
     name = next((name for name in QUESTIONS if columns.get(name)), "input")
-    value = columns.get(name) or None
+    value = _given(columns.get(name)) or None
     if isinstance(value, list):
         return found + value
     if isinstance(value, str) and len(turns := _turns(value)) > 1:
         return found + (turns if turns[-1]["content"] else turns[:-1])
     if value is not None:
+        found += messages_of_history(columns.get("history"))
         more = name != "input" and columns.get("input")
         found.append({"role": "user", "content": "\n".join(filter(None, (value, more)))})
     return found
+
+
+def _given(value: Any) -> Any:
+    """A message or messages out of a string of JSON; anything else as it is, an answer in JSON too."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    turns = found if isinstance(found, list) and found else [found]
+    keys = [set(turn) if isinstance(turn, dict) else set() for turn in turns]
+    return found if all({"role", "content"} <= own or {"from", "value"} <= own for own in keys) else value
 
 
 def _conversation(name: str, answer: Any, question: Messages) -> Messages:

@@ -148,7 +148,10 @@ def _lines(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[t
                 # a byte-order mark, as some editors write it, is no part of the first line
                 yield line, raw.decode("utf-8-sig" if line == 1 else "utf-8").rstrip("\r\n"), offset
             except UnicodeDecodeError as error:
-                problems.add(path, line, f"not UTF-8: byte {raw[error.start]:#04x} at column {error.start + 1}")
+                wrong = f"not UTF-8: byte {raw[error.start]:#04x} at column {error.start + 1}"
+                problems.add(path, line, f"{wrong}; save the file as UTF-8")
+                if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, whose other lines are none
+                    return
 
 
 def _read_jsonl(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
@@ -243,7 +246,7 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
                 else:
                     problems.add(path, begins, f"expected a JSON object, found {type_name(value)}")
         except UnicodeDecodeError:
-            problems.add(path, line, "not UTF-8 at or after this line")
+            problems.add(path, line, "not UTF-8 at or after this line; save the file as UTF-8")
 
 
 def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
@@ -279,7 +282,7 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
                     continue
                 yield Record(begins, dict(zip(header, values, strict=True)), (number, 0))
     except UnicodeDecodeError:
-        problems.add(path, None, "not UTF-8")
+        problems.add(path, None, "not UTF-8; save the file as UTF-8")
 
 
 def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:

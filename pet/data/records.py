@@ -37,7 +37,7 @@ class Problems:
         for name, messages in self._lines.items():
             for message, lines in messages.items():
                 place = name if lines[0] is None else f"{name}:{lines[0]}"
-                found.append(f"{place}: {message}" + (f" (so are {_some(lines[1:])})" if lines[1:] else ""))
+                found.append(f"{place}: {message}" + (f" (also {_some(lines[1:])})" if lines[1:] else ""))
             told = sum(map(len, messages.values()))
             if self._total[name] > told:
                 found.append(f"{name}: … and {self._total[name] - told} more ({self._total[name]} in all)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import mindspore as ms
@@ -12,10 +13,12 @@ from model_zoo.auto import AutoModel
 from model_zoo.layers import Linear, name_parameters
 from model_zoo.quantization import KINDS, Storage, codec
 from model_zoo.quantization.cells import quantize_cell
+from pet.diagnosis.cells import LIMITS, lacking
 from pet.diagnosis.report import NOTE, Section
 from pet.diagnosis.training import SPEED, narrow_type
 
-OUT, IN, ROWS, LIMIT = 64, 128, 6, 1e-5
+OUT, IN, ROWS = 64, 128, 6
+FORMS = {kind: Storage(kind) for kind in KINDS} | {"int4 with zero points": Storage("int4", zeros=True)}
 PROMPT, NEW = 16, {True: 16, False: 64}
 
 
@@ -23,25 +26,28 @@ def products(section: Section, small: bool) -> None:
     """``x·Wᵀ`` and its gradient over packed weights, against NumPy over the same weights unpacked."""
     random = np.random.default_rng(3)
     matrix, x, slope = (random.normal(size=shape).astype(np.float32) for shape in ((OUT, IN), (ROWS, IN), (ROWS, OUT)))
-    for kind in KINDS:
-        with section.checking(f"{kind} product"):
-            storage = Storage(kind)
-            cell = Linear(IN, OUT, bias=False)
-            name_parameters(cell)
-            quantize_cell(cell, "cell", storage)
-            cell.put(codec.quantize(storage, (OUT, IN), lambda rows: matrix[rows]))
-            unpacked = cell.dequantized().astype(np.float64)
+    for form, storage in FORMS.items():
+        cell = Linear(IN, OUT, bias=False)
+        name_parameters(cell)
+        quantize_cell(cell, "cell", storage)
+        arrays = codec.quantize(dataclasses.replace(storage, zeros=False), (OUT, IN), lambda rows: matrix[rows])
+        if storage.zeros:
+            arrays["zeros"] = random.integers(0, 16, storage.blocks((OUT, IN))).astype(np.uint8)
+        cell.put(arrays)
+        unpacked = cell.dequantized().astype(np.float64)
 
-            def loss(x, cell=cell):
-                return (cell(x) * Tensor(slope)).sum()
+        def loss(x, cell=cell):
+            return (cell(x).astype(ms.float32) * Tensor(slope)).sum()
 
-            given = Tensor(x)
-            apart = (
-                _apart(cell(given).asnumpy(), x @ unpacked.T),
-                _apart(ms.grad(loss)(given).asnumpy(), slope @ unpacked),
-            )
-            section.difference(f"{kind} product", apart[0], LIMIT)
-            section.difference(f"{kind} gradient", apart[1], LIMIT)
+        for kind, limit in LIMITS.items():
+            name = f"{form} {kind}"
+            with section.checking(name, lacking(kind, small)):
+                given = Tensor(x).astype(getattr(ms, kind))
+                found = _array(cell(given)), _array(ms.grad(loss)(given))
+                fused = cell.packed_product.device is not None and kind != "float32"
+                by = ", by the device's operator" if fused else ""
+                section.difference(f"{name} product", _apart(found[0], _array(given) @ unpacked.T), limit, by)
+                section.difference(f"{name} gradient", _apart(found[1], slope @ unpacked), 4 * limit)
 
 
 def decode(section: Section, small: bool) -> None:
@@ -68,6 +74,10 @@ def decode(section: Section, small: bool) -> None:
     else:  # two tokens may be as likely as each other in 16 bits
         share = float((found[True] == found[False]).mean())
         section.add("cache", share > 0.9, f"{100 * share:.0f} % the same tokens as without it", share=share)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.astype(ms.float32).asnumpy().astype(np.float64)
 
 
 def _apart(found: np.ndarray, expected: np.ndarray) -> float:

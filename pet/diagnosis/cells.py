@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn
 
+from adapters.dropout import Dropout, set_dropout_key
 from model_zoo import ascend
 from model_zoo.activations import GeluTanh, Joined, QuickGelu, SwiGLU
 from model_zoo.ascend.attention import document_ends
@@ -21,6 +23,7 @@ LIMITS = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest differences by the largest value: a few units in the last place of each type."""
 BATCH, LENGTH, HEADS, KV_HEADS, HEAD_DIM, EPS = 2, 6, 2, 1, 16, 1e-6
 STEP = 1e-5
+RATE, KEY, BLOCK, WORD = 0.25, 123456789, 3, 1 << 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,7 @@ def subjects(dtype) -> dict[str, Subject]:
         "LayerNorm": Subject(LayerNorm(width, EPS, dtype), _layer_norm, [x]),
         "GeluTanh": Subject(GeluTanh(), lambda x: 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))), [x]),
         "QuickGelu": Subject(QuickGelu(), lambda x: x / (1 + np.exp(-1.702 * x)), [x]),
+        "Dropout": Subject(_dropout(), _dropped, [x]),
         "SwiGLU": Subject(SwiGLU(), _swiglu, [x, x]),
         "SwiGLU of one tensor": Subject(
             Joined(SwiGLU()), lambda both: _swiglu(both[:, :out], both[:, out:]), [(rows, 2 * out)]
@@ -110,6 +114,26 @@ def _layer_norm(x, w, b):
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPS) * w + b
 
 
+def _dropout() -> nn.Cell:
+    cell = Dropout(RATE, "cell").set_train()
+    set_dropout_key(cell, KEY, BLOCK)
+    return cell
+
+
+def _dropped(x):
+    """By the same hash of 32 bits, where numbers have no sign."""
+
+    def mixed(bits):
+        bits = (bits ^ bits >> 16) * 0x85EBCA6B % WORD
+        bits = (bits ^ bits >> 13) * 0xC2B2AE35 % WORD
+        return bits ^ bits >> 16
+
+    seed = mixed((KEY * 668265263 + zlib.crc32(b"cell") % (WORD // 2)) % WORD)
+    places = np.arange(x.size, dtype=np.uint64) + BLOCK * x.size
+    bits = mixed((places * 0x9E3779B9 + seed) % WORD)
+    return np.where(bits.reshape(x.shape) % (WORD // 2) >= RATE * WORD // 2, x / (1 - RATE), 0.0)
+
+
 def _attention(q, k, v, seen):
     groups = HEADS // KV_HEADS
     scores = q @ np.repeat(k, groups, 1).swapaxes(2, 3) * HEAD_DIM**-0.5
@@ -145,19 +169,23 @@ def look(section: Section, small: bool) -> None:
     for kind, limit in LIMITS.items():
         dtype = getattr(ms, kind)
         for name, subject in subjects(dtype).items():
-            # MindSpore has few kernels for bfloat16 on a CPU; there it is a precision of products alone
-            lacking = NOTE if kind == "bfloat16" and small else BAD
-            with section.checking(f"{name} {kind}", lacking):
+            with section.checking(f"{name} {kind}", lacking(kind, small)):
                 forward, gradient = differences(subject, dtype)
                 section.difference(f"{name} {kind} forward", forward, limit)
                 section.difference(f"{name} {kind} gradient", gradient, 4 * limit)
+
+
+def lacking(kind: str, small: bool) -> str:
+    """The verdict of what cannot be computed in a type: MindSpore has few kernels for bfloat16 on a CPU, where it is a
+    precision of products alone."""
+    return NOTE if kind == "bfloat16" and small else BAD
 
 
 def differences(subject: Subject, dtype) -> tuple[float, float]:
     """Largest differences of a cell's output and gradients from NumPy's, by the largest value of each."""
     random = np.random.default_rng(7)
     name_parameters(subject.cell)
-    weights = list(subject.cell.get_parameters())
+    weights = subject.cell.trainable_params()
     for weight in weights:
         weight.set_data(_tensor(random.normal(size=weight.shape), dtype))
     inputs = [_tensor(random.normal(size=shape), dtype) for shape in subject.inputs]

@@ -13,7 +13,8 @@ Each rule sees what the others do not:
   Of workers that never write a line, one that is idle hangs. On an accelerator a host rests while the device works:
   there idleness says nothing.
 
-A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`).
+A busy machine is no hang: the seconds in which a worker stood in line for a core hardly count (`Clock`). But those of
+Python code that takes no memory, which work does, count for more.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ LONGEST_TICK = 1.0
 """Seconds between two looks at the clock at most: where it was longer, the launcher itself was held up."""
 SMALLEST_SHARE = 0.05
 """However busy the machine is, a second counts as so much of one: in the end a hang is a hang."""
+PAGES = 64
+"""Pages of memory that Python code in an endless loop takes in a second at most: it answers where it is."""
+BARE = 2.0
+"""Seconds that count for one that such code ran, up to those that passed: it is found as soon with a third of a core as
+other code with two thirds."""
 
 
 WAITS = (WAITING, LEAVING)
@@ -55,12 +61,13 @@ class Clock:
         wall: seconds since the start, without those in which the launcher itself was held up.
         fair: the same, each weighted with the share of the cores that the worker got of what it asked for.
         busy: share of the last second in which the main thread ran or waited to run.
+        answers: whether it said that it was in Python code, and in no other library's, when it was last asked.
     """
 
     def __init__(self, pid: int):
         self.pid = pid
         self.wall = self.fair = self.busy = 0.0
-        self.share = 1.0
+        self.share, self.answers = 1.0, False
         self.last = self.sampled = time.monotonic()
         self.before = self._demand()
 
@@ -73,21 +80,27 @@ class Clock:
             used = [max(0.0, new - old) / seconds for new, old in zip(found, self.before, strict=True)]
             self.busy = used[0] + used[1]
             # the main thread where it runs, else all together; what they slept they did not want to work
-            ran, waited = used[:2] if self.busy > BUSY_SHARE else used[2:]
+            ran, waited = used[:2] if self.busy > BUSY_SHARE else used[2:4]
             self.share = max(SMALLEST_SHARE, 1.0 - waited / max(1.0, ran + waited))
+            if self.busy > BUSY_SHARE and self.answers and used[4] < PAGES:
+                self.share = min(1.0, BARE * self.share)
             self.before, self.sampled = found, now
         self.wall += passed
         self.fair += passed * self.share
 
     def _demand(self) -> list[float]:
-        """Seconds that the main thread ran, and stood in line for a core; the same of all threads. 0 where unknown."""
-        found = [0.0] * 4
-        for file in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+        """Seconds that the main thread ran, and stood in line for a core; the same of all threads; pages of memory that
+        it took. 0 where unknown."""
+        found, tasks = [0.0] * 5, Path(f"/proc/{self.pid}/task")
+        for file in tasks.glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError):
                 ran, waited = (int(part) / 1e9 for part in file.read_text().split()[:2])
-                found[2:] = found[2] + ran, found[3] + waited
+                found[2:4] = found[2] + ran, found[3] + waited
                 if file.parent.name == str(self.pid):
                     found[:2] = ran, waited
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # the name, in front, may have spaces
+            found[4] = float((tasks / str(self.pid) / "stat").read_text().rpartition(")")[2].split()[7])
         return found
 
 
@@ -141,7 +154,8 @@ class Watch:
         with contextlib.suppress(OSError, ValueError):
             self.stack = Stack(json.loads(file.read_bytes()))
             file.unlink()
-        self.outside = 0 if self.stack is None or self.stack.in_library else self.outside + 1
+        self.clock.answers = self.stack is not None and not self.stack.in_library
+        self.outside = self.outside + 1 if self.clock.answers else 0
         busy, soon = self.clock.busy > BUSY_SHARE, 2 * SAMPLE
         if not busy or self._has_reason(before):
             self.calm = self.clock.fair

@@ -7,6 +7,8 @@ same adapters under the same names: whoever saves it needs to know nothing of th
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -72,8 +74,11 @@ def whole_model(model: nn.Cell, weights: dict[str, np.ndarray]) -> nn.Cell:
         add_cell(whole)
     adapters = trained_adapters(model)
     for name, adapter in adapters.items():
-        fresh = registry(whole).add(adapter.config, name)
-        fresh.source = dict(adapter.source)
+        config = adapter.config
+        if getattr(config, "init", None) == "loftq":  # it starts from packed weights, which are not here
+            config = dataclasses.replace(config, init="default")
+        fresh = registry(whole).add(config, name)
+        fresh.config, fresh.source = adapter.config, dict(adapter.source)
     if adapters:
         registry(whole).set(registry(model).active)
     for name, parameter in saved_parameters(whole).items():

@@ -55,7 +55,7 @@ def apply_overrides(
         text_keys: keys whose value is a text: it is taken as it stands, so that ``output.dir=2024`` and
             ``data.template=Q: {prompt}`` need no quotes within quotes. A quoted one is still unquoted.
     """
-    if overrides is None:
+    if not overrides or (source.value is None and source.problems):
         return
     if isinstance(overrides, Mapping):
         entries = [(tuple(str(key).split(".")), value, [], f"{key}={value}") for key, value in overrides.items()]

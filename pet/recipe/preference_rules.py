@@ -9,12 +9,14 @@ from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE
 from pet.recipe.schema import Recipe
 from pet.recipe.training import GENERATED
 
+LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
+
 
 def problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     """(key, the key that it is at odds with, what is wrong) of each problem."""
     train = recipe.train
     if train.objective == "robust" and train.label_smoothing >= 0.5:
-        yield ("train.label_smoothing", "train.objective", "robust takes less than half of the pairs to be wrong")
+        yield ("train.label_smoothing", "train.objective", LESS_THAN_HALF)
     if train.objective == "kto" and train.batch_size // recipe.parallel.data % 2:
         yield ("train.batch_size", "train.objective", "kto exchanges answers of two rows; give an even number")
     if train.objective == "reward":

@@ -7,7 +7,7 @@ bad as a wrong one, because the user believes that it works.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from adapters.schema import Settings
@@ -37,11 +37,13 @@ def _find(at: str, others: str, message: str) -> Finding:
 
 
 def _changed(recipe: Recipe, section: str, name: str) -> bool:
-    """Was the setting given, with another value than its default?"""
-    part = getattr(recipe, section)
-    return name in part.model_fields_set and getattr(part, name) != type(part).model_fields[name].get_default(
-        call_default_factory=True
-    )
+    return _given(getattr(recipe, section), name)
+
+
+def _given(part: Any, name: str) -> bool:
+    """Was the section's setting given, with another value than its default?"""
+    default = type(part).model_fields[name].get_default(call_default_factory=True)
+    return name in part.model_fields_set and getattr(part, name) != default
 
 
 def settings_of(recipe: Recipe) -> Settings | None:
@@ -135,28 +137,32 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
         )
 
 
+USERS = {
+    "momentum": (("momentum",), "optimizer"),
+    "betas": (("adamw", "adam", "lamb"), "optimizer"),
+    "eps": (("adamw", "adam", "lamb"), "optimizer"),
+    "cycles": (("cosine_restarts",), "schedule"),
+    "power": (("polynomial",), "schedule"),
+    "decay": (("wsd",), "schedule"),
+    "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
+    "loss_scale": (("fp16",), "precision"),
+    **{option: (users, "objective") for option, users in OPTIONS.items()},
+}
+"""Settings of training -> who uses them, and the setting that chooses between these."""
+
+
+def without_effect(train: Any, names: Iterable[str] = USERS) -> Iterator[tuple[str, str, str]]:
+    """(setting, the one that chooses, what is wrong) of each that was given to a ``train`` section in vain."""
+    for name, (users, chooser) in ((name, USERS[name]) for name in names):
+        if (chosen := getattr(train, chooser)) not in users and _given(train, name):
+            yield name, chooser, f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}"
+
+
 def optimizer(recipe: Recipe) -> Iterator[Finding]:
     """Settings of another optimizer, schedule or precision than the chosen one."""
     train = recipe.train
-    uses = {
-        "momentum": (("momentum",), "optimizer"),
-        "betas": (("adamw", "adam", "lamb"), "optimizer"),
-        "eps": (("adamw", "adam", "lamb"), "optimizer"),
-        "cycles": (("cosine_restarts",), "schedule"),
-        "power": (("polynomial",), "schedule"),
-        "decay": (("wsd",), "schedule"),
-        "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
-        "loss_scale": (("fp16",), "precision"),
-        **{option: (users, "objective") for option, users in OPTIONS.items()},
-    }
-    for name, (users, chooser) in uses.items():
-        chosen = getattr(train, chooser)
-        if chosen not in users and _changed(recipe, "train", name):
-            yield _find(
-                f"train.{name}",
-                f"train.{chooser}",
-                f"has no effect with train.{chooser}: {chosen}; it belongs to {', '.join(users)}",
-            )
+    for name, chooser, message in without_effect(train):
+        yield _find(f"train.{name}", f"train.{chooser}", message)
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from adapters.registry import registry
 from model_zoo.engine import available
 from model_zoo.errors import InputError
 from pet.auto import AutoTokenizer
@@ -104,7 +105,10 @@ def placing(settings: DataSettings, model) -> dict[str, Any]:
 def complete(batch: dict[str, Any], model=None, index: int = 0) -> dict[str, Any]:
     """A batch with all the arrays that a step needs, from those that it has."""
     if "input_ids" not in batch:
-        raise InputError(f"batch {index} has no input_ids; it has {', '.join(map(str, batch)) or 'nothing'}")
+        raise InputError(
+            f"batch {index} has no input_ids; it has {', '.join(map(str, batch)) or 'nothing'}. Rows of text go into a "
+            "file, one JSON object per line"
+        )
     ids = _integers(batch["input_ids"], f"batch {index}: input_ids")
     if ids.ndim != 2:
         raise InputError(f"batch {index}: input_ids has shape {ids.shape}; (batch, length) expected")
@@ -183,6 +187,7 @@ def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train
     Raises:
         InputError: what is wrong with the files; no tokenizer; a batch that the processes cannot share evenly.
     """
+    registry(model)  # a name is no model
     directory, dims = getattr(model, "loaded_from", None), getattr(getattr(model, "config", None), "dims", None)
     if directory is None or dims is None:
         raise InputError(

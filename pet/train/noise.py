@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.dropout import STRIDE, mixed, seed_of
 from model_zoo.errors import InputError
-from model_zoo.layers import int_range
+from model_zoo.layers import int_range, on_ascend
 
 _noisy: dict[type, type] = {}
 
@@ -29,15 +29,15 @@ class Noise(nn.Cell):
 
     def __init__(self, alpha: float):
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.by_product = alpha, on_ascend()
         self.key = Parameter(Tensor([0, 0], ms.int32), name="neftune_key", requires_grad=False)  # the key, the block
 
     def construct(self, embedded, length: int):
         width = embedded.shape[-1]
         reach = self.alpha / math.sqrt(length * width)
         index = int_range(embedded.size).reshape(embedded.shape)
-        seed = seed_of(self.key, 374761393, embedded.size)
-        bits = ops.bitwise_and(mixed(index * STRIDE + seed), 0xFFFFFF)
+        seed = seed_of(self.key, 374761393, embedded.size, self.by_product)
+        bits = ops.bitwise_and(mixed(index * STRIDE + seed, self.by_product), 0xFFFFFF)
         uniform = bits.astype(ms.float32) * (2.0 / 0x1000000) - 1.0
         return embedded + (uniform * reach).astype(embedded.dtype)
 

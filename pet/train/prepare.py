@@ -143,19 +143,33 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
         extend(model)
 
 
+CELLS = ("targets", "exclude", "layers")
+"""Settings of an adapter that together say which cells it goes to."""
+
+
 def check_loaded(model, recipe, config) -> None:
     """Refuses a loaded adapter whose settings are other than what the recipe says of them. Another alpha is given to
-    it: the tensors stay what they are."""
+    it: the tensors stay what they are. Cells may be named otherwise, if they are the same ones."""
     from adapters.alpha import set_alpha
+    from adapters.matching import plan
     from adapters.registry import registry
 
-    section, loaded = recipe.adapter, registry(model).get(recipe.adapter.name).config
+    section, adapter = recipe.adapter, registry(model).get(recipe.adapter.name)
+    loaded = adapter.config
     if loaded.method != config.method:
         raise InputError(f"{recipe.where('adapter.load')}: holds {loaded.method}, adapter.method is {section.method}")
     problems = []
     for key, field in type(section).model_fields.items():
         said = getattr(section, key)
         if key in (*MANAGEMENT, "method") or said == field.get_default(call_default_factory=True):
+            continue
+        if key in CELLS:
+            meant = {entry.site.path for entry in plan(model, config).entries if not entry.whole}
+            if apart := sorted(meant.symmetric_difference(adapter.sites)):
+                whose = "is one of these, but not" if apart[0] in meant else "is none of these, but one"
+                problems.append(
+                    f"{recipe.where('adapter.' + key)}: {said!r}: {apart[0]} {whose} of the adapter in adapter.load"
+                )
             continue
         found = getattr(loaded, key)
         found = sorted(found) if isinstance(found, (set, tuple)) else found

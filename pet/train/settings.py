@@ -12,9 +12,11 @@ def with_settings(train, settings: dict[str, Any]):
     """A ``train`` section with some fields replaced.
 
     Raises:
-        InputError: an unknown field, or a value that it cannot have.
+        InputError: an unknown field, a value that it cannot have, or one that belongs to another objective.
     """
+    from pet.recipe.classes import OPTIONS
     from pet.recipe.problems import checked
+    from pet.recipe.rules import without_effect
     from pet.recipe.training import Train
     from pet.recipe.trl_names import hint
 
@@ -25,7 +27,11 @@ def with_settings(train, settings: dict[str, Any]):
             "go with train_dataset, not with batches (train_data)"
             for name in unknown
         )
-    return checked(Train, "train", {**(train.model_dump(exclude_unset=True) if train is not None else {}), **settings})
+    given = train.model_dump(exclude_unset=True) if train is not None else {}
+    found = checked(Train, "train", {**given, **settings})
+    if idle := [f"train.{name}: {message}" for name, _, message in without_effect(found, OPTIONS)]:
+        raise InputError.collect(idle)
+    return found
 
 
 def total_steps(feed, settings) -> int:

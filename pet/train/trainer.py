@@ -96,7 +96,7 @@ class Trainer(Measuring, Saving):
     def __init__(
         self,
         model,
-        train_data,
+        train_data=None,
         eval_data=None,
         *,
         train=None,
@@ -208,7 +208,7 @@ class Trainer(Measuring, Saving):
 
     finetune = train
 
-    def predict(self, *_, **__) -> None:
+    def predict(self, *_, **__) -> Any:
         """Not here: batches are of tokens, and there is no tokenizer.
 
         Raises:

@@ -1,6 +1,7 @@
 """Norms, rotation and activation by Ascend's operators, against the cells' plain paths: a NumPy model of each
 operator's documented semantics stands in for it, and refuses what its documentation refuses."""
 
+import functools
 import inspect
 
 import mindspore as ms
@@ -8,8 +9,12 @@ import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
+from adapters import dropout
 from model_zoo import activations, layers, norms, rotary
+from model_zoo.auto import AutoModel
 from model_zoo.engine import set_kernels
+from model_zoo.generation import cache, decoders
+from model_zoo.graph import Graph
 
 B, S = 2, 6
 FLOATS = (ms.float16, ms.bfloat16, ms.float32)
@@ -168,3 +173,42 @@ def test_compiled_kernels_do_not_take_the_place_of_operators(device):
     for cell in (with_operator, without):
         set_kernels(cell, True)
     assert without.fast and not with_operator.fast
+
+
+# Operators that Ascend has slowly, or not for all types ---------------------------------------------------------------
+
+
+def test_bits_are_moved_down_without_an_operator_for_it():
+    ends = [0, 1, -1, 0x7FFFFFFF, -0x80000000, 0xFFFF, 0x10000, -0x10000, -0x10001]
+    words = np.concatenate([ends, np.random.default_rng(0).integers(-(2**31), 2**31, 4096)]).astype(np.int32)
+    for count in (13, 16):
+        for by_product in (False, True):
+            found = Graph(functools.partial(dropout.shifted, count=count, by_product=by_product))(Tensor(words))
+            assert found.dtype == ms.int32
+            np.testing.assert_array_equal(found.asnumpy(), words.view(np.uint32) >> count)
+
+
+def test_a_bias_is_added_by_the_operator_for_all_types(monkeypatch):
+    monkeypatch.setattr(layers, "on_ascend", lambda: True)
+    cell, x = layers.Linear(8, 4), normal(3, 8)
+    assert isinstance(cell.add_bias, ops.Add)
+    cell.weight.set_data(normal(4, 8))
+    cell.bias.set_data(normal(4))
+    np.testing.assert_allclose(
+        cell(x).asnumpy(), x.asnumpy() @ cell.weight.asnumpy().T + cell.bias.asnumpy(), 1e-5, 1e-5
+    )
+    gradient = ms.grad(lambda x: cell(x).sum(), None, cell.bias)(x)
+    np.testing.assert_array_equal(gradient.asnumpy(), np.full(4, 3.0))
+
+
+def test_a_cache_is_written_by_points(monkeypatch):
+    config = {"model_type": "mistral", "sliding_window": 4, "hidden_size": 32, "intermediate_size": 48}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 64}
+    prompt, found = np.arange(10, 22).reshape(2, 6), []
+    monkeypatch.setattr("model_zoo.engine.switched_off", lambda: True)
+    monkeypatch.setattr(decoders, "available", lambda: False)
+    for on_ascend in (False, True):
+        monkeypatch.setattr(cache, "on_ascend", lambda on_ascend=on_ascend: on_ascend)
+        model = AutoModel.from_config(config, seed=3)
+        found.append(model.generate(prompt, max_new_tokens=4, eos_token_id=None))
+    np.testing.assert_array_equal(*found)

@@ -178,6 +178,7 @@ CALLED = "{{ m.tool_calls[0].function.name }}({{ m.tool_calls[0].function.argume
 FORMS = {
     "null": ("{{ m.content or '' }}" + CALLED, "find({'what': '店'})"),
     "empty": ("{{ m.content }}" + CALLED, "find({'what': '店'})"),
+    "answered": ("{{ m.content if loop.last else m.content.split('.')[0] }}" + CALLED, "find({'what': '店'})"),
     "json": ("{% if m.content is none %}{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}"
     "{% else %}{{ m.content }}{% endif %}", 'find{"what": "店"}'),
 }  # fmt: skip

@@ -87,10 +87,12 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
 PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
 
 
-@pytest.mark.parametrize(("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512f",), 0)])
+@pytest.mark.parametrize(
+    ("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512f",), 0), (("-mno-avx2",), 0)]
+)
 def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
     """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
-    command = [*build.compiler(), *build.COMMON, "-march=native", *without, "-lpthread", "-lm"]
+    command = [*build.compiler(), *build.COMMON, *build.PROCESSOR[0], *without, "-lpthread", "-lm"]
     sources = [str(build.SOURCES / f"{name}.c") for name in PRODUCTS_ALONE]
     library = tmp_path / "other.so"
     done = subprocess.run([*command, *sources, "-o", library], capture_output=True, text=True)

@@ -8,7 +8,7 @@ import pytest
 from mindspore import Tensor, nn
 
 import pet
-from adapters.apply import apply
+from adapters.apply import apply, trainable_parameters
 from adapters.bitfit import BitFitConfig
 from adapters.bottleneck import BottleneckConfig
 from adapters.dropout import set_dropout_key
@@ -24,6 +24,7 @@ from model_zoo.engine.lowering import alias_in_place, allocate_workspace
 from model_zoo.engine.ops import OPS, Op
 from model_zoo.engine.schedule import batches, schedule
 from model_zoo.engine.trace import SequenceTracer
+from pet.parallel.stages import PassThrough
 from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
@@ -248,6 +249,17 @@ def test_frozen_layers_below_the_first_trained_one_keep_nothing(fixtures):
     top = whole.FusedLayers(layers[-1:], width, ids, False, False).program
     assert whole.FusedLayers(layers, width, ids, False, False).program.saved == top.saved
     assert type(whole.FusedLayers(layers[:-1], width, ids, False, False).program) is whole.ForwardProgram
+
+
+def test_what_gives_back_what_it_was_given_is_left_out_with_and_without_a_gradient(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")  # as a pipeline's stage, that has some of the layers
+    apply(model, LoRAConfig(rank=3))
+    layers, weights = model.layer_list, trainable_parameters(model)
+    layers._cells["0"] = PassThrough()
+    for input_trained in (False, True):
+        with whole.fuse_layers(model, weights, input_trained):
+            kinds = [type(cell) for cell in layers]
+            assert kinds[0] is PassThrough and set(kinds[1:]) == {whole.FusedLayers}
 
 
 def test_narrow_weights_are_not_traceable(fixtures):

@@ -386,7 +386,7 @@ def test_another_base_is_refused_unless_told(fixtures, tmp_path):
     adapter = tmp_path / "adapter"
     shutil.copytree(base / "lora", adapter)
     write_file(adapter / "adapter_model.safetensors", values, {"format": "pt", "base_fingerprint": "0" * 32})
-    refused(base, adapter, tmp_path / "out", "another base", right, "strict=False")
+    refused(base, adapter, tmp_path / "out", "another base", f"{base} has {right[:8]}", "strict=False")
     merge_checkpoint(base, adapter, tmp_path / "told", strict=False)
     write_file(adapter / "adapter_model.safetensors", values, {"format": "pt", "base_fingerprint": right})
     merge_checkpoint(base, adapter, tmp_path / "right")

@@ -9,9 +9,11 @@ import types
 from pathlib import Path
 
 import pytest
+import yaml
 
 from model_zoo.errors import InputError
 from pet.cli.main import main
+from pet.compat.yaml_files import load_any
 from pet.hub import HubName, bare, hub_name
 from pet.names import bundled_models, find_model, find_tokenizer, model_config
 
@@ -145,3 +147,21 @@ def test_huggingfaces_own_cache(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert find_model("tiny/llama") == find_model(f"tiny/llama@{COMMIT}") == cache / "snapshots" / COMMIT
+
+
+@pytest.mark.parametrize(
+    ("job", "revision"),
+    [
+        ({"model_name_or_path": "tiny/llama", "finetuning_type": "lora", "stage": "sft"}, "model_revision"),
+        ({"base_model": "tiny/llama", "adapter": "lora", "lora_target_linear": True}, "revision_of_model"),
+    ],
+    ids=["LLaMA-Factory", "axolotl"],
+)
+def test_a_job_file_of_another_system_names_a_base_on_a_hub(hub, job, revision):
+    (hub.source / "data.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    data = [f"data.train={hub.source / 'data.jsonl'}", "data.max_length=64"]
+    for more, asked in (({}, None), ({revision: "main"}, None), ({revision: COMMIT}, COMMIT)):
+        hub.asked.clear()
+        Path("job.yaml").write_text(yaml.safe_dump({revision: None, **job, **more, "output_dir": "out"}))
+        assert load_any(Path("job.yaml"), data).model.path == f"tiny/llama@{COMMIT}"
+        assert hub.asked[0][0] == asked

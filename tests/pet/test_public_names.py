@@ -25,7 +25,8 @@ def test_the_configuration_of_every_method_is_public():
 
 def test_the_keyword_arguments_that_editors_know_are_the_schema_s():
     write_keywords = runpy.run_path(str(Path(__file__).parents[1] / "typing" / "write_keywords.py"))
-    assert write_keywords["STUB"].read_text("utf-8") == write_keywords["source"](), "run tests/typing/write_keywords.py"
+    for stub, text in write_keywords["sources"]().items():
+        assert stub.read_text("utf-8") == text, "run tests/typing/write_keywords.py"
 
 
 def test_names_of_other_systems_are_reachable_but_not_this_library_s():
@@ -73,3 +74,9 @@ def test_the_package_front_defines_nothing():
 
     for name in pet.__all__:
         assert find_spec(f"pet.{name}") is None, f"importing the module pet.{name} would hide the public name"
+
+
+@pytest.mark.parametrize("call", [pet.apply_lora, pet.list_adapters, lambda name: pet.Trainer(name, "rows.jsonl")])
+def test_a_name_in_the_place_of_a_model(call):
+    with pytest.raises(pet.InputError, match="a model was expected, got 'llama_tiny'"):
+        call("llama_tiny")

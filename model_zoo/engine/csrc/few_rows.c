@@ -10,6 +10,7 @@
 
 enum {
     SOME = 4,      /* rows, or columns, of the result that are in registers together */
+    CODES_TOGETHER = LANES > 8 ? SOME : 1, /* columns, of codes, where there are half as many registers */
     COLUMNS = 32,  /* the least columns of a piece of work */
     BROAD = 16,    /* the least vectors of it where the factor's rows run across: enough to be read as a stream */
     PIECES = 2,    /* for each thread */
@@ -22,7 +23,7 @@ enum {
 struct few {
     const float *a;
     struct matrix b;
-    float *c, *apart; /* a, where b is read in pairs of codes */
+    float *c, *apart; /* a, where b is read some codes at a time */
     int64_t rows, columns, depth;
     int turned;
 };
@@ -35,11 +36,7 @@ struct line {
     const uint8_t *zeros;
 };
 
-enum { ALIGNED = CODES + 1 }; /* codes whose factors are there, and whose rows begin with a block of whole pairs of vectors */
-
-static int aligned(struct matrix of) {
-    return of.storage == CODES && of.shift >= 0 && of.block >= 2 * LANES && of.columns % of.block == 0;
-}
+enum { ALIGNED = CODES + 1 }; /* codes whose factors are there, in rows of whole blocks, which `codes_apart` can read */
 
 INLINE struct line line_of(int storage, struct matrix of, int64_t row) {
     int64_t first = row * of.columns;
@@ -69,27 +66,30 @@ INLINE void fetch(const char *from) {
     __builtin_prefetch(from - FAR + NEAR);
 }
 
-/* Adds to sums what `tall` rows of a and `wide` of b have in a block from k on: the codes' own numbers first, and once times
- * the block's factor. In a, each 2·LANES numbers are those of even places and then those of odd ones. */
-INLINE void add_block(int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights, int64_t k,
-                      floats (*sums)[SOME]) {
+/* Adds to sums what `tall` rows of a and `wide` of b, with or without zeros, have in a block from k on: the codes' own
+ * numbers first, and once times the block's factor. The numbers of a are in the order of `put_apart`. */
+INLINE void add_block(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, struct table table,
+                      const struct line *rights, int64_t k, floats (*sums)[SOME]) {
     floats of_block[SOME][SOME];
     int64_t block = k >> b.shift, end = k + b.block;
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) of_block[i][j] = (floats){0};
-    for (; k < end; k += 2 * LANES)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) {
-            floats even, odd;
-            code_pairs((const uint8_t *)rights[j].from + k / 2, b.map, &even, &odd);
-            if (b.zeros) even += 8.0f - rights[j].zeros[block], odd += 8.0f - rights[j].zeros[block];
+    for (int first = 0; first < wide; first += CODES_TOGETHER)
+        for (int64_t at = k; at < end; at += APART * LANES)
 #pragma GCC unroll 8
-            for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + k) * even;
+            for (int j = first; j < first + CODES_TOGETHER && j < wide; j++) {
+                floats right[APART];
+                codes_apart((const uint8_t *)rights[j].from + (at >> 1), table, right);
 #pragma GCC unroll 8
-            for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + k + LANES) * odd;
-        }
+                for (int v = 0; v < APART; v++) {
+                    if (zeros) right[v] += 8.0f - rights[j].zeros[block];
+#pragma GCC unroll 8
+                    for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + at + v * LANES) * right[v];
+                }
+            }
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
@@ -101,6 +101,7 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
                  int64_t depth, float *c, int64_t c_row) {
     floats sums[SOME][SOME];
     struct line rights[SOME];
+    struct table table = {0};
     int64_t whole = depth / LANES * LANES;
     const char *ahead = (const char *)b.data + eighths(storage) * (next * depth) / 8;
 #pragma GCC unroll 8
@@ -109,9 +110,13 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
+    if (storage == ALIGNED) table = table_of(b.map);
     for (int64_t k = 0; storage == ALIGNED && k < whole; k += b.block) {
         for (int64_t i = 0; i < wide * b.block; i += 128) fetch(ahead + (wide * k + i) / 2);
-        add_block(tall, wide, a, depth, b, rights, k, sums);
+        if (b.zeros)
+            add_block(1, tall, wide, a, depth, b, table, rights, k, sums);
+        else
+            add_block(0, tall, wide, a, depth, b, table, rights, k, sums);
     }
     for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
@@ -210,14 +215,10 @@ static void by_rows(const struct few *of, int64_t first, int64_t last) {
         BY_STORAGE(of->b.storage, lines, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth)
 }
 
-/* Rows of whole pairs of vectors, of each pair the numbers of even places and then those of odd ones. */
+/* Rows of whole blocks in the order of `put_apart`. */
 static void take_apart(void *arguments, int64_t first, int64_t last) {
     struct few *of = arguments;
-    for (int64_t k = first * 2 * LANES; k < last * 2 * LANES; k += 2 * LANES) {
-        floats left = load(of->a + k), right = load(of->a + k + LANES);
-        store(of->apart + k, EVENS(left, right));
-        store(of->apart + k + LANES, ODDS(left, right));
-    }
+    for (int64_t k = first * APART * LANES; k < last * APART * LANES; k += APART * LANES) put_apart(of->a + k, of->apart + k);
 }
 
 /* Adds to rows of c, `wide` numbers each, `deep` rows of b from (row, column) on, times the numbers of a that belong to
@@ -307,7 +308,7 @@ void few_rows(const struct few_rows *given, int count, int64_t rows) {
             if (of[j].a == of[i].a) of[i].apart = of[j].apart;
         if (of[i].apart) continue;
         of[i].apart = next, next += rows * of[i].depth;
-        pet_parallel(take_apart, of + i, rows * of[i].depth / (2 * LANES), 512);
+        pet_parallel(take_apart, of + i, rows * of[i].depth / (APART * LANES), 512);
     }
     pet_parallel(by_any, &all, columns, grain);
 }

@@ -5,7 +5,7 @@
 #ifndef PET_STORAGE_H
 #define PET_STORAGE_H
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -97,6 +97,8 @@ static const float INT8_STEP = 7.874015718698502e-3f;
 INLINE floats from_int8(const int8_t *codes) {
 #ifdef __AVX512F__
     return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)codes)));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
 #else
     floats value;
     for (int i = 0; i < LANES; i++) value[i] = codes[i];
@@ -110,6 +112,13 @@ INLINE floats from_codes(const uint8_t *codes, const float *map) {
     __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)codes)); /* the lower half of each: the even code */
     __m512i places = _mm512_or_si512(_mm512_srli_epi64(bytes, 4), _mm512_slli_epi64(bytes, 32));
     return (floats)_mm512_permutexvar_ps(places, _mm512_loadu_ps(map)); /* by the lowest four bits */
+#elif defined(__AVX2__)
+    int32_t pairs;
+    memcpy(&pairs, codes, sizeof pairs);
+    __m256i places = _mm256_srlv_epi32(_mm256_set1_epi32(pairs), _mm256_setr_epi32(4, 0, 12, 8, 20, 16, 28, 24));
+    __m256 first = _mm256_permutevar8x32_ps(_mm256_loadu_ps(map), places); /* by the lowest three bits */
+    __m256 second = _mm256_permutevar8x32_ps(_mm256_loadu_ps(map + 8), places);
+    return (floats)_mm256_blendv_ps(first, second, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
 #else
     floats value;
     for (int i = 0; i < LANES / 2; i++) {
@@ -120,17 +129,86 @@ INLINE floats from_codes(const uint8_t *codes, const float *map) {
 #endif
 }
 
-/* The same of twice as many, those of even and of odd places apart: half the work. */
-INLINE void code_pairs(const uint8_t *codes, const float *map, floats *even, floats *odd) {
-#ifdef __AVX512F__
-    __m512 values = _mm512_loadu_ps(map);
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
-    *even = (floats)_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values);
-    *odd = (floats)_mm512_permutexvar_ps(bytes, values);
+/* Numbers of codes are had faster some vectors at a time, and in another order: those of even places before those of odd
+ * ones, in each pair of vectors (AVX-512) or in each vector. */
+enum { APART = 32 / LANES };
+
+/* What codes stand for, as `codes_apart` looks it up. */
+struct table {
+#if defined(__AVX512F__)
+    __m512 values;
+#elif defined(__AVX2__)
+    __m256i bytes[4]; /* the lowest bytes of all sixteen numbers, twice, and so on */
 #else
-    for (int i = 0; i < LANES; i++) {
-        (*even)[i] = map[codes[i] >> 4];
-        (*odd)[i] = map[codes[i] & 15];
+    const float *map;
+#endif
+};
+
+INLINE struct table table_of(const float *map) {
+#if defined(__AVX512F__)
+    return (struct table){_mm512_loadu_ps(map)};
+#elif defined(__AVX2__)
+    struct table of;
+    __m128i sorted[4]; /* four numbers' lowest bytes, their second ones, … */
+    for (int i = 0; i < 4; i++)
+        sorted[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(map + 4 * i)),
+                                     _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m128i low = _mm_unpacklo_epi32(sorted[0], sorted[1]), high = _mm_unpackhi_epi32(sorted[0], sorted[1]);
+    __m128i low_too = _mm_unpacklo_epi32(sorted[2], sorted[3]), high_too = _mm_unpackhi_epi32(sorted[2], sorted[3]);
+    of.bytes[0] = _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(low, low_too));
+    of.bytes[1] = _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(low, low_too));
+    of.bytes[2] = _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(high, high_too));
+    of.bytes[3] = _mm256_broadcastsi128_si256(_mm_unpackhi_epi64(high, high_too));
+    return of;
+#else
+    return (struct table){map};
+#endif
+}
+
+/* The numbers of APART vectors, as `put_apart` orders them. */
+INLINE void codes_apart(const uint8_t *codes, struct table table, floats *to) {
+#if defined(__AVX512F__)
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+    to[0] = (floats)_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), table.values); /* by the lowest four bits */
+    to[1] = (floats)_mm512_permutexvar_ps(bytes, table.values);
+#elif defined(__AVX2__)
+    __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codes));
+    __m256i places = _mm256_srlv_epi32(twice, _mm256_setr_epi32(4, 4, 4, 4, 0, 0, 0, 0)); /* even ones in the lower half */
+    places = _mm256_and_si256(places, _mm256_set1_epi8(15));
+    __m256i bytes[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) bytes[i] = _mm256_shuffle_epi8(table.bytes[i], places);
+    __m256i low = _mm256_unpacklo_epi8(bytes[0], bytes[1]), low_too = _mm256_unpacklo_epi8(bytes[2], bytes[3]);
+    __m256i high = _mm256_unpackhi_epi8(bytes[0], bytes[1]), high_too = _mm256_unpackhi_epi8(bytes[2], bytes[3]);
+    to[0] = (floats)_mm256_unpacklo_epi16(low, low_too);
+    to[1] = (floats)_mm256_unpackhi_epi16(low, low_too);
+    to[2] = (floats)_mm256_unpacklo_epi16(high, high_too);
+    to[3] = (floats)_mm256_unpackhi_epi16(high, high_too);
+#else
+    for (int j = 0; j < APART; j++)
+        for (int i = 0; i < LANES / 2; i++) {
+            to[j][i] = table.map[codes[j * LANES / 2 + i] >> 4];
+            to[j][LANES / 2 + i] = table.map[codes[j * LANES / 2 + i] & 15];
+        }
+#endif
+}
+
+/* The place of a number of one of these vectors among all. */
+INLINE int place_apart(int vector, int i) {
+    if (LANES > 8) return 2 * i + vector;
+    return vector * LANES + (i < LANES / 2 ? 2 * i : 2 * (i - LANES / 2) + 1);
+}
+
+/* As many numbers in that order. */
+INLINE void put_apart(const float *from, float *to) {
+#if defined(__AVX512F__)
+    floats left = load(from), right = load(from + LANES);
+    store(to, PICK(left, right, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+    store(to + LANES, PICK(left, right, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+#else
+    for (int j = 0; j < APART; j++) {
+        floats both = load(from + j * LANES);
+        store(to + j * LANES, PICK(both, both, 0, 2, 4, 6, 1, 3, 5, 7));
     }
 #endif
 }
@@ -200,12 +278,41 @@ INLINE void fetch_stored(enum storage storage, struct matrix of, int64_t row, in
     if (storage == BFLOAT16 || storage == FLOAT16) __builtin_prefetch((const uint16_t *)of.data + row * of.columns + column);
 }
 
+/* Whether `codes_apart` can read a row, in which a run of as many codes lies within a block. */
+INLINE int aligned(struct matrix of) {
+    return of.storage == CODES && of.shift >= 0 && of.block >= APART * LANES && of.columns % of.block == 0;
+}
+
+/* LANES rows of codes from this one on, of the first of their `depth` numbers as many as `codes_apart` reads at once, turned
+ * about; gives how many these are. */
+INLINE int64_t turn_codes(struct matrix of, int64_t row, int64_t column, int64_t depth, float *to, int64_t panel) {
+    struct table table = table_of(of.map);
+    int64_t k = 0;
+    for (; k + APART * LANES <= depth; k += APART * LANES) {
+        floats squares[APART][LANES];
+        for (int i = 0; i < LANES; i++) {
+            floats values[APART];
+            int64_t index = (row + i) * of.columns + column + k, block = index >> of.shift;
+            codes_apart((const uint8_t *)of.data + (index >> 1), table, values);
+            float factor = factor_of(of, block), zero = of.zeros ? 8.0f - of.zeros[block] : 0.0f;
+#pragma GCC unroll 4
+            for (int v = 0; v < APART; v++) squares[v][i] = (values[v] + zero) * factor;
+        }
+        for (int v = 0; v < APART; v++) {
+            turn_square(squares[v]);
+            for (int i = 0; i < LANES; i++) store(to + (k + place_apart(v, i)) * panel, squares[v][i]);
+        }
+    }
+    return k;
+}
+
 /* `columns` rows of `depth` numbers from this one on → (depth, panel), zeros behind the last column; `panel` is a multiple
  * of LANES. */
 INLINE void turn_stored(enum storage storage, struct matrix of, int64_t row, int64_t column, int64_t columns, int64_t depth,
                         float *to, int64_t panel) {
+    int apart = storage == CODES && aligned(of) && column % (APART * LANES) == 0;
     for (int64_t j = 0; j < panel; j += LANES) {
-        int64_t k = 0;
+        int64_t k = apart && j + LANES <= columns ? turn_codes(of, row + j, column, depth, to + j, panel) : 0;
         for (; j + LANES <= columns && k + LANES <= depth; k += LANES) {
             floats square[LANES];
             for (int i = 0; i < LANES; i++) square[i] = load_stored(storage, of, row + j + i, column + k);

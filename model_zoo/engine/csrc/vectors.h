@@ -117,15 +117,6 @@ static inline void bend(float *line, int64_t count, float inner, float outer) {
 #define UPPER(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #endif
 
-/* Of two vectors one behind the other, the numbers of even and of odd places. */
-#ifdef __AVX512F__
-#define EVENS(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define ODDS(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
-#else
-#define EVENS(a, b) PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
-#define ODDS(a, b) PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
-#endif
-
 /* LANES by LANES numbers, turned about the diagonal: in each of log2(LANES) rounds the upper half is merged with the
  * lower. */
 static inline void turn_square(floats *square) {

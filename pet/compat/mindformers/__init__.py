@@ -1,7 +1,7 @@
 """MindFormers' names, under its module paths too: ``from pet.compat.mindformers.trainer import Trainer``."""
 
 from pet.compat.paths import modules_of
-from pet.lazy import names_of
+from pet.lazy import names_of, stub_table
 
 _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
     f"{__name__}.{name}"
@@ -40,18 +40,7 @@ def _families() -> dict:
 
 
 _MODELS = _families()
-__getattr__, __dir__ = names_of(
-    __name__,
-    {
-        **_MODELS["models"],
-        **_STREAMERS,
-        **_PIPELINE,
-        **_TRAINER,
-        **_TUNING,
-        **_MONITORS,
-        _CONTEXT: (*_BUILD[_CONTEXT], "logger"),
-    },
-)
+__getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__))
 __modules__ = modules_of(
     {
         **_MODELS,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model_zoo import tokenizers as own
+from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.reading import load_into
+from model_zoo.configs import Config
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer as OwnChatGLM
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer as OwnChatGLM2, ChatGLM3Tokenizer as OwnChatGLM3
@@ -30,12 +32,21 @@ from pet.compat.mindformers.presets import bare_name, split_name
 from pet.names import find_tokenizer, preset_names
 from pet.train.base_dropout import attach_dropout
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    class ScriptConfig(Config):
+        """A configuration with what scripts set on it."""
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
 
 class AutoConfig(auto.AutoConfig):
     """Configurations by directory or name, also ``glm_6b_lora``: that of the model, which has LoRA as ``lora``."""
 
     @staticmethod
-    def from_pretrained(name_or_directory):
+    def from_pretrained(name_or_directory) -> ScriptConfig:
         """See `pet.AutoConfig`. Scripts set ``checkpoint_name_or_path``, ``do_sample`` and the like on it;
         ``parallel_config`` is there to be set, too, and has no meaning: see ``set_parallel_config``.
         """
@@ -50,13 +61,13 @@ class AutoModel(auto.AutoModel):
     """Models by directory or name; ``X_lora`` with MindFormers' LoRA for X on it."""
 
     @staticmethod
-    def from_pretrained(name_or_directory, **settings):
+    def from_pretrained(name_or_directory, **settings) -> CausalLM:
         """See `pet.AutoModel`."""
         name, lora = split_name(name_or_directory)
         return with_adapter(auto.AutoModel.from_pretrained(name, **settings), lora)
 
     @staticmethod
-    def from_config(config, **settings):
+    def from_config(config, **settings) -> CausalLM:
         """See `pet.AutoModel`; with the weights of a configuration's ``checkpoint_name_or_path``."""
         name, lora = split_name(config)
         lora = lora or getattr(config, "lora", None)
@@ -81,14 +92,14 @@ class AutoTokenizer(auto.AutoTokenizer):
     """Tokenizers by directory, file or name, also ``X_lora``."""
 
     @staticmethod
-    def from_pretrained(name_or_path, *arguments, **settings):
+    def from_pretrained(name_or_path, *arguments, **settings) -> own.Tokenizer:
         """See `pet.AutoTokenizer`."""
         tokenizer = auto.AutoTokenizer.from_pretrained(bare_name(name_or_path), *arguments, **settings)
         tokenizer.decode = _of_rows(tokenizer.decode)
         return tokenizer
 
 
-def built(config):
+def built(config) -> CausalLM:
     """The model of a configuration: random weights, or those of its ``checkpoint_name_or_path``."""
     checkpoint = getattr(config, "checkpoint_name_or_path", None)
     if checkpoint and not is_ckpt(checkpoint):
@@ -109,16 +120,16 @@ def _form(config) -> Form:
     return getattr(config, "form", None) or Form()
 
 
-class _Model:
+class _Model(CausalLM if TYPE_CHECKING else object):
     """A model of one family: random weights, or those of the configuration's ``checkpoint_name_or_path``."""
 
     _preset = ""
 
-    def __new__(cls, config=None):
+    def __new__(cls, config=None) -> CausalLM:
         return AutoModel.from_config(cls._preset if config is None else config)
 
     @staticmethod
-    def from_pretrained(name_or_directory):
+    def from_pretrained(name_or_directory) -> CausalLM:
         """The model of a checkpoint directory, bundled base or MindFormers ``.ckpt`` file, with its weights."""
         if is_ckpt(name_or_directory):
             return AutoModel.from_pretrained(converted(name_or_directory))
@@ -155,11 +166,11 @@ class ChatGLM2ForConditionalGeneration(_Model):
     _preset = "glm2_6b"
 
 
-class _Named:
+class _Named(own.Tokenizer if TYPE_CHECKING else object):
     """Tokenizers by the name of a bundled base as well."""
 
     @classmethod
-    def from_pretrained(cls, path, prompt_style=None):
+    def from_pretrained(cls, path, prompt_style: str | None = None) -> Self:
         """The tokenizer of a directory, file or bundled base."""
         tokenizer = super().from_pretrained(find_tokenizer(path), prompt_style)
         tokenizer.decode = _of_rows(tokenizer.decode)
@@ -218,7 +229,7 @@ class Processor:
         return {**inputs, "text": inputs["input_ids"]}
 
     @classmethod
-    def from_pretrained(cls, name_or_directory, **settings) -> Processor:
+    def from_pretrained(cls, name_or_directory, **settings) -> Self:
         """The processor over the tokenizer of a checkpoint directory or bundled base."""
         return cls(AutoTokenizer.from_pretrained(name_or_directory), **settings)
 

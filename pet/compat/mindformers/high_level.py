@@ -9,13 +9,18 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.request import Request, is_path
 from pet.compat.results import bring_checkpoint, find_weights
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pet.keywords import RequestSettings
 
 ARGUMENTS = list(inspect.signature(Request).parameters)
 
@@ -44,7 +49,7 @@ class Trainer(Request):
         InputError: an unknown task or method, settings that do not exist or contradict each other.
     """
 
-    def __init__(self, model=None, **arguments):
+    def __init__(self, model=None, **arguments: Unpack[RequestSettings]):
         others = [name for name in arguments if name not in ARGUMENTS]
         if others:
             raise InputError(
@@ -78,7 +83,7 @@ class Trainer(Request):
         """
         return self._run("finetune", finetune_checkpoint, resume, changes)
 
-    def evaluate(self, eval_dataset=None, eval_checkpoint=None, **changes) -> dict[str, float] | None:
+    def evaluate(self, eval_dataset=None, eval_checkpoint=None, **changes) -> dict[str, float]:
         """Measures the model as it is: loss and perplexity, for GLM also ROUGE and BLEU of its answers to files.
 
         Args:

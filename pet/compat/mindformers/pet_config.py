@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pet.compat.mindformers.targets import targets_of
 from pet.compat.translation import elsewhere, method_of, number, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
+Model = TypeVar("Model")
 LORA_DEFAULTS = {"lora_dropout": 0.01}
 """What MindFormers does where nothing is said."""
 PET = {
@@ -72,7 +73,7 @@ class PrefixTuningConfig(PetConfig):
     _type = "prefixtuning"
 
 
-def get_pet_model(base_model, pet_config: Mapping[str, Any]):
+def get_pet_model(base_model: Model, pet_config: Mapping[str, Any]) -> Model:
     """The model with the method's adapter on it; only that is trained.
 
     Args:
@@ -88,7 +89,7 @@ def get_pet_model(base_model, pet_config: Mapping[str, Any]):
     return with_adapter(base_model, {key.partition(".")[2]: value for key, value in t.settings.items()})
 
 
-def with_adapter(model, settings: Mapping[str, Any] | None):
+def with_adapter(model: Model, settings: Mapping[str, Any] | None) -> Model:
     """The model with an adapter of a recipe's settings; without settings as it is."""
     from adapters.apply import apply
     from adapters.methods import method_config

@@ -11,7 +11,7 @@ launch()          # python task.py --task_name questions --do_train --do_eval --
 """
 
 from pet.compat.paths import modules_of
-from pet.lazy import names_of
+from pet.lazy import names_of, stub_table
 
 _DATA, _LAUNCH, _MODEL, _TASK = (f"{__name__}.{name}" for name in ("dataset", "running", "model", "tasks"))
 _TASKS = {_TASK: ("EvalData", "Task", "TransformerTask", "find_task", "register_task")}
@@ -20,7 +20,7 @@ _BUILD = {_MODEL: ("build_transformer_model",)}
 
 _RUN = {_LAUNCH: ("launch", "make_parser", "make_recipe")}
 
-__getattr__, __dir__ = names_of(__name__, {**_TASKS, **_SETS, **_BUILD, **_RUN})
+__getattr__, __dir__ = names_of(__name__, lambda: stub_table(__file__))
 __modules__ = modules_of(
     {
         **dict.fromkeys(("apps.tasks", "task", "task.task", "task.task_registry"), _TASKS),

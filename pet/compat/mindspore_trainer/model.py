@@ -89,7 +89,7 @@ def build_transformer_model(
     compute_type=None,
     padding_idx=None,
     **changes,
-):
+) -> tuple[Any, Any]:
     """``(model, config)``: with the weights of a checkpoint directory or bundled base, else random ones of the
     configuration's sizes.
 

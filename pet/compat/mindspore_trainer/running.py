@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from pet.compat.translation import COMPILED, OPTIMIZERS, SCHEDULES, choice, clip
 from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
+
+if TYPE_CHECKING:
+    from pet.recipe.schema import Recipe
 
 INTERNAL = Ignored("the environment says it")
 PROCESSES = Ignored("it says which processes are started")
@@ -306,7 +309,7 @@ class Main(Callback):
         trainer.best.step, trainer.best.value = self.best_step, self.best
 
 
-def make_recipe(args: argparse.Namespace, task: Task, model=None):
+def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recipe, Callable[[int], float] | None]:
     """The recipe of a task's arguments, and the learning rate by the step where the task's optimizer has one.
 
     Args:

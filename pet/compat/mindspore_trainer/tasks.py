@@ -7,12 +7,13 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from model_zoo.errors import InputError, nearest
 from pet.compat.outputs import call
 from pet.launching.environment import read_job
 
+Kind = TypeVar("Kind", bound=type)
 TASKS: dict[str, type[Task]] = {}
 KEPT = ("data_dir", "output_dir", "num_train_epochs", "data_workers", "train_batch_size", "eval_batch_size")
 
@@ -96,7 +97,11 @@ class EvalData:
         self.name, self.data, self.metrics_fn, self.predict_fn = name, examples, metrics_fn, predict_fn
 
 
-def register_task(name: str | type | None = None, desc: str = "") -> Callable[[type], type] | type:
+@overload
+def register_task(name: Kind) -> Kind: ...
+@overload
+def register_task(name: str | None = None, desc: str = "") -> Callable[[Kind], Kind]: ...
+def register_task(name: Any = None, desc: str = "") -> Any:
     """A class decorator: the task can be chosen by ``--task_name``, in upper or lower case."""
 
     def register(cls: type, name: str | None = name) -> type:

@@ -39,10 +39,10 @@ def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
     return find_callback(name, args)(**args)
 
 
-def make_callbacks(wanted: Iterable) -> list[Callback]:
+def make_callbacks(wanted: Iterable | str | Callback) -> list[Callback]:
     """From callbacks, names, and a recipe's entries with ``name`` and ``args``."""
     made = []
-    for entry in wanted:
+    for entry in [wanted] if isinstance(wanted, str | Callback) else wanted:
         if isinstance(entry, str):
             made.append(make_callback(entry))
         elif hasattr(entry, "name") and hasattr(entry, "args"):

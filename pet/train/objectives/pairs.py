@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mindspore import ops
 
+from model_zoo.errors import InputError
+from pet.recipe.preference_rules import LESS_THAN_HALF
 from pet.train.objectives.preference import Preference
 
 
@@ -24,7 +26,16 @@ class DPO(Preference):
 
 
 class Robust(DPO):
-    """DPO whose gradient is unbiased where a share ε of the pairs is in the wrong order (Chowdhury et al. 2024)."""
+    """DPO whose gradient is unbiased where a share ε of the pairs is in the wrong order (Chowdhury et al. 2024).
+
+    Raises:
+        InputError: ε of half of the pairs or more, beyond which the loss would prefer the other answers.
+    """
+
+    def __init__(self, *common, **named):
+        super().__init__(*common, **named)
+        if self.label_smoothing >= 0.5:
+            raise InputError(f"train.label_smoothing: {LESS_THAN_HALF}")
 
     def losses(self, better, worse):
         margin, share = self.beta * (better - worse), self.label_smoothing

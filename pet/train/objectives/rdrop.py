@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, overload
+
 import numpy as np
 from mindspore import Tensor, nn, ops
 
@@ -9,8 +11,14 @@ from model_zoo.errors import InputError
 from pet.data.dataset import IGNORED
 from pet.train.objectives.causal import RDrop, shift_labels
 
+Array = TypeVar("Array", np.ndarray, Tensor)
 
-def rdrop_repeat(*arrays):
+
+@overload
+def rdrop_repeat(array: Array, /) -> Array: ...
+@overload
+def rdrop_repeat(*arrays: Array) -> tuple[Array, ...]: ...
+def rdrop_repeat(*arrays: Any) -> Any:
     """Each row of a batch twice, one after the other, as `RDropLoss` wants its pairs.
 
     Args:

@@ -226,7 +226,7 @@ def digest(model, feed, distributed, compiled: bool) -> str:
     for parameter in model.get_parameters():
         if getattr(parameter, "adapter", None) in (None, *state.running):
             found.update(f"{parameter.name} {parameter.dtype} {parameter.shape}\0".encode())
-            found.update(np.ascontiguousarray(parameter.asnumpy()).view(np.uint8).data)
+            found.update(np.ascontiguousarray(read_parameter(parameter)).view(np.uint8).data)
     for index in range(len(feed.dataset)):
         ids, trained = feed.dataset[index]
         found.update(np.ascontiguousarray(ids, np.int32).data)

@@ -1,7 +1,9 @@
 """The command line itself: speed, help, exit codes, and the commands that need no model."""
 
+import errno
 import json
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -80,11 +82,14 @@ def test_help_names_every_command(capsys):
     assert main([]) == 0
 
 
+@pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_the_examples(name, capsys):
+def test_help_shows_the_examples(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert max(len(line) for line in text.splitlines() if not line.startswith("  pet ")) <= 100
+    assert max(len(line) for line in text.splitlines()) <= columns
+    text = re.sub(r" \\\n +", " ", text)  # a long command goes on after a backslash
     examples = import_module(COMMANDS[name][0]).EXAMPLES
     assert examples
     for line, meaning in examples:
@@ -104,7 +109,9 @@ def test_version(capsys):
     ("arguments", "words"),
     [
         (["validat", "x"], "no command 'validat' (did you mean 'validate'"),
-        (["--hlep"], "no option '--hlep'"),
+        (["--hlep"], "no option '--hlep' (did you mean '--help'?)"),
+        (["predict", "--run", "nowhere", "--input", "a"], "--run nowhere: no such directory"),
+        (["export", "nowhere", "--output", "out"], "nowhere: no such directory"),
         (["validate"], "give a recipe: a file, or a name such as in pet validate glm_lora"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
         (
@@ -138,6 +145,15 @@ def test_wrong_command_lines(recipe, capsys, arguments, words):
 def test_debug_shows_the_traceback(recipe, capsys):
     assert main(["validate", "--debug", "nowhere.yaml"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_the_system_does_not_allow_is_named(recipe, capsys, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "out/.merged.unfinished-1a2b")
+
+    monkeypatch.setattr("pet.cli.validate.main", forbidden)
+    assert main(["validate", str(recipe)]) == 1
+    assert capsys.readouterr().err == "pet validate: out/merged: permission denied\n"
 
 
 def test_an_unexpected_error_is_one_line_and_exit_code_1(recipe, capsys, monkeypatch):

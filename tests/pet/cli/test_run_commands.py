@@ -315,11 +315,14 @@ def test_an_adapter_whose_base_is_gone_or_another(here, capsys):
         ("nowhere", "its base is not here, give it by --model (model 'nowhere'"),
         (None, "names no base; give it by --model"),
         ([[]], "names no base; give it by --model"),
-        ("gpt_tiny", "made on another base"),
+        ("gpt_tiny", "made on another base, gpt_tiny (fingerprint "),
     ):
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
         assert main(["predict", "--adapter", "moved", "--input", "x"]) == 2
-        assert words in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert words in said and len(said.splitlines()) <= 2
+    assert main(["merge", "output/job", "--output", "plain"]) == 2
+    assert "output/job: is a run directory; its adapter is output/job/adapter" in capsys.readouterr().err
 
 
 def test_export(here, capsys):
@@ -447,7 +450,7 @@ def test_chat_forgets_the_oldest_turns_when_the_context_is_full(here, capsys, mo
         (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--weights", "a"], "numbers with commas"),
         (["merge", "output/job/adapter", "--base", "base", "--output", "m2", "--dtype", "int8"], "int8"),
         (["info", "output"], "is no model"),
-        (["export", "base", "--output", "m2"], "no run directory"),
+        (["export", "base", "--output", "m2"], "a run or adapter directory was expected"),
         (["export", "output/job", "--output", "m2", "--dtype", "float16"], "no effect without --merged"),
         (["data", "job.yaml", "--split", "tset"], "did you mean 'test'"),
         (["data", "job.yaml", "--split", "test"], "this command needs it"),
@@ -493,8 +496,10 @@ def test_going_on_from_a_saved_adapter(here, capsys):
     assert "adapter.rank: 4, but the adapter in adapter.load has 8" in error
     assert main([*words, "adapter={method: ia3, load: output/job/adapter}"]) == 2
     assert "holds lora, adapter.method is ia3" in capsys.readouterr().err
+    assert main([*words, "adapter.targets=[all-linear]"]) == 2
+    assert "is one of these, but not of the adapter in adapter.load" in capsys.readouterr().err
     assert not (here / "more").exists()
-    assert main([*words, "adapter.alpha=4"]) == 0
+    assert main([*words, "adapter.alpha=4", "adapter.targets=[re:.*c_attn]", "adapter.layers=0-"]) == 0
     assert json.loads((here / "more/adapter/adapter_config.json").read_text())["lora_alpha"] == 4
     capsys.readouterr()
     assert main(words) == 0

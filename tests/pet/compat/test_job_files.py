@@ -164,10 +164,11 @@ def job(request, tmp_path):
     )
 
 
-def test_a_base_and_data_on_a_hub_are_an_error_unless_the_command_line_has_files(job, base):
+def test_a_missing_base_and_data_on_a_hub_are_an_error_unless_the_command_line_has_files(job, base):
+    key = "base_model" if "base_model" in job().read_text() else "model_name_or_path"
     with pytest.raises(InputError) as error:
-        load_any(job())
-    assert "'org/base': no such directory; nothing is downloaded; give model.path=PATH" in str(error.value)
+        load_any(job(**{key: "./bases/gone"}))
+    assert f"{key}: './bases/gone': no such directory; give model.path=PATH" in str(error.value)
     assert "nothing is downloaded; give data.train=PATH" in str(error.value)
     given = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
     assert load_any(job(), given).data.train == [str(base / "data.jsonl")]

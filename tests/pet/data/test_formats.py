@@ -295,7 +295,7 @@ def test_all_problems_of_all_files_come_together(write, tmp_path):
         list(read_rows(tmp_path / "set"))
     text = str(caught.value)
     grouped = "a.jsonl:2: broken JSON: Expecting value at column 1; expected one JSON object per line"
-    assert f"{grouped} (so are lines 3, 4, 5 and 46 more)" in text
+    assert f"{grouped} (also lines 3, 4, 5 and 46 more)" in text
     assert "b.jsonl:2: empty line" in text and "c.jsonl: the file is empty" in text
 
 

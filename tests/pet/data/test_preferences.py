@@ -1,7 +1,12 @@
 """Published forms of preference data, and what cannot be used."""
 
+import csv
+import json
+
 import pytest
 
+from model_zoo.errors import InputError
+from pet.data.formats import read_rows
 from pet.data.preferences import labelled, pairs
 
 USER, GOOD, BAD = (
@@ -23,8 +28,16 @@ EXPECTED = [[USER, GOOD], [USER, BAD]]
         {"chosen": "\n\nHuman: Q\n\nAssistant: A", "rejected": "\n\nHuman: Q\n\nAssistant: B"},
     ],
 )
-def test_forms(columns):
+def test_forms(columns, tmp_path):
     assert pairs(columns) == EXPECTED
+    with open(tmp_path / "rows.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(columns))
+        writer.writeheader()
+        writer.writerow(
+            {name: value if isinstance(value, str) else json.dumps(value) for name, value in columns.items()}
+        )
+    (row,) = read_rows(tmp_path / "rows.csv", conversations=pairs, documents=2)
+    assert [row.messages, *row.others] == EXPECTED
 
 
 def test_sharegpt_with_ranking():
@@ -33,12 +46,36 @@ def test_sharegpt_with_ranking():
     assert pairs({"conversations": turns, "chosen": good, "rejected": bad}) == [[*turns, good], [*turns, bad]]
 
 
+def test_an_answer_in_json_is_a_text():
+    answers = '{"role": "x"}', "[1, 2]", "[]", "{x", '[{"role": "user", "content": "c"}, 3]'
+    for answer in answers:
+        assert pairs({"prompt": "Q", "chosen": answer, "rejected": "B"})[0] == [USER, {**GOOD, "content": answer}]
+
+
+def test_rows_of_a_list_and_named_columns(tmp_path):
+    rows = [{"ask": "Q", "chosen": f"A{number}", "rejected": "B"} for number in range(2)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    given = {"conversations": pairs, "documents": 2}
+    found = list(read_rows(tmp_path / "rows.json", columns={"prompt": "ask"}, **given))
+    assert [row.messages[-1]["content"] for row in found] == ["A0", "A1"]
+    assert len({row.where for row in found}) == 2, "rows of one line have names of their own"
+    with pytest.raises(InputError, match=r"no column 'asks', which is to be the prompt .did you mean 'ask'"):
+        list(read_rows(tmp_path / "rows.json", columns={"prompt": "asks"}, **given))
+
+
 def test_system_and_earlier_turns_stay():
     system = {"role": "system", "content": "S"}
     assert pairs({"system": "S", "prompt": "Q", "chosen": "A", "rejected": "B"})[0] == [system, USER, GOOD]
+    before = [{"role": "user", "content": "H"}, {"role": "assistant", "content": "I"}]
+    row = {"system": "S", "instruction": "Q", "history": [["H", "I"]]}
+    assert pairs({**row, "chosen": "A", "rejected": "B"})[1] == [system, *before, USER, BAD]
+    assert labelled({**row, "output": "A", "label": True})[0][:-1] == [system, *before, USER]
     talk = "\n\nHuman: H\n\nAssistant: I\n\nHuman: Q\n\nAssistant:"
     first, second = pairs({"chosen": f"{talk} A", "rejected": f"{talk} B"})
     assert [one["content"] for one in first] == ["H", "I", "Q", "A"] and second[:-1] == first[:-1]
+    spoken = "The Human: a being. So says an Assistant: always"
+    first, second = pairs({"chosen": f"{talk} {spoken}", "rejected": f"{talk} B"})
+    assert first[-1]["content"] == spoken and second[:-1] == first[:-1], "a turn begins a line"
 
 
 @pytest.mark.parametrize(

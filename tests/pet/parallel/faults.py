@@ -1,13 +1,14 @@
 """Faults in one worker of a job, at a place of its work: the job must end soon, and blame that worker.
 
-    python faults.py run DIRECTORY [--count 50] [--seed 0] [--nodes 1] [--limit 20] [key.sub=value …]
+    python faults.py run DIRECTORY [--count 50] [--seed 0] [--nodes 1] [--limit 20] [--others 0] [key.sub=value …]
     python faults.py run DIRECTORY --place step --fault loop
+    python faults.py run DIRECTORY --place compiling --fault compile --long 600
     python faults.py saves DIRECTORY
 
 Each job is ``pet finetune`` in two processes, on one machine or under two launchers. Printed are the exit code, what is
-wrong, and the seconds from the fault to the end of the launchers. The fault ``compile`` is none: the worker compiles
-for 60 seconds, and the job goes on to its end. ``full`` is what the system says of a disk that is
-full, where a file is written.
+wrong, and the seconds from the fault to the end of the launchers. Two faults are none, and the job goes on to its end:
+``compile``, where the worker compiles for ``--long`` seconds, and ``none``. ``full`` is what the system says of a disk
+that is full, where a file is written. ``--others`` is so many processes beside the jobs that always want a core.
 
 ``saves``: each worker in turn is killed, or finds its disk full, while its part of the second checkpoint is written.
 That checkpoint must not be there; ``--resume`` goes on from the one before, to the adapter of the job that nobody
@@ -32,7 +33,6 @@ from pathlib import Path
 RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
 RECIPE += ["eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run"]
 RECIPE += ["parallel.data=2", "parallel.shard_optimizer=true"]  # so that both workers write to a checkpoint
-LONG = 60.0
 PLACES = {  # a function of the worker's, at which of its calls, and perhaps at the first call of what within
     "starting": ("pet.cli.main:run", 1),
     "importing": (None, 1),
@@ -49,7 +49,7 @@ CHANCE = {"stop": 3, "loop": 4, "sleep": 2, "calls": 2, "kill": 2, "raise": 1, "
 
 
 def hang(fault: str) -> None:
-    """Begins the fault; only a compilation comes back."""
+    """Begins the fault; only what is none comes back."""
     Path(os.environ["FAULT_FILE"]).write_text(str(time.time()))
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -68,7 +68,9 @@ def hang(fault: str) -> None:
         code = "def compile(seconds):\n    while time.monotonic() < seconds: pass\n    sum(range(3 * 10**8))"
         space = {"time": time}
         exec(compile(code, str(Path(mindspore.__file__).parent / "graph" / "api.py"), "exec"), space)
-        space["compile"](time.monotonic() + LONG)
+        space["compile"](time.monotonic() + float(os.environ["FAULT_LONG"]))
+        return
+    elif fault == "none":
         return
     while fault == "sleep":
         time.sleep(1000.0)
@@ -123,12 +125,15 @@ def worker(place: str, fault: str, rank: str, *words: str) -> None:
     sys.exit(main())
 
 
-def job(directory: Path, place: str, fault: str, rank: int, nodes: int, words: list[str]) -> tuple[int, str, float]:
+def job(
+    directory: Path, place: str, fault: str, rank: int, nodes: int, words: list[str], long: float = 0.0
+) -> tuple[int, str, float]:
     """Runs one job; gives its exit code, what the launchers said, and the seconds from the fault to the end."""
     directory.mkdir(parents=True)
     environment = {
         **os.environ,
         "FAULT_FILE": str(directory / "fault"),
+        "FAULT_LONG": str(long),
         "PET_LAUNCH_SECRET": "the same on both machines",
     }
     command = [sys.executable, str(Path(__file__)), "worker", place, fault, str(rank), "finetune", *RECIPE, *words]
@@ -150,10 +155,11 @@ def job(directory: Path, place: str, fault: str, rank: int, nodes: int, words: l
     return max(launcher.returncode for launcher in launchers), said, seconds
 
 
-def judge(fault: str, rank: int, code: int, said: str, seconds: float, limit: float) -> str:
+def judge(fault: str, rank: int, code: int, said: str, seconds: float, limit: float, long: float = 0.0) -> str:
     """What is wrong, or nothing."""
-    if fault == "compile":
-        return "" if code == 0 and seconds > LONG else "a compilation was taken for a hang"
+    if fault in ("compile", "none"):
+        right = code == 0 and seconds > (long if fault == "compile" else 0.0)
+        return "" if right else "a job that is only slow was taken for one that hangs"
     wanted = ENDS.get(fault, 124)
     blamed = re.findall(r"rank (\d+) (?:hangs|ended|was killed)", said)
     wrong = [f"exit code {code} for {wanted}"] if code != wanted else []
@@ -169,8 +175,8 @@ def run(options, words: list[str]) -> int:
         place = options.place or chance.choice(list(PLACES))
         fault = options.fault or chance.choices(list(CHANCE), list(CHANCE.values()))[0]
         rank, directory = chance.randrange(2), options.directory / f"{options.seed}-{number}"
-        code, said, seconds = job(directory, place, fault, rank, options.nodes, words)
-        wrong = judge(fault, rank, code, said, seconds, options.limit)
+        code, said, seconds = job(directory, place, fault, rank, options.nodes, words, options.long)
+        wrong = judge(fault, rank, code, said, seconds, options.limit, options.long)
         failures += bool(wrong)
         print(f"{number + 1}: rank {rank}, {fault} in {place}: {code} after {seconds:.1f} s  {wrong}", flush=True)
         if wrong:
@@ -225,9 +231,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1, choices=[1, 2])
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to the job's end; more on a busy machine")
     parser.add_argument("--place", choices=list(PLACES))
-    parser.add_argument("--fault", choices=[*CHANCE, "full", "compile"])
+    parser.add_argument("--fault", choices=[*CHANCE, "full", "compile", "none"])
+    parser.add_argument("--long", type=float, default=60.0, help="seconds that the fault compile takes")
+    parser.add_argument("--others", type=int, default=0, help="processes beside the jobs that always want a core")
     options, words = parser.parse_known_args()
-    failures = {"run": run, "saves": saves}[options.what](options, words)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.others)]
+    try:
+        failures = {"run": run, "saves": saves}[options.what](options, words)
+    finally:
+        for other in others:
+            other.kill()
     print(f"{failures} went wrong")
     sys.exit(bool(failures))
 

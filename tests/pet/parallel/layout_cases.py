@@ -93,7 +93,7 @@ class Case:
     @property
     def from_base(self) -> bool:
         """Whether the adapter starts from whole weights, so that the base is loaded first and divided then."""
-        return self.method in ("pissa", "olora")
+        return self.method in ("pissa", "olora", "loftq")
 
     @property
     def adapted(self) -> bool:
@@ -130,6 +130,8 @@ TWO = (
     Case("llama_gqa", "pissa", tensor=2, packed="nf4_double", layers=1),
     Case("llama_gqa", "pissa", tensor=2, layers=1, full=True),
     Case("gpt2", "olora", pipeline=2, micro_batches=2, layers=2, full=True),
+    Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2),
+    Case("chatglm2", "loftq", tensor=2, packed="nf4", layers=1, full=True),
     # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
     Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2),
@@ -181,6 +183,7 @@ def config_for(method: str, family):
         "bottleneck": BottleneckConfig(size=8, dropout=0.1),
         "pissa": LoRAConfig(rank=4, targets=targets, init="pissa"),
         "olora": LoRAConfig(rank=4, init="olora"),
+        "loftq": LoRAConfig(rank=4, init="loftq"),
         "ia3": IA3Config(),
     }[method]
 

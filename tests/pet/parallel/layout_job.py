@@ -59,6 +59,7 @@ def train(case: Case, resume: Path | None = None) -> None:
     if resume is not None:
         same_after_a_round_trip(trainer, resume)
     trainer.train()
+    assert is_compiled(trainer) == trainer.compiled  # what cannot be compiled runs to the same numbers
     note_traffic(case, distributed)
     note_saving(case, trainer)
     keep(case, trainer)
@@ -76,6 +77,13 @@ def same_from_the_middle(case: Case, trainer) -> None:
     assert len(rest) == STEPS // 2 and rest == whole[-len(rest) :]
     after = state.trained(again)
     assert all(np.array_equal(after[name].asnumpy(), value.asnumpy()) for name, value in state.trained(trainer).items())
+
+
+def is_compiled(trainer) -> bool:
+    """Whether all passes of a step are graphs."""
+    passes = trainer.train_step.gradient
+    parts = [passes.backward] if trainer.distributed.mesh.pipeline > 1 else [passes, *trainer.train_step.last]
+    return all(part.graph is not None for part in parts)
 
 
 def train_alone(case: Case) -> None:

@@ -481,14 +481,14 @@ def test_every_graph_says_when_it_runs_and_that_its_first_run_may_take_long(time
 
 
 def test_time_passes_as_the_worker_had_it(times, monkeypatch):
-    now, demand = times[0], [0.0] * 4
+    now, demand = times[0], [0.0] * 5
     monkeypatch.setattr(Clock, "_demand", lambda self: list(demand))
     clock = Clock(1)
 
-    def pass_seconds(count, *used, step=1.0):
+    def pass_seconds(count, *used, step=1.0, pages=1000.0):
         for _ in range(count):
             now[0] += step
-            demand[:] = [before + new for before, new in zip(demand, used, strict=True)]
+            demand[:] = [before + new for before, new in zip(demand, (*used, pages), strict=True)]
             clock.tick()
         return clock.fair
 
@@ -498,6 +498,13 @@ def test_time_passes_as_the_worker_had_it(times, monkeypatch):
     assert clock.busy == 0.0
     assert pass_seconds(4, 0.01, 0.0, 0.01, 0.0) == pytest.approx(6.0)  # it sleeps
     assert pass_seconds(1, 0.0, 0.0, 0.0, 0.0, step=3600.0) == pytest.approx(7.0)  # the launcher stood still as well
+    # Python code that takes no memory: as many seconds again, but none that has not passed
+    for clock.answers, pages, seconds in ((True, 1000.0, 1.0), (False, 0.0, 1.0), (True, 0.0, 2.0)):
+        before = clock.fair
+        assert pass_seconds(4, 0.25, 0.75, 0.5, 5.0, pages=pages) - before == pytest.approx(seconds)
+    before = clock.fair
+    assert pass_seconds(4, 0.8, 0.2, 0.8, 0.2, pages=0.0) - before == pytest.approx(4.0)
+    clock.answers = False
     assert pass_seconds(100, 0.0, 0.0, 0.0, 1e3) >= 12.0 - 1e-6  # whatever the machine does, a hang is one in the end
 
 

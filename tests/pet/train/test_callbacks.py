@@ -13,7 +13,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.data.wrap import CollateLoader, from_mindspore
 from pet.launching import heartbeat
-from pet.train.callbacks import Callback, make_callback
+from pet.train.callbacks import Callback, make_callback, make_callbacks
 from pet.train.callbacks.plot import draw, picture, smoothed
 from pet.train.callbacks.progress import short
 from pet.train.trainer import Trainer
@@ -206,3 +206,7 @@ def test_short_numbers():
         "2.5M",
         "3.0G",
     ]
+
+
+def test_one_callback_needs_no_list():
+    assert [type(one) for one in make_callbacks("csv")] == [type(make_callback("csv"))]

@@ -9,6 +9,12 @@ from model_zoo.checkpoint.safetensors_io import read_file
 from pet.cli.main import main
 
 LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
+STORED = {
+    "glm dpo": ("glm_tiny", "nf4", "pipeline", {"steps": 3}),
+    "gpt kto": ("gpt_tiny", "int8", "tensor", {"objective": "kto", "steps": 3, "batch_size": 8}),
+    "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
+}
+"""Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +33,16 @@ def divided(tmp_path_factory, pair, preference_runs):
         "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
     }
+    divisions, words = {"dpo": LAYOUTS, "kto": LAYOUTS, "simpo": ["pipeline"]}, {}
+    for name, (base, storage, layout, how) in STORED.items():
+        runs[name], divisions[name] = how, [layout]
+        words[name] = [f"model.path={base}", f"model.quantization.type={storage}", "data.packing=pack"]
     for name, how in runs.items():
-        assert main(preference_runs.command(home, name, **how)) == 0
-        for layout, settings in LAYOUTS.items():
-            if layout == "pipeline" or name in ("dpo", "kto") or (layout == "tensor" and name != "simpo"):
-                words = [f"parallel.{setting}" for setting in settings]
-                commands.append(preference_runs.command(home, f"{name} {layout}", *words, **how))
+        own = words.get(name, [])
+        assert main(preference_runs.command(home, name, *own, **how)) == 0
+        for layout in divisions.get(name, ["tensor", "pipeline"]):
+            settings = [f"parallel.{setting}" for setting in LAYOUTS[layout]]
+            commands.append(preference_runs.command(home, f"{name} {layout}", *own, *settings, **how))
     pair(*commands)
     return home
 
@@ -82,3 +92,15 @@ def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divi
     (one, alone), (lines, together) = (preference_runs.result(divided / name) for name in ("whole", f"whole {layout}"))
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
     assert together["trainable"] == alone["trainable"] == alone["total"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORED)
+def test_families_over_packed_weights(divided, name, preference_runs):
+    homes = divided / name, divided / f"{name} {STORED[name][2]}"
+    (one, alone), (lines, together) = map(preference_runs.result, homes)
+    assert len({line["loss"] for line in one}) == 3
+    for measure in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
+        expected = pytest.approx([line[measure] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[measure] for line in lines] == expected, measure
+    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)

@@ -21,6 +21,7 @@ from adapters.methods import method_config
 from adapters.settings import SETTINGS
 from model_zoo.atomic import read_json
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
+from model_zoo.engine import no_bf16
 from pet.names import find_model
 from pet.planning.layer_memory import LAYER_COUNTS
 from pet.train.trainer import Trainer
@@ -93,6 +94,8 @@ def stored(tmp_path_factory):
 @pytest.mark.cover(by=lambda case: [item for item in case.items() if item[0] != "method"])
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: "-".join(map(str, case.values())))
 def test_a_case(case, stored, comparisons):
+    if case["precision"] == "bf16" and no_bf16():
+        pytest.skip(no_bf16())
     objective, method = case["objective"], case["method"]
     found = []
     for plain in (False, True):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.errors import InputError
 from pet import AutoModel, apply_lora
 from pet.data.dataset import IGNORED, TokenDataset
 from pet.data.loader import Loader
@@ -296,6 +297,17 @@ def test_settings_of_other_objectives_are_an_error(finetune):
     assert "train.label_smoothing: has no effect with train.objective: simpo" in said
     said, _ = finetune("wrong", objective="robust", label_smoothing=0.6)
     assert "robust takes less than half" in said
+    model = apply_lora(AutoModel.from_pretrained("llama_tiny"))
+    for wrong, message in (
+        (
+            {"objective": "dpo", "gamma": 1.0},
+            "train.gamma: has no effect with train.objective: dpo; it",
+        ),
+        ({"beta": 0.2, "reference": "x"}, "train.beta: has no effect with train.objective: causal"),
+        ({"objective": "robust", "label_smoothing": 0.5}, "train.label_smoothing: robust takes less than half"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Trainer(model, [], **wrong)
 
 
 def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):

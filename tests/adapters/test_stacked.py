@@ -1,0 +1,116 @@
+"""PEFT's LoRA on stacked experts, by NumPy: what each expert's matrix gets, and files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pet
+from adapters.stored import Delta, StoredAdapter
+from model_zoo.auto import AutoModel
+from model_zoo.checkpoint.safetensors_io import write_file
+from model_zoo.errors import InputError
+from pet.serving import ENGINES, check_served
+
+BASE = Path(__file__).parents[1] / "fixtures" / "qwen3_moe"
+RANK, ALPHA = 2, 6
+VALUES = {
+    "peft_type": "LORA",
+    "r": RANK,
+    "lora_alpha": ALPHA,
+    "target_modules": [],
+    "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+}
+
+
+@pytest.fixture
+def sizes():
+    config = json.loads((BASE / "config.json").read_text())
+    return [config[key] for key in ("num_hidden_layers", "num_local_experts", "hidden_size", "moe_intermediate_size")]
+
+
+@pytest.fixture
+def written(tmp_path, sizes):
+    """Writes an adapter on every layer's experts; returns its directory and its factors by name."""
+    layers, experts, hidden, ffn = sizes
+
+    def write(change=None, **values):
+        generator, tensors = np.random.default_rng(1), {}
+        for layer in range(layers):
+            at = f"base_model.model.model.layers.{layer}.mlp.experts."
+            for where, into, out in ((at + "base_layer.", hidden, 2 * ffn), (at, ffn, hidden)):
+                shapes = {"A": (experts * RANK, into), "B": (out, RANK * experts)}
+                for factor, shape in shapes.items():
+                    tensors[f"{where}lora_{factor}.weight"] = generator.standard_normal(shape).astype(np.float32)
+        if change:
+            change(tensors)
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**VALUES, **values}))
+        write_file(tmp_path / "adapter_model.safetensors", tensors)
+        return tmp_path, tensors
+
+    return write
+
+
+def test_each_matrix_gets_its_expert_s_part(written, sizes):
+    layers, experts, *_ = sizes
+    directory, tensors = written()
+    model = AutoModel.from_pretrained(BASE)
+    before = {name: parameter.asnumpy().copy() for name, parameter in model.parameters_dict().items()}
+    stored = StoredAdapter(directory)
+    changes = stored.changes({name: array.shape for name, array in before.items()}, lambda name: False)
+    on_disk = {change.name: Delta(stored, change, False).block(None, slice(None)) for change in changes}
+    assert len(on_disk) == 3 * layers * experts
+    pet.load_adapter(model, directory)
+    pet.merge(model)
+    after = {name: parameter.asnumpy() for name, parameter in model.parameters_dict().items()}
+    for layer in range(layers):
+        at = f"model.layers.{layer}.mlp.experts"
+        for where, halves in ((f"{at}.base_layer", ("gate_proj", "up_proj")), (at, ("down_proj",))):
+            a, b = (tensors[f"base_model.model.{where}.lora_{one}.weight"].astype(np.float64) for one in "AB")
+            # as PEFT's ParamWrapper: experts are the slower index of A, the faster one of B
+            whole = np.einsum("ore,eri->eoi", b.reshape(len(b), RANK, experts), a.reshape(experts, RANK, -1))
+            for expert in range(experts):
+                for name, part in zip(halves, np.split(whole[expert], len(halves)), strict=True):
+                    weight, expected = f"{at}.{expert}.{name}.weight", part * ALPHA / RANK
+                    assert np.allclose(on_disk[weight], expected, rtol=1e-12, atol=1e-12)
+                    assert np.allclose(after[weight], before[weight] + expected, rtol=1e-6, atol=1e-5)
+
+
+def test_what_is_saved_is_on_the_matrices(written, tmp_path):
+    model = AutoModel.from_pretrained(BASE)
+    directory, _ = written(rank_pattern={r".*\.down_proj": RANK})
+    pet.load_adapter(model, directory)
+    pet.save_adapter(model, tmp_path / "saved")
+    values = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert values["target_parameters"] is None
+    assert values["target_modules"] == ["down_proj", "gate_proj", "up_proj"]
+    assert check_served(tmp_path / "saved", BASE, ENGINES["vllm"]) == RANK
+    with pytest.raises(InputError, match="it takes the matrices of each expert, not stacked ones"):
+        check_served(directory, BASE, ENGINES["vllm"])
+
+
+def cut_short(tensors):
+    key = next(key for key in tensors if key.endswith("lora_A.weight"))
+    tensors[key] = tensors[key][:-1].copy()
+
+
+@pytest.mark.parametrize(
+    "change, values, message",
+    [
+        (None, {"target_parameters": ["experts.other"]}, "experts.other: only experts' gate_up_proj and down_proj can"),
+        (None, {"target_parameters": ["experts.down_proj"]}, "target_parameters names no parameter that this belongs"),
+        (None, {"target_parameters": True}, "a value of the wrong type"),
+        (None, {"r": 0}, "a value of the wrong type"),
+        (None, {"r": 3}, "no LoRA of rank 3 on experts' gate_up_proj"),
+        (cut_short, {}, "no LoRA of rank 2 on experts' gate_up_proj"),
+        (None, {"use_dora": True}, "lora_magnitude_vector"),
+    ],
+)
+def test_what_does_not_fit_is_refused(written, change, values, message):
+    directory, _ = written(change, **values)
+    model = AutoModel.from_pretrained(BASE)
+    with pytest.raises(InputError, match=message):
+        pet.load_adapter(model, directory)
