@@ -50,9 +50,9 @@ def test_merged_equals_unmerged_and_back(fixtures, family, settings):
     model = pet.AutoModel.from_pretrained(fixtures / family)
     bare, base = weights(model), model(IDS).asnumpy()
     pet.apply_lora(model, rank=4, **settings)
-    randomise(model)
+    randomise(model, scale=0.02)  # as far as training goes: sums of larger parts round more coarsely
     adapted = model(IDS).asnumpy()
-    assert np.abs(adapted - base).max() > 0.05
+    assert np.abs(adapted - base).max() > 0.5
     report = pet.merge(model)
     assert report.names == ("default",) and 0 < report.error < 1e-6
     scale = np.abs(adapted).max()

@@ -18,7 +18,7 @@ QWEN2 = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
     "use_sliding_window": True,
     "sliding_window": 20,
     "max_window_layers": 1,
