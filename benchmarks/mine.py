@@ -27,11 +27,10 @@ class Mine:
     def __init__(self, name: str, base: str, adapter: str, precision: str):
         self.case, self.precision = CASES[name], precision
         quantization = Quantization("nf4") if self.case.nf4 else None
-        narrow = self.case.kind == "decode" and precision == "bf16"  # what decoding has of that precision
-        dtype = {"dtype": "auto"} if narrow else {}
-        self.model = pet.AutoModel.from_pretrained(
-            f"{base}-bf16" if narrow else base, quantization=quantization, **dtype
-        )
+        frozen = not self.case.nf4 and (self.case.kind == "decode" or self.case.targets)
+        narrow = precision == "bf16" and frozen  # what is multiplied in 16 bits may lie in them
+        source, dtype = (f"{base}-bf16", {"dtype": "auto"}) if narrow else (base, {})
+        self.model = pet.AutoModel.from_pretrained(source, quantization=quantization, **dtype)
         if adapter:
             pet.load_adapter(self.model, adapter)
             for parameter in self.model.get_parameters():

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def main(name: str, directory: str) -> None:
-    """Random weights in Hugging Face's layout under ``base``, and a fresh LoRA (B = 0) under ``adapter``; for decoding
-    the same weights rounded under ``base-bf16``."""
+    """Random weights in Hugging Face's layout under ``base``, and a fresh LoRA (B = 0) under ``adapter``; the
+    same weights rounded under ``base-bf16``."""
     case, root = CASES[name], Path(directory)
     torch.manual_seed(0)
     settings = dict(MODELS[case.model])
@@ -24,8 +24,6 @@ def main(name: str, directory: str) -> None:
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(root / "base")
-    if case.kind == "decode":
-        model.to(torch.bfloat16).save_pretrained(root / "base-bf16")
     if case.targets:
         lora = LoraConfig(
             r=8,
@@ -35,7 +33,10 @@ def main(name: str, directory: str) -> None:
             fan_in_fan_out=config.model_type == "gpt2",
             use_dora=case.dora,
         )
-        get_peft_model(model, lora).save_pretrained(root / "adapter")
+        tuned = get_peft_model(model, lora)
+        tuned.save_pretrained(root / "adapter")
+        model = tuned.unload()
+    model.to(torch.bfloat16).save_pretrained(root / "base-bf16")
 
 
 if __name__ == "__main__":

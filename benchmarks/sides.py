@@ -41,15 +41,18 @@ SIDES = {
     "autocast": Side(PEER, "bf16", {"autocast": True}),
     "compiled autocast": Side(PEER, "bf16", {"autocast": True, "compile": True}, kinds=("train",), slow=True),
     "bf16 weights": Side(PEER, "bf16", {"autocast": True, "weights": "bfloat16"}, kinds=("train", "packed")),
+    "compiled bf16 weights": Side(
+        PEER, "bf16", {"autocast": True, "compile": True, "weights": "bfloat16"}, kinds=("train",), slow=True
+    ),
     "packed autocast": Side(PEER, "bf16", {"autocast": True, "packed": True}, kinds=("packed",)),
     "packed bf16 weights": Side(
         PEER, "bf16", {"autocast": True, "packed": True, "weights": "bfloat16"}, kinds=("packed",)
     ),
     "all bf16": Side(PEER, "bf16", {"weights": "bfloat16"}, kinds=("decode",)),
 }
-"""By name. This library's bf16 is a precision of products, and in decoding one of the stored weights. *compiled* is
-`torch.compile`, after warm-up; *autocast* `torch.autocast("cpu", torch.bfloat16)`; *packed* rows of several documents,
-which position ids keep apart, as TRL packs."""
+"""By name. This library's bf16 is a precision of products, and of the stored weights where they are frozen. *compiled*
+is `torch.compile`, after warm-up; *autocast* `torch.autocast("cpu", torch.bfloat16)`; *packed* rows of several
+documents, which position ids keep apart, as TRL packs."""
 
 
 def sides_of(case: str, quick: bool, rates: Mapping[str, float]) -> dict[str, Side]:
