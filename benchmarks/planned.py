@@ -160,7 +160,8 @@ def planned(case: int, rank: int) -> dict:
     divided = shares(meta_model, adapter, tensor, pipeline)
     packed = None if told.stored in WIDE else Quantization(told.stored)
     stored, again = None if packed else told.stored, int(told.train.get("recompute", 0))
-    job = Work(meta_model, adapter, ROWS, LENGTH, "float32", recompute=again, stored=stored, quantization=packed)
+    kept = {"stored": stored, "quantization": packed, "precision": told.train.get("precision", "fp32")}
+    job = Work(meta_model, adapter, ROWS, LENGTH, "float32", recompute=again, **kept)
     rows = ROWS // data // pieces
     steps = Steps(data, tensor, pipeline, pieces, rows * LENGTH, 4, "shard_optimizer" in layout, again)
     stage = Mesh(data, tensor, pipeline, rank).stage
