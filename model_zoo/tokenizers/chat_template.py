@@ -22,6 +22,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.prompts import Part
+from model_zoo.tokenizers.thoughts import continued, why_not
 
 LARGEST = 1 << 20
 """Characters of a template; published ones have a few thousand."""
@@ -34,16 +35,6 @@ SECONDS = 5.0
 INSIDE, OPENING, CLOSING = "\U0010fff0", "\U0010fff1", "\U0010fff2"
 MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}]")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-CHANGED = (
-    "message {number} is written otherwise once the conversation goes on (thinking that is left out of earlier turns "
-    "does this, or a system text that moves to the last question); use train_on: last"
-)
-NO_PREFIX = (
-    "what it writes before an answer is not how the finished conversation begins, nor how this answer does (a thought "
-    "that the prompt opens, as <think>, belongs into the data); or mark the answers in a template of your own with "
-    "{{% generation %}} (data.template: FILE.jinja)"
-)
 
 SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
@@ -87,9 +78,13 @@ class Renderer:
                 f"{self.source}: the chat template was ended: it needs more than {self.seconds:g} s of processor time "
                 "for one conversation, or breaks its process otherwise"
             ) from None
-        for answer in answers:
+        for answer, given in zip(answers, values, strict=True):
             if "error" in answer:
-                raise InputError(f"{self.source}: the chat template cannot render this conversation: {answer['error']}")
+                lacks = given.get("tools", ()) is None and "NoneType" in answer["error"] and "tools" in self.text
+                hint = "; it may be a template for conversations with tools, which this one has not" if lacks else ""
+                raise InputError(
+                    f"{self.source}: the chat template cannot render this conversation: {answer['error']}{hint}"
+                )
         return [answer["text"] for answer in answers]
 
 
@@ -226,36 +221,17 @@ class ChatTemplate:
                 kept = kept and all(self._guarded(one).strip() in text[start:end] for one in said)
             else:
                 kept = text.startswith(before)
-            if not kept and place == places[-1] and (opened := self._opened(text, before, messages[place])):
-                return opened, [*spans, (start, len(opened))]
             if not kept:
-                why = CHANGED if place != places[-1] else NO_PREFIX
+                answer, is_last = self._guarded(messages[place]), place == places[-1]
+                if is_last and (whole := continued(text, before, answer, self.control, self.stops)) is not None:
+                    end = self._end_of(whole, start, len(whole.rstrip()))
+                    return whole[:end], [*spans, (start, end)]
                 raise InputError(
                     f"{self.source}: the chat template does not show which part of a conversation is an answer: "
-                    + why.format(number=place + 1)
+                    + why_not(place + 1, is_last, text, before, after, answer, self.control)
                 )
             spans.append((start, self._end_of(text, start, end)))
         return text, spans
-
-    def _opened(self, text: str, before: str, message: Mapping[str, Any]) -> str | None:
-        """A conversation whose prompt opens the last answer (DeepSeek-R1's: with ``<think>``), and the answer goes on
-        from there as the data has it; None where the data's answer does not open so.
-
-        Args:
-            text: the finished conversation, whose template leaves the opening out.
-            before: the prompt.
-            message: the last one.
-        """
-        pairs = enumerate(zip(text, before, strict=False))
-        common = next((number for number, (one, other) in pairs if one != other), min(len(text), len(before)))
-        # the answer begins behind a control token or a line's end; its first characters may be the opening's by chance
-        behind = [found.end() for found in self.control.finditer(before, 0, common)]
-        begins = max([before.rfind("\n", 0, common) + 1, *behind])
-        opening, said = before[begins:].strip(), self._guarded(message.get("content") or "").strip()
-        if not opening or not said.startswith(opening) or message.get("tool_calls"):
-            return None
-        ends = [found[0] for found in self.control.finditer(text, begins) if found[0] in self.stops]
-        return before + said.removeprefix(opening).lstrip("\n") + "".join(ends[:1])
 
     def _end_of(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: behind the token that ends it, which may open the next turn (GLM-4)."""

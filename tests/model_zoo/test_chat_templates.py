@@ -247,24 +247,93 @@ def test_a_thought_that_only_the_last_answer_has_is_learnt_with_it(made):
     assert learnt(ours, TALK) == "|It is here, at No. 12.<|im_end|>|<think></think> There.<|im_end|>|"
 
 
-def test_a_prompt_that_opens_a_thought_goes_on_as_the_data_does(made):
-    """As DeepSeek-R1's, whose finished conversations have no thoughts."""
-    opens = FORGETS.replace("message.content if loop.last else ", "")
-    ours = AutoTokenizer.from_pretrained(
-        made(opens.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"))
+R1 = FORGETS.replace("message.content if loop.last else ", "").replace(
+    "assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif"
+)
+"""As DeepSeek-R1's, whose finished conversations have no thoughts."""
+
+
+def goes_on(tokenizer, messages, **options):
+    """Whether what is learnt of the last answer continues the very ids of its prompt."""
+    ids, trained = tokenizer.example(messages, train_on="last")
+    return ids[: trained.index(True)] == tokenizer.prompt(messages[:-1], **options)
+
+
+@pytest.mark.parametrize(
+    ("answer", "labels"),
+    [
+        ({"content": "<think>\nhm\n</think>\n\nThere."}, "hm\n</think>\n\nThere."),
+        ({"content": "There.", "reasoning_content": "hm\n"}, "hm\n</think>\n\nThere."),
+        ({"content": "There."}, "\n</think>\n\nThere."),
+    ],
+    ids=["thought", "reasoning", "none"],
+)
+def test_a_prompt_that_opens_a_thought_goes_on_as_the_data_does(made, answer, labels):
+    ours = AutoTokenizer.from_pretrained(made(R1))
+    talk = [*TALK[:-1], {"role": "assistant", **answer}]
+    assert learnt(ours, talk, train_on="last") == f"|{labels}<|im_end|>"
+    assert goes_on(ours, talk)
+    with pytest.raises(
+        InputError, match=r"prompt of message 3 ends with '<think>\\n', which the .* use train_on: last"
+    ):
+        ours.example(talk)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "empty", "labels"),
+    [
+        ("<think>", "</think>", "</think>There.<|im_end|>"),
+        ("<think>\n", "<think></think>", "</think>There.<|im_end|>"),
+        ("<think></think>", "</think>", "There.<|im_end|>"),
+        ("<think>\n</think>\n", "", "There.<|im_end|>"),
+    ],
+)
+def test_an_empty_thought_is_written_as_the_template_writes_it(made, prompt, empty, labels):
+    """In prompts otherwise than in finished conversations: GLM-4.7, Nemotron 3, DeepSeek-V3.2, QwQ."""
+    thinks = R1.replace("<think>\n", prompt).replace(
+        "+ text", f"+ ('{empty}' if message.role == 'assistant' else '') + text | trim"
     )
-    talk = [*TALK[:-1], {"role": "assistant", "content": "<think>\nhm\n</think>\n\nThere."}]
-    assert learnt(ours, talk, train_on="last") == "|hm\n</think>\n\nThere.<|im_end|>"
-    ids, trained = ours.example(talk, train_on="last")
-    assert ids[: trained.index(True)] == ours.prompt(talk[:-1])
-    with pytest.raises(InputError, match=r"a thought that the prompt opens, as <think>, belongs into the data"):
-        ours.example(TALK, train_on="last")
+    ours = AutoTokenizer.from_pretrained(made(thinks))
+    assert learnt(ours, TALK, train_on="last") == f"|{labels}"
+    assert goes_on(ours, TALK)
+
+
+def test_a_thought_behind_an_empty_one_is_an_error_that_says_what_to_do(made):
+    ours = AutoTokenizer.from_pretrained(made(R1.replace("<think>\n", "<think></think>")))
+    for answer in ({"content": "<think>\nhm\n</think>There."}, {"content": "There.", "reasoning_content": "hm"}):
+        with pytest.raises(
+            InputError, match=r"ends with the empty thought '<think></think>', but .* enable_thinking: true"
+        ):
+            ours.example([*TALK[:2], {"role": "assistant", **answer}])
+
+
+def test_a_system_text_that_moves_to_the_last_question_stands_there_in_the_example(made):
+    """As in Mistral's third tokenizer, whose finished conversations leave it out."""
+    moves = CHATML.replace(
+        "+ message['content'] +",
+        "+ (messages[0].content if loop.last and message.role == 'user' else '') + message['content'] +",
+    ).replace("{%- for message in messages %}", "{%- for message in messages[1:] %}")
+    ours = AutoTokenizer.from_pretrained(made(moves))
+    assert learnt(ours, TALK, train_on="last") == "|There.<|im_end|>"
+    assert goes_on(ours, TALK)
+    assert ours.decode(ours.example(TALK, train_on="last")[0]).count("Be  kind.你好") == 1
+    with pytest.raises(InputError, match=r"prompt of message 3 .*use train_on: last"):
+        ours.example(TALK)
 
 
 def test_a_template_without_a_prefix_is_an_error_that_says_what_to_do(made):
-    opens = FORGETS.replace("assistant\n' }}{% endif", "assistant\n<think>' }}{% endif")
-    with pytest.raises(InputError, match=r"mark the answers in a template of your own with \{% generation %\}"):
+    opens = FORGETS.replace("assistant\n' }}{% endif", "assistant\nHere is what I think: ' }}{% endif")
+    wanted = (
+        r"ends with 'Here is what I think: ', .* mark the answers in a template of your own with \{% generation %\}"
+    )
+    with pytest.raises(InputError, match=wanted):
         AutoTokenizer.from_pretrained(made(opens)).example(TALK[:3])
+
+
+def test_a_template_that_needs_tools_says_so(made):
+    needs = CHATML.replace("{%- if tools %}", "{%- if true %}")
+    with pytest.raises(InputError, match=r"'NoneType' object is not iterable; it may be a template .* with tools"):
+        AutoTokenizer.from_pretrained(made(needs)).prompt(TALK[:2])
 
 
 def test_named_templates_the_file_of_its_own_and_saving(made, tmp_path):
