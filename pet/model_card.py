@@ -11,6 +11,7 @@ from model_zoo.atomic import read_json, write_json, write_text
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
+from model_zoo.tokenizers.style_templates import template_of
 from pet.hub import bare, hub_name
 from pet.names import find_tokenizer
 from pet.recipe.fields import is_template_file
@@ -33,6 +34,8 @@ def accompany(
     """
     tokenizer = tokenizer_of(base, recipe)
     tokenizer.save_pretrained(stage)
+    if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
+        write_text(stage / "chat_template.jinja", template)
     write_json(stage / "generation_config.json", generation_settings(base, tokenizer, recipe))
     picture = run is not None and (run / "loss.png").is_file()
     if picture:

@@ -101,8 +101,6 @@ class Tokenizer(ABC):
             given = {key: name for key, name in names.items() if name}
             self._template = ChatTemplate(text, source, self.special_tokens, self._stops, given, self.adds_space)
 
-    # ---- what a subclass gives ----
-
     @classmethod
     @abstractmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
@@ -182,9 +180,14 @@ class Tokenizer(ABC):
         return self._control.get(token_id)
 
     @property
+    def templated(self) -> bool:
+        """Whether prompts are rendered by the chat template, and not in the prompt style."""
+        return self._template is not None
+
+    @property
     def chats(self) -> bool:
         """Whether there is a form for questions and answers, so that a prompt is more than the bare text."""
-        return self._template is not None or self.prompt_style != "plain"
+        return self.templated or self.prompt_style != "plain"
 
     def with_chat_template(self, text: str, source: str) -> Tokenizer:
         """The same tokenizer with another chat template, which is saved with it; ``source`` names it in errors."""
@@ -342,8 +345,6 @@ class Tokenizer(ABC):
         for name, data in files.items():
             write_atomically(directory / name, data)
         return [directory / name for name in files]
-
-    # ---- inside ----
 
     def _encode_checked(self, text) -> list[int]:
         if not isinstance(text, str):

@@ -16,6 +16,7 @@ from model_zoo.counting import config_of
 from model_zoo.errors import InputError, nearest
 from model_zoo.rope_config import rotary_scale
 from model_zoo.tokenizers import AutoTokenizer
+from model_zoo.tokenizers.style_templates import template_of
 from pet.files import atomic_file
 from pet.gguf.architectures import Names, architecture_of
 from pet.gguf.vocabulary import add_vocabulary
@@ -74,8 +75,8 @@ def write_model(directory: str | Path, output: str | Path, dtype: str = "float16
                 writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
             _add_sizes(writer, config, architecture.rope(config))
             add_vocabulary(writer, tokenizer, config.dims.vocab)
-            if tokenizer.chat_template:
-                writer.add_chat_template(tokenizer.chat_template)
+            if template := template_of(tokenizer):
+                writer.add_chat_template(template)
             count = _write_tensors(writer, kind, config, lambda name: checkpoint.read(sources[name], dtype="float32"))
             writer.close()
 

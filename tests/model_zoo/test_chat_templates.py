@@ -302,7 +302,7 @@ def test_a_thought_behind_an_empty_one_is_an_error_that_says_what_to_do(made):
     ours = AutoTokenizer.from_pretrained(made(R1.replace("<think>\n", "<think></think>")))
     for answer in ({"content": "<think>\nhm\n</think>There."}, {"content": "There.", "reasoning_content": "hm"}):
         with pytest.raises(
-            InputError, match=r"ends with the empty thought '<think></think>', but .* enable_thinking: true"
+            InputError, match=r"ends with the empty thought '<think></think>', but .*data.enable_thinking: true"
         ):
             ours.example([*TALK[:2], {"role": "assistant", **answer}])
 

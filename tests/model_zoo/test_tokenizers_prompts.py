@@ -17,6 +17,7 @@ from model_zoo.tokenizers import (
     LlamaTokenizer,
 )
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
+from model_zoo.tokenizers.style_templates import STYLE_TEMPLATES, template_of
 
 
 def talk(*texts, system=None):
@@ -116,6 +117,26 @@ WRITTEN = {
         "<|assistant|>[\nThus.<|user|>]"
     ),
 }
+
+
+@pytest.mark.parametrize("name", sorted(STYLE_TEMPLATES))
+@pytest.mark.parametrize("system", [True, False])
+def test_a_style_as_a_template_gives_the_same_ids(tokenizers, name, system):
+    """What other programs than this one get."""
+    styled, talk = tokenizers[name], CONVERSATION if system else CONVERSATION[1:]
+    template = template_of(styled)
+    assert template and not styled.templated and not styled.chat_template
+    templated = styled.with_chat_template(template, "style")
+    assert template_of(templated) == template
+    for messages in (talk[:-1], talk[:-3]):
+        assert templated.prompt(messages) == styled.prompt(messages)
+    written = marked(templated, *templated.example(talk))
+    assert written.removesuffix("\n") == marked(styled, *styled.example(talk))  # ChatML's lines go on after the end
+
+
+def test_prompts_that_are_no_text_have_no_template(tokenizers):
+    for name in ("gpt2", "llama", "chatglm", "chatglm2", "chatglm3"):
+        assert template_of(tokenizers[name]) == ""
 
 
 def marked(tokenizer, ids, trained):
