@@ -93,6 +93,8 @@ def main() -> None:
     with clock(first["seconds"]):
         try:
             template = environment(*first["marks"]).from_string(first["template"])
+        except RecursionError:
+            wrong = "its parts are nested too deeply"
         except Exception as error:
             wrong = explained(error)
     for line in sys.stdin:

@@ -373,6 +373,8 @@ def test_styles_have_no_place_for_tools(made):
         ),
         ("{{ 9 ** (9 ** 9) }}", "processor time"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without an end"),
+        ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "nested too deeply"),
+        ("{{ " + "1 + " * 30000 + "1 }}", "nested too deeply"),
         ("{{ 'a' * 10 ** 10 }}", "needs more than 1024 MB"),
         ("{{ 'a' * 10 ** 7 }}", "makes 10000000 characters"),
         ("{% for i in range(1000000) %}{% endfor %}", "[Rr]ange too big"),

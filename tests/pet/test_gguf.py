@@ -1,4 +1,4 @@
-"""GGUF files: llama.cpp gives the same greedy ids from them, for models and for adapters on them."""
+"""GGUF files: what is written into them, and what is refused. What llama.cpp makes of them: test_gguf_live.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny_tokenizers import write_byte_level
+from gguf_models import PROMPT, YARN, adapters_in, bases_in, llama_cpp
 
 from model_zoo.checkpoint.reading import open_checkpoint
 from model_zoo.errors import InputError
@@ -15,165 +15,15 @@ from pet.names import bundled_models
 
 gguf = pytest.importorskip("gguf")
 
-PROMPT = "Where is the shop? 你好 12345"
-BASES = ("llama", "llama_json", "llama3", "qwen2", "qwen3", "glm", "glm4", "chatglm")
-SIZES = {
-    "vocab_size": 1216,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-CONFIGS = {
-    "llama": {"model_type": "llama"},
-    "llama_json": {"model_type": "llama"},
-    "llama3": {"model_type": "llama", "rope_scaling": LLAMA3_ROPE, "tie_word_embeddings": True},
-    "qwen2": {"model_type": "qwen2", "rope_scaling": {**YARN, "attention_factor": 0.8}},
-    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True, "rope_scaling": YARN},
-    "glm": {"model_type": "glm", "attention_bias": True},
-    "glm4": {"model_type": "glm4", "attention_bias": True},
-    "chatglm": {
-        "model_type": "chatglm",
-        "padded_vocab_size": 1216,
-        "num_layers": 2,
-        "multi_query_group_num": 2,
-        "kv_channels": 16,
-        "ffn_hidden_size": 96,
-        "seq_length": 256,
-        "rope_ratio": 50.0,
-    },
-}
-
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
-    """{name: a checkpoint with its tokenizer}, small and random, made when first asked for."""
-    from model_zoo.auto import AutoModel
-
-    root, tiny = tmp_path_factory.mktemp("bases"), bundled_models()
-
-    def make(name):
-        directory = root / name
-        if directory.exists():
-            return directory
-        model = AutoModel.from_config({**SIZES, **CONFIGS[name]})
-        generator = np.random.default_rng(len(name))
-        for parameter in model.get_parameters():
-            if parameter.ndim == 1:  # norms and biases of ones and zeros would hide what is left out
-                values = parameter.asnumpy() + generator.normal(0, 0.2, parameter.shape)
-                parameter.set_data(type(parameter.data)(values.astype(np.float32)))
-        model.save_pretrained(directory)
-        if name.startswith("qwen"):
-            write_byte_level(directory, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], 1)
-        elif name == "llama3":
-            names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-            write_byte_level(directory, names, 3)
-        elif name == "llama_json":
-            write_fast(bundled_models()["llama_tiny"], directory)
-        else:
-            source = tiny["llama_tiny" if name == "llama" else "glm4_tiny"]
-            for file in source.glob("tokenizer*"):
-                shutil.copy(file, directory)
-        return directory
-
-    return make
-
-
-def write_fast(source, directory):
-    """A sentencepiece model as the tokenizer.json that transformers makes of it."""
-    transformers = pytest.importorskip("transformers", reason="it writes the tokenizer.json")
-    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(directory)
-    assert not (directory / "tokenizer.model").exists()
+    return bases_in(tmp_path_factory.mktemp("bases"))
 
 
 @pytest.fixture(scope="module")
 def adapters(bases, tmp_path_factory):
-    """name → (base's greedy ids, adapter directory, the adapted model's greedy ids), after the prompt."""
-    from adapters.saving import save_adapter
-    from model_zoo.auto import AutoModel
-    from model_zoo.tokenizers import AutoTokenizer
-    from pet import apply_lora
-
-    root, known = tmp_path_factory.mktemp("adapters"), {}
-
-    def make(name):
-        if name not in known:
-            model = AutoModel.from_pretrained(bases(name))
-            ids = AutoTokenizer.from_pretrained(bases(name)).encode(PROMPT)
-            plain = greedy(model, ids)
-            apply_lora(
-                model,
-                rank=4,
-                alpha=6,
-                targets="all-linear",
-                rank_pattern={r".*(down_proj|h_to_4h)": 2},
-                use_rslora=True,
-            )
-            generator = np.random.default_rng(3)
-            for parameter in model.trainable_params():
-                values = generator.normal(0, 0.3, parameter.shape).astype(np.float32)
-                parameter.set_data(type(parameter.data)(values))
-            save_adapter(model, root / name)
-            known[name] = plain, root / name, greedy(model, ids)
-        return known[name]
-
-    return make
-
-
-def greedy(model, ids):
-    return model.generate([ids], max_new_tokens=12, eos_token_id=None)[0, len(ids) :].tolist()
-
-
-def llama_cpp(model, prompt, adapter=None):
-    """Greedy ids by llama.cpp."""
-    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp (pip install xllamacpp)")
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(model)
-    settings.n_ctx, settings.n_parallel, settings.verbosity = 256, 1, -1
-    settings.warmup = settings.fit_params = False
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
-    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    if adapter is not None:
-        settings.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
-    asked = {"prompt": prompt, "max_tokens": 12, "temperature": 0.0, "return_tokens": True, "verbose": True}
-    answer = xllamacpp.Server(settings).handle_completions(asked)
-    return answer["__verbose"]["tokens"]
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_llama_cpp_gives_the_same_greedy_ids(bases, adapters, tmp_path, name):
-    from model_zoo.tokenizers import AutoTokenizer
-    from pet.gguf.adapter import write_adapter
-    from pet.gguf.model import write_model
-
-    base = bases(name)
-    plain, adapter, adapted = adapters(name)
-    assert plain != adapted
-    write_model(base, tmp_path / "base.gguf", "float32")
-    write_adapter(adapter, base, tmp_path / "lora.gguf")
-    ids = AutoTokenizer.from_pretrained(base).encode(PROMPT)
-    assert llama_cpp(tmp_path / "base.gguf", ids) == plain
-    assert llama_cpp(tmp_path / "base.gguf", ids, tmp_path / "lora.gguf") == adapted
-
-
-@pytest.mark.parametrize("name", ["llama", "llama_json", "llama3", "qwen2"])
-def test_llama_cpp_cuts_texts_into_the_same_tokens(bases, adapters, tmp_path, name):
-    from pet.gguf.model import write_model
-
-    write_model(bases(name), tmp_path / "base.gguf", "float32")
-    assert llama_cpp(tmp_path / "base.gguf", PROMPT) == adapters(name)[0]
+    return adapters_in(tmp_path_factory.mktemp("adapters"), bases)
 
 
 @pytest.mark.parametrize(("dtype", "kind", "most"), [("f16", "F16", 1e-3), ("q8_0", "Q8_0", 2e-2)])

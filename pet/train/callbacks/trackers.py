@@ -34,8 +34,12 @@ class Tracker(Callback):
     def write(self, numbers: dict[str, float], step: int) -> None:
         """Numbers of a step."""
 
-    def close(self) -> None:
-        """End."""
+    def close(self, error: str | None) -> None:
+        """End.
+
+        Args:
+            error: what ended the run; None where it has come to its end.
+        """
 
     def start(self, trainer) -> None:
         directory = Path(trainer.directory or ".")
@@ -54,7 +58,7 @@ class Tracker(Callback):
 
     def end(self, trainer, summary) -> None:
         if self.is_open:
-            self.close()
+            self.close(summary.get("error"))
 
 
 class WandB(Tracker):
@@ -83,8 +87,8 @@ class WandB(Tracker):
     def write(self, numbers, step) -> None:
         self.run.log(numbers, step=step)
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, error) -> None:
+        self.run.finish(exit_code=1 if error else 0)
 
 
 class SwanLab(Tracker):
@@ -113,8 +117,12 @@ class SwanLab(Tracker):
     def write(self, numbers, step) -> None:
         self.package.log(numbers, step=step)
 
-    def close(self) -> None:
-        self.package.finish()
+    def close(self, error) -> None:
+        if error is None:
+            self.package.finish()
+        else:
+            states = getattr(self.package, "State", None)  # newer ones take its name
+            self.package.finish(states.CRASHED if states else "crashed", error)
 
 
 class MLflow(Tracker):
@@ -148,8 +156,8 @@ class MLflow(Tracker):
         for name, value in numbers.items():
             self.client.log_metric(self.run, name, value, step=step)
 
-    def close(self) -> None:
-        self.client.set_terminated(self.run)
+    def close(self, error) -> None:
+        self.client.set_terminated(self.run, "FAILED" if error else "FINISHED")
 
 
 def flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:

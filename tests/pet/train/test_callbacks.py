@@ -96,49 +96,121 @@ def test_tensorboard_gets_every_number(toy, batch, tmp_path, monkeypatch):
 
 @pytest.fixture
 def recorded(toy, batch, tmp_path):
-    """Runs four steps with a tracker, in a run directory with a recipe; gives the losses."""
+    """Runs four steps with a tracker, in a run directory with a recipe; gives {(number, step): value}."""
 
-    def train(tracker):
-        (tmp_path / "recipe.yaml").write_text("train: {steps: 4}\n")
-        trainer = run(toy(), batch(4), tmp_path, tracker)
-        return [line["loss"] for line in trainer.history]
+    def train(tracker, directory=tmp_path):
+        directory.mkdir(exist_ok=True)
+        (directory / "recipe.yaml").write_text("train: {steps: 4}\n")
+        trainer = run(toy(), batch(4), directory, tracker)
+        return {
+            (f"train/{name}", line["step"]): value
+            for line in trainer.history
+            for name, value in line.items()
+            if name != "step"
+        }
 
     return train
 
 
-def test_wandb_offline(recorded, tmp_path):
-    wandb = pytest.importorskip("wandb")
-    losses = recorded(make_callback("wandb", {"mode": "offline", "project": "tests"}))
+class Fails(Callback):
+    """A run that ends with an error."""
+
+    def step(self, trainer, record):
+        raise RuntimeError("the disk is full")
+
+
+def fail(tracker, toy, batch, directory):
+    trainer = Trainer(toy(), [batch(4)], directory=directory, callbacks=[tracker, Fails()], steps=4, warmup=0)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        trainer.train()
+
+
+def test_tensorboard_reads_what_was_written(recorded, tmp_path):
+    pytest.importorskip("tensorboardX")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    numbers = recorded(make_callback("tensorboard"))
+    found = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    scalars = {(tag, one.step): one.value for tag in found.Tags()["scalars"] for one in found.Scalars(tag)}
+    assert scalars == {key: pytest.approx(value, rel=1e-6) for key, value in numbers.items()}
+    assert b"steps: 4" in found.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0]
+
+
+def wandb_records(wandb, directory):
+    """What a run's file holds, which is in blocks of records with 7 bytes in front of each."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     wandb.teardown()  # its own process writes the file, and has done so when it has ended
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    blocks = range(0, file.stat().st_size, 1 << 15)  # each but the first begins with 7 bytes of its own
-    data = b"".join(file.read_bytes()[start + 7 * bool(start) : start + (1 << 15)] for start in blocks)
-    texts = (b"train/loss", b"steps", *(json.dumps(loss).encode() for loss in losses))
-    assert [text for text in texts if text not in data] == []
+    (file,) = (directory / "wandb").glob("offline-run-*/run-*.wandb")
+    data, place, whole, found = file.read_bytes(), 7, b"", []
+    while place < len(data):
+        if (left := (1 << 15) - place % (1 << 15)) < 7:
+            place += left
+            continue
+        size, part = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole, place = whole + data[place + 7 : place + 7 + size], place + 7 + size
+        if part in (1, 4):  # all of one, or its end
+            found.append(Record.FromString(whole))
+            whole = b""
+    return found
 
 
-def test_swanlab_offline(recorded, tmp_path, capfd):
-    pytest.importorskip("swanlab")
-    recorded(make_callback("swanlab", {"mode": "offline", "project": "tests"}))
+def test_wandb_offline(recorded, toy, batch, tmp_path):
+    wandb = pytest.importorskip("wandb")
+    numbers = recorded(make_callback("wandb", {"mode": "offline", "project": "tests"}))
+    found, settings = {}, {}
+    for record in wandb_records(wandb, tmp_path):
+        items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+        found |= {(name, int(items["_step"])): json.loads(one) for name, one in items.items() if name[0] != "_"}
+        settings |= {item.key: item.value_json for item in record.run.config.update}
+    assert found == numbers
+    assert json.loads(settings["train"]) == {"steps": 4}
+    fail(make_callback("wandb", {"mode": "offline"}), toy, batch, tmp_path / "failed")
+    assert [one.exit.exit_code for one in wandb_records(wandb, tmp_path / "failed") if one.HasField("exit")] == [1]
+
+
+def swanlab_records(directory):
+    """What the package itself reads to synchronise a run: its scalars and its end."""
+    from swanlab.log.backup.datastore import DataStore
+    from swanlab.log.backup.models import ModelsParser
+
+    (file,) = (directory / "swanlog").glob("run-*/backup.swanlab")
+    store = DataStore()
+    store.open_for_scan(str(file))
+    with ModelsParser() as parser:
+        for record in store:
+            if record is not None:
+                parser.parse_record(record)
+    *_, scalars, _, end = parser.get_parsed()
+    return {(one.key, one.step): one.metric["data"] for one in scalars if not one.key.startswith("_")}, end
+
+
+def test_swanlab_offline(recorded, toy, batch, tmp_path, capfd):
+    pytest.importorskip("swanlab.log.backup.datastore", reason="SwanLab 0.6")
+    numbers = recorded(make_callback("swanlab", {"mode": "offline", "project": "tests"}))
+    assert swanlab_records(tmp_path)[0] == numbers
     files = [path for path in (tmp_path / "swanlog").rglob("*") if path.is_file()]
     assert any("steps" in path.read_text() for path in files if path.name == "config.yaml")
-    assert any(b"train/loss" in path.read_bytes() for path in files if path.suffix in (".swanlab", ".log"))
+    fail(make_callback("swanlab", {"mode": "offline"}), toy, batch, tmp_path / "failed")
+    assert [swanlab_records(path)[1].success for path in (tmp_path, tmp_path / "failed")] == [True, False]
 
 
-def test_mlflow_in_files(recorded, tmp_path, monkeypatch):
+def test_mlflow_in_files(recorded, toy, batch, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    losses = recorded(make_callback("mlflow", {"project": "tests"}))
-    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
-    assert (found.info.run_name, found.info.status, found.data.params) == (
-        tmp_path.name,
-        "FINISHED",
-        {"train.steps": "4"},
-    )
-    history = client.get_metric_history(found.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in history] == list(enumerate(losses, start=1))
+    numbers = recorded(make_callback("mlflow", {"project": "tests"}))
+    fail(make_callback("mlflow", {"project": "tests"}), toy, batch, tmp_path / "failed")
+    found = {}
+    for directory in (tmp_path, tmp_path / "failed"):
+        client = mlflow.MlflowClient((directory / "mlruns").as_uri())
+        (one,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+        found[directory.name] = one
+        assert one.info.run_name == directory.name
+    assert found["failed"].info.status == "FAILED"
+    one, client = found[tmp_path.name], mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    assert (one.info.status, one.data.params) == ("FINISHED", {"train.steps": "4"})
+    histories = {name: client.get_metric_history(one.info.run_id, name) for name in one.data.metrics}
+    assert {(name, point.step): point.value for name, points in histories.items() for point in points} == numbers
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
