@@ -6,6 +6,7 @@ is used without asking the network. Only safetensors, configuration and tokenize
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +73,9 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
     package = needed(PACKAGES[name.hub], name.hub, f"model {name.model!r}: is no directory here; fetching it")
     options = {"allow_patterns": ["config.json"] if only_config else list(FILES), "ignore_patterns": list(BELOW)}
 
+    # modelscope warns of every trial without a network; the error says it once
+    logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
+
     def ask(local: bool) -> Path:
         found = Path(package.snapshot_download(name.model, revision=name.revision, local_files_only=local, **options))
         if not (found / "config.json").is_file():
@@ -93,8 +97,9 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
             raise InputError(f"model {name.model!r} of {name.hub}: {error}") from None
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = reason if len(reason) <= 200 else f"{reason[:200]}…"
             raise InputError(
-                f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {reason[:200]}; "
+                f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {reason}; "
                 "without a network, give the directory of its files"
             ) from None
     return directory, directory.name if _COMMIT.fullmatch(directory.name) else name.revision or "master"

@@ -20,6 +20,8 @@ from .binary import read_arrow, read_mindrecord
 from .records import Problems, Record, type_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
+DESCRIPTIONS = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""What Hugging Face's datasets write beside their Arrow files."""
 READ_AT_ONCE = 1 << 20
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
@@ -28,7 +30,8 @@ LONGEST_TEXT = 1 << 20
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The data files behind ``paths``: files themselves, and for a directory all data files in and below it, by name.
 
-    Hidden files, MindRecord's index files (``.db``) and files of other kinds in a directory are passed over.
+    Hidden files, MindRecord's index files (``.db``), what Hugging Face's datasets write about their Arrow files, and
+    files of other kinds in a directory are passed over.
 
     Raises:
         InputError: a path does not exist, a directory has no data file, or a file is of an unknown kind. All of them.
@@ -45,6 +48,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
                 and kind_of(entry)
                 and not any(part.startswith(".") for part in entry.relative_to(path).parts)
             )
+            if any(entry.suffix.lower() == ".arrow" for entry in inside):
+                inside = [entry for entry in inside if entry.name not in DESCRIPTIONS]
             if not inside:
                 problems.add(path, None, f"no data file in this directory; expected {', '.join(SUFFIXES)}")
             files += inside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import shutil
 import sys
 import types
@@ -135,6 +136,19 @@ def test_modelscope_by_its_package(hub, monkeypatch):
     assert find_model("modelscope:tiny/llama@main").is_dir()
     with pytest.raises(InputError, match=r"needs the package huggingface_hub: pip install '.*\[huggingface\]'"):
         find_model("tiny/other")
+
+
+def test_what_modelscope_warns_of_its_trials_is_not_shown(hub, monkeypatch, caplog):
+    """Without a network it tries again and again; the error says so once, in a line of bounded length."""
+
+    def offline(*_, **__):
+        logging.getLogger("modelscope_hub.legacy_api").warning("listing failed, retry in 1s")
+        raise ConnectionError("x" * 1000)
+
+    monkeypatch.setitem(sys.modules, "modelscope", types.SimpleNamespace(snapshot_download=offline))
+    with pytest.raises(InputError, match=r"not to be had from modelscope: x{200}…; without a network"):
+        find_model("modelscope:tiny/llama")
+    assert not caplog.records
 
 
 def test_huggingfaces_own_cache(hub, tmp_path, monkeypatch):

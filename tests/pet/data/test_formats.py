@@ -446,6 +446,17 @@ def arrow_file(path, table):
         writer.write_table(table, max_chunksize=5)
 
 
+def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": f"question {number}", "completion": "answer"} for number in range(5)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved", num_shards=2)
+    assert len(list((tmp_path / "saved").glob("*.json"))) == 2
+    found = list(read_rows(tmp_path / "saved"))
+    assert [row.messages[0]["content"] for row in found] == [row["prompt"] for row in rows]
+    (tmp_path / "state.json").write_text(json.dumps(rows))  # a name that data may have, too
+    assert len(list(read_rows(tmp_path / "state.json"))) == 5
+
+
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "stream.arrow"])
 def test_parquet_and_arrow(tmp_path, monkeypatch, name):
     pyarrow = pytest.importorskip("pyarrow")
