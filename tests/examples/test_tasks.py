@@ -195,18 +195,27 @@ def test_two_processes_give_the_losses_of_one(base, tmp_path, run, alone, losses
     assert all(np.abs(trained[name] - start[name]).max() > 0 for name in start)
 
 
+PROBE = """
+import os, pathlib, time
+print(*(os.environ[name] for name in ("RANK_ID", "RANK_SIZE", "DEVICE_ID")), flush=True)
+if os.environ.get("FAIL") == os.environ["RANK_ID"]:
+    logs = pathlib.Path("{logs}")
+    while not all(log.read_text() for log in logs.glob("rank_*/mindformer.log")):
+        time.sleep(0.01)  # a worker that fails ends the others, whatever they have said
+    raise SystemExit(3)
+"""
+
+
 def test_shell_wrappers_of_one_machine_and_of_two(tmp_path, run):
     """Half-open ranges of devices, a rank table that gives them other numbers, logs by rank, and the exit code."""
-    (tmp_path / "probe.txt").write_text(
-        "import os\nprint(*(os.environ[name] for name in ('RANK_ID', 'RANK_SIZE', 'DEVICE_ID')))\n"
-        "raise SystemExit(3 if os.environ.get('FAIL') == os.environ['RANK_ID'] else 0)\n"
-    )
+    logs = tmp_path / "output/log"
+    (tmp_path / "probe.txt").write_text(PROBE.format(logs=logs))
     devices = [{"device_id": str(7 - rank), "rank_id": str(rank)} for rank in range(2)]
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"server_list": [{"server_id": "127.0.0.1", "device": devices}]}))
 
     def said():
-        found = sorted((tmp_path / "output/log").glob("rank_*/mindformer.log"))
+        found = sorted(logs.glob("rank_*/mindformer.log"))
         return [(log.parent.name, log.read_text().split()) for log in found]
 
     one = ["bash", "run_distribute_single_node.sh", "python probe.txt"]
