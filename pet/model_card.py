@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
+from pet.data.template import as_chat_template
 from pet.hub import bare, hub_name
 from pet.names import find_tokenizer
 from pet.recipe.fields import is_template_file
@@ -44,7 +46,7 @@ def accompany(
 
 
 def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
-    """The tokenizer of a run, with the run's own chat template where it has one."""
+    """The tokenizer of a run, with the run's own chat template, or text of a prompt, where it has one."""
     given = recipe.model.tokenizer if recipe is not None else None
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(given) if given else base)
     template = recipe.data.template if recipe is not None else None
@@ -52,6 +54,10 @@ def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
         if not Path(template).is_file():
             raise InputError(f"data.template: {template}: no such file; the exported tokenizer is to carry it")
         tokenizer = tokenizer.with_chat_template(Path(template).read_text("utf-8"), template)
+    elif template is not None:
+        opening = "".join(filter(None, map(tokenizer.control_text, tokenizer.around[0])))
+        text = as_chat_template(template, opening, recipe.data.system)
+        tokenizer = tokenizer.with_chat_template(text, "data.template")
     return tokenizer
 
 
@@ -125,11 +131,12 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
     summary = _summary(run) if run is not None else {}
     files = ", ".join(Path(path).name for path in recipe.data.train or []) or "objects of a program"
     held_out = ", ".join(Path(path).name for path in recipe.data.eval or [])
-    adapter, train = recipe.adapter, recipe.train
+    adapter, train, template = recipe.adapter, recipe.train, recipe.data.template
     trained, total = summary.get("trainable"), summary.get("total")
     shown = {
         "trained on": files,
         "evaluated on": held_out or (f"{recipe.data.eval_fraction:.0%} of it" if recipe.data.eval_fraction else None),
+        "prompt": None if template is None or is_template_file(template) else f"`{json.dumps(template)}`",
         "labels": recipe.data.train_on,
         "longest row": f"{recipe.data.max_length} tokens",
         "method": adapter.method,

@@ -8,6 +8,7 @@ data says in braces stays text.
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Mapping
 
@@ -44,3 +45,35 @@ def parse_template(template: str) -> list[tuple[str, str | None]]:
 def fill_template(template: str, values: Mapping[str, str]) -> str:
     """The text before the answer."""
     return "".join(text + (values.get(name, "") if name else "") for text, name in parse_template(template))
+
+
+_CHAT = """\
+{%- set own = namespace(system=SYSTEM, prompt='', answer=none) -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'system' -%}{%- set own.system = message['content'] -%}
+{%- elif message['role'] == 'user' -%}{%- set own.prompt = message['content'] -%}{%- set own.answer = none -%}
+{%- else -%}{%- set own.answer = message['content'] -%}
+{%- endif -%}
+{%- endfor -%}
+{{ PROMPT }}
+{%- if own.answer is not none -%}{{ own.answer + eos_token }}{%- endif -%}
+"""
+
+
+def as_chat_template(template: str, opening: str, system: str | None = None) -> str:
+    """The Jinja text of a template, for programs that know no other; of a conversation its last question counts.
+
+    Args:
+        template: the text with names in braces.
+        opening: the control tokens before a text.
+        system: the system message where a conversation has none.
+
+    Raises:
+        InputError: as `parse_template`.
+    """
+    pieces = [json.dumps(opening)]
+    for text, name in parse_template(template):
+        pieces += [json.dumps(text, ensure_ascii=False)] if text else []
+        pieces += [f"own.{name}"] if name in ("prompt", "system") else []  # messages have no further input
+    text = _CHAT.replace("SYSTEM", json.dumps(system or "", ensure_ascii=False), 1)
+    return text.replace("PROMPT", " + ".join(pieces), 1)

@@ -357,6 +357,24 @@ def test_export(here, capsys):
     assert not (here / "other").exists()
 
 
+def test_an_export_carries_the_text_of_its_prompts(copied):
+    """As a chat template, which other programs take, too."""
+    from model_zoo.tokenizers import AutoTokenizer
+
+    text = 'data.template=In {{short}}: "{prompt}"\n{system}> '
+    assert main(["finetune", "job.yaml", text, "train.steps=1", "output.dir=texted", "data.system=Hm."]) == 0
+    assert main(["export", "texted", "--output", "texted_adapter"]) == 0
+    assert '| prompt | `"In {{short}}: ' in (copied / "texted_adapter" / "README.md").read_text()
+    base, given = AutoTokenizer.from_pretrained("base"), AutoTokenizer.from_pretrained("texted_adapter")
+    asked = [
+        {"role": "user", "content": "What?"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "你 '\"{}{{ 1 }}?"},
+    ]
+    for messages, system in ((asked, "Hm."), ([{"role": "system", "content": "Be kind."}, *asked], "Be kind.")):
+        assert given.prompt(messages) == base.encode(f'In {{short}}: "你 \'"{{}}{{{{ 1 }}}}?"\n{system}> ')
+
+
 def test_a_run_of_a_packed_base_with_a_tokenizer_of_elsewhere_is_asked_and_measured(copied):
     shutil.copytree(copied / "base", copied / "bare")
     (copied / "words").mkdir()
