@@ -51,6 +51,8 @@ SYNONYMS = {
     "num_virtual_tokens": "length",
     "prefix_projection": "projection",
     "r": "rank",
+    "rm": "reward",
+    "sigmoid": "dpo",
     "target_modules": "targets",
     "trainable_token_indices": "trainable_tokens",
 }

@@ -33,6 +33,7 @@ from pet.compat.job_files import (
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import first_of, flag, number, picked, same
+from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 FORMATS = {
@@ -140,6 +141,17 @@ def _peft(t: Translation, name: str, value: Any) -> None:
 
 
 NOTHING_GENERATED = Refused("nothing is generated in training")
+
+
+def _trl(t: Translation, name: str, value: Any) -> None:
+    """A section about what is generated in training, but for beta, which comes before ``rl_beta``."""
+    others = [key for key in value if key != "beta" and not is_off(value[key])]
+    if others:
+        t.refuse(name, f"{', '.join(others)}: {NOTHING_GENERATED.why}")
+    elif value.get("beta") is not None and t.get("train.objective") in OPTIONS["beta"]:
+        t.put("train.beta", float(value["beta"]))
+
+
 UPLOADED = Refused("nothing is uploaded")
 
 
@@ -206,10 +218,12 @@ TABLE = {
     **same(MEDIA, "skip_prepare_dataset processor_type image_*"),
     # preferences
     "rl": Refused(f"supported are {', '.join(RL)}", harmless=RL),
-    **same(NOTHING_GENERATED, "trl vllm"),
+    "trl": _trl,
+    "vllm": NOTHING_GENERATED,
+    "cpo_alpha": Ignored("it is about rl: simpo"),
     "reward_model": Refused("true or false was expected", harmless=(True,)),
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
-    **same(LOSS, "dpo_use_* dpo_loss_* cpo_alpha center_rewards_coefficient"),
+    **same(LOSS, "dpo_use_* dpo_loss_* center_rewards_coefficient"),
     # the run
     "micro_batch_size": "train.batch_size",
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
@@ -263,7 +277,13 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if values.get("max_steps"):
         t.settings.pop("train.epochs")
     reward = "reward" if values.get("reward_model") is True else "sft"
-    given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, KEYS)
+    keys = KEYS
+    if values.get("rl") == "simpo":  # by CPO's trainer, whose likelihood term has the weight 1 unless one is given
+        weight = given.get("cpo_alpha")
+        keys, given = {"cpo_alpha": "sft_weight", **KEYS}, {**given, "cpo_alpha": 1.0 if weight is None else weight}
+    elif values.get("rl") and values["rl"] not in RL:  # how its data sets are read is no matter
+        given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
+    given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     # of micro_batch_size, of datasets, of the schedule and of base_model
     last = ("batch_size", "test_datasets", "lr_quadratic_warmup", "revision_of_model")
     order = sorted(given, key=lambda name: name in last)

@@ -167,7 +167,7 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
     Args:
         objective: of the recipe; sft for none.
         given: all settings of the file.
-        keys: names of settings of preferences -> the recipe's key.
+        keys: names of settings of preferences -> the recipe's key; of several names of one key the first counts.
 
     Returns:
         The other settings.
@@ -176,10 +176,16 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
         t.put("train.objective", objective)
         if objective in OPTIONS["beta"]:
             t.put("train.beta", 0.1)
-    for name in keys.keys() & given.keys():
+    said = set()
+    for name in (name for name in keys if name in given):
         key = keys[name]
         if objective in OPTIONS.get(key, ()) and given[name] is not None:
-            t.put(f"train.{key}", given[name] if isinstance(given[name], str) else float(given[name]))
+            if key in said:
+                t.ignore(name, "another name of the same setting is given, too")
+                continue
+            said.add(key)
+            with t.reading(name, given[name]):
+                t.put(f"train.{key}", given[name] if isinstance(given[name], str) else float(given[name]))
         elif not is_off(given[name]) and given[name] != 0:
             t.ignore(name, f"it has no part in the objective {objective}")
     return {name: value for name, value in given.items() if name not in keys}

@@ -36,7 +36,7 @@ from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUME
 from pet.compat.translation import elsewhere, first_of, flag, same
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
-from pet.recipe.translation import Ignored, Refused, Translation
+from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
 PREFERENCES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """Losses of stage dpo -> objectives."""
@@ -128,6 +128,7 @@ TABLE = {
     "ref_model": Refused("the reference is the base without adapters; ref_model_adapters names an adapter"),
     "reward_model*": Refused("nothing is generated and judged in training"),
     "ppo_*": Ignored("it is about stage: ppo"),
+    "kto_ftx": Ignored("it is about stage: kto"),
     **same(LOSS, "pref_bco_weight use_dft_loss use_asft_loss use_eaft_loss"),
     # the run
     "early_stopping_steps": "eval.patience",
@@ -195,6 +196,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     # of what quantization_bit and model_name_or_path say
     order = sorted(given, key=lambda name: name in ("double_quantization", "model_revision"))
     t.apply({name: given[name] for name in order}, TABLE)
+    for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
+        if not is_off(values.get(name)) and values[name] != 0:
+            t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
     home = Path("data")

@@ -186,6 +186,13 @@ def _documents_of(
     return convert
 
 
+def _compared(names: Iterable[str]) -> str:
+    """Which objective reads rows with these columns, where answers are compared in them."""
+    if {"chosen", "rejected"} <= set(names):
+        return "; chosen and rejected are learnt by train.objective: dpo, for one"
+    return "; answers with a label are learnt by train.objective: kto" if {"label", "kto_tag"} & set(names) else ""
+
+
 def recognise(names: Iterable[str], answers: bool = True) -> str | None:
     """The format of rows with columns of these names, or None."""
     names = set(names)
@@ -215,7 +222,7 @@ def _converter(
             )
             raise Wrong(
                 f"the format is not known by these columns: {', '.join(map(repr, names)) or 'none'}; expected those of "
-                f"{known}, or data.columns to name them"
+                f"{known}, or data.columns to name them{_compared(names)}"
             )
         format = found
     if format not in COLUMNS:

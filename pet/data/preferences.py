@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .messages import messages_of_history
@@ -38,8 +38,11 @@ def pairs(columns: Mapping[str, Any]) -> list[Messages]:
         KeyError: a column is missing.
         ValueError: the row cannot be used; the message says why.
     """
+    if not {"chosen", "rejected"} & set(columns) and {"label", "kto_tag"} & set(columns):
+        raise ValueError("no columns 'chosen' and 'rejected'; answers with a label are learnt by train.objective: kto")
     question = _question(columns)
-    chosen, rejected = (_conversation(name, _given(columns[name]), question) for name in ("chosen", "rejected"))
+    named = [name for name in QUESTIONS if name in columns]
+    chosen, rejected = (_conversation(name, _given(columns[name]), question, named) for name in ("chosen", "rejected"))
     if _plain(chosen) == _plain(rejected):
         raise ValueError("chosen and rejected are the same")
     if _plain(chosen[:-1]) != _plain(rejected[:-1]):
@@ -54,6 +57,8 @@ def labelled(columns: Mapping[str, Any]) -> list[Messages]:
         KeyError: a column is missing.
         ValueError: the row cannot be used; the message says why.
     """
+    if not {"label", "kto_tag"} & set(columns) and {"chosen", "rejected"} <= set(columns):
+        raise ValueError("no column 'label'; chosen and rejected are learnt by train.objective: dpo, for one")
     label = columns["kto_tag"] if "kto_tag" in columns else columns["label"]
     words = {"true": True, "false": False, "1": True, "0": False}
     if str(label).lower() not in words:
@@ -61,7 +66,8 @@ def labelled(columns: Mapping[str, Any]) -> list[Messages]:
     question = _question(columns)
     answer = next((_given(columns[name]) for name in ANSWERS if columns.get(name) is not None), None)
     if answer is not None:
-        question = _conversation("completion", answer, question)
+        named = [name for name in QUESTIONS if name in columns]
+        question = _conversation("completion", answer, question, named)
     if len(question) < 2:
         raise KeyError("completion")
     return [[*question[:-1], {**question[-1], "desirable": words[str(label).lower()]}]]
@@ -98,8 +104,8 @@ def _given(value: Any) -> Any:
     return found if all({"role", "content"} <= own or {"from", "value"} <= own for own in keys) else value
 
 
-def _conversation(name: str, answer: Any, question: Messages) -> Messages:
-    """An answer with all that stands before it."""
+def _conversation(name: str, answer: Any, question: Messages, named: Sequence[str] = ()) -> Messages:
+    """An answer with all that stands before it; `named`: the row's columns for a question."""
     if isinstance(answer, Mapping):
         answer = [dict(answer)]
     if isinstance(answer, list):
@@ -115,6 +121,8 @@ def _conversation(name: str, answer: Any, question: Messages) -> Messages:
     if question:
         return [*question, {"role": "assistant", "content": answer}]
     found = _turns(answer)
+    if len(found) < 2 and named:
+        raise ValueError(f"{', '.join(named)}: is empty, a question was expected")
     if len(found) < 2:
         raise ValueError(f"{name}: no question; expected a column {' or '.join(QUESTIONS)}, or Human: and Assistant:")
     return found

@@ -229,13 +229,9 @@ def _check_files(recipe: Recipe, report: Report) -> None:
     if is_template_file(recipe.data.template) and not Path(recipe.data.template).is_file():
         path = Path(recipe.data.template)
         report.add(("data", "template"), f"{path}: no such file{_beside(path)}")
-    adapter = getattr(recipe.adapter, "load", None)
-    if adapter and not report.concerns([("adapter", "load")]):
-        directory = Path(adapter)
-        if not directory.is_dir():
-            report.add(("adapter", "load"), f"{directory}: no such directory{_beside(directory)}")
-        elif not (directory / "adapter_config.json").is_file():
-            report.add(("adapter", "load"), f"{directory}: holds no adapter_config.json, so it is no adapter")
+    _check_adapter(getattr(recipe.adapter, "load", None), ("adapter", "load"), report)
+    if recipe.train.reference not in REFERENCES:
+        _check_adapter(recipe.train.reference, ("train", "reference"), report, REFERENCES)
     for index, entry in enumerate(recipe.callbacks):
         try:
             find_callback(entry.name, entry.args)
@@ -269,6 +265,21 @@ def _check_model(recipe: Recipe, report: Report) -> None:
     for where, others, message in rules.context(recipe, config):
         if not before.intersection({where, *others}):
             report.add(where, message)
+
+
+def _check_adapter(text: str | None, at: KeyPath, report: Report, words: Iterable[str] = ()) -> None:
+    """``words``: what the key may be beside an adapter's directory."""
+    if not text or report.concerns([at]):
+        return
+    directory, file = Path(text), "adapter_config.json"
+    if directory.is_file():
+        report.add(at, f"{directory}: is a file; an adapter's directory was expected")
+    elif not directory.is_dir():
+        report.add(at, f"{directory}: no such directory{similar(directory.name, words) or _beside(directory)}")
+    elif (directory / "adapter" / file).is_file() and not (directory / file).is_file():
+        report.add(at, f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
+    elif not (directory / file).is_file():
+        report.add(at, f"{directory}: holds no {file}, so it is no adapter")
 
 
 def _check_data(path: Path, at: KeyPath, report: Report) -> None:

@@ -85,7 +85,7 @@ class Report:
         return any(path[: len(bad)] == bad or bad[: len(path)] == path for path in paths for bad in self.bad)
 
 
-def _elsewhere(key: str, parent: KeyPath) -> str:
+def elsewhere(key: str, parent: KeyPath) -> str:
     """Where else a key of this name exists: the usual mistake is the wrong section."""
     places = sorted(dotted(path) for path in known_keys() if path[-1] == key and path[:-1] != parent)
     return f" (there is: {', '.join(places)})" if places else ""
@@ -120,7 +120,7 @@ def _unknown(path: KeyPath, tree: Any) -> str:
     place = f"the section {dotted(parent)}" if parent else "a recipe"
     if parent == ("adapter",) and isinstance(tree, dict):
         place = f"the method {tree['adapter'].get('method')!r}"
-    found = hint(key) or similar(key, names) or _elsewhere(key, parent) or nearest(key, names)
+    found = hint(key) or similar(key, names) or elsewhere(key, parent) or nearest(key, names)
     return f"{place} has no such key{found}"
 
 

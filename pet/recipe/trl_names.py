@@ -1,9 +1,10 @@
-"""What TRL calls the settings of its DPO, KTO, ORPO and reward trainers, for hints where such a name is met."""
+"""What TRL calls the settings of its DPO, KTO, ORPO, CPO and reward trainers, for hints where such a name is met."""
 
 from __future__ import annotations
 
 NAMES = {
     "loss_type": "train.objective (sigmoid is dpo)",
+    "loss_weights": "train.sft_weight, for sft beside another loss",
     "rpo_alpha": "train.sft_weight",
     "simpo_gamma": "train.gamma",
     "cpo_alpha": "train.sft_weight",
@@ -17,6 +18,7 @@ NAMES = {
     "peft_config": "the adapter section, or pet.apply(model, config)",
     "max_prompt_length": "data.max_length, of question and answer together",
     "max_completion_length": "data.max_length, of question and answer together",
+    "chat_template_path": "data.template",
     "truncation_mode": "data.too_long",
     "train_dataset": "data.train, in Python train_data",
     "eval_dataset": "data.eval, in Python eval_data",
@@ -39,9 +41,42 @@ NAMES = {
     "report_to": "callbacks",
     "disable_dropout": "adapter.dropout: 0",
     "generate_during_eval": "eval.shown_samples",
+    "args": "the train section, in Python its settings by name",
+    "tokenizer": "model.tokenizer",
+    "data_collator": "a pet.data.Loader in the place of the data's file",
+    "compute_metrics": "eval.metrics",
+    "metric_for_best_model": "eval.best_metric",
+    "greater_is_better": "eval.best_mode",
+    "eval_on_start": "eval.before",
+    "optim": "train.optimizer",
+    "adam_beta1": "train.betas",
+    "adam_beta2": "train.betas",
+    "adam_epsilon": "train.eps",
+    "bf16": "train.precision: bf16",
+    "fp16": "train.precision: fp16",
+    "neftune_noise_alpha": "train.neftune_alpha",
+    "resume_from_checkpoint": "train.resume",
+    "data_seed": "data.seed",
+    "dataset_num_proc": "data.workers",
+    "dataloader_num_workers": "data.workers",
+    "padding_free": "data.packing",
 }
+MISSING = (
+    "center_rewards_coefficient",
+    "discopop_tau",
+    "f_alpha_divergence_coef",
+    "f_divergence_type",
+    "ld_alpha",
+    "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
+    "sync_ref_model",
+    "use_weighting",
+)
+"""Settings of TRL's that change what is learnt and have no counterpart."""
 
 
 def hint(name: str) -> str:
     """`` (TRL's loss_type is train.objective …)``; nothing for other names."""
+    if name in MISSING:
+        return f" (TRL's {name} has no counterpart)"
     return f" (TRL's {name} is {NAMES[name]})" if name in NAMES else ""

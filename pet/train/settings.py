@@ -15,16 +15,17 @@ def with_settings(train, settings: dict[str, Any]):
         InputError: an unknown field, a value that it cannot have, or one that belongs to another objective.
     """
     from pet.recipe.classes import OPTIONS
-    from pet.recipe.problems import checked
+    from pet.recipe.problems import checked, elsewhere
     from pet.recipe.rules import without_effect
     from pet.recipe.training import Train
     from pet.recipe.trl_names import hint
 
     unknown = [name for name in settings if name not in Train.model_fields]
     if unknown:
+        other = "; MindFormers' arguments go with train_dataset, not with batches (train_data)"
         raise InputError.collect(
-            f"Trainer has no setting {name!r}{hint(name) or nearest(name, Train.model_fields)}; MindFormers' arguments "
-            "go with train_dataset, not with batches (train_data)"
+            f"Trainer has no setting {name!r}"
+            + (hint(name) or (elsewhere(name, ("train",)) or nearest(name, Train.model_fields)) + other)
             for name in unknown
         )
     given = train.model_dump(exclude_unset=True) if train is not None else {}

@@ -16,6 +16,7 @@ from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.generation_defaults import give_defaults
 from pet.compat.mindformers.request import Request, is_path
 from pet.compat.results import bring_checkpoint, find_weights
+from pet.recipe.trl_names import hint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,7 +55,7 @@ class Trainer(Request):
         if others:
             raise InputError(
                 f"Trainer: {', '.join(others)}: settings of a trainer over batches, which needs train_data; or put "
-                f"them in args={similar(others[0], ARGUMENTS)}"
+                f"them in args={similar(others[0], ARGUMENTS)}{''.join(map(hint, others))}"
             )
         super().__init__(model, **arguments)
         self.result: Path | None = None

@@ -24,7 +24,7 @@ import numpy as np
 from adapters.registry import registry, started_from_file
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.engine import kernels_name, token_cross_entropy
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, similar
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
 from pet.data.streaming import StreamLoader
@@ -69,7 +69,7 @@ class Reference:
         """Computes, or reads, what is needed of a feed's answers.
 
         Raises:
-            InputError: the reference is an adapter that is not on a model that was divided.
+            InputError: the reference is an adapter that is not on a model that was divided, or that cannot be loaded.
         """
         if training in self.known or (training and self.score is not None):
             return
@@ -120,7 +120,11 @@ class Reference:
         if self.directory is None:
             return
         trained = {id(parameter) for parameter in model.get_parameters() if parameter.requires_grad}
-        load_adapter(model, self.directory, name=ADAPTER, activate=False)
+        try:
+            load_adapter(model, self.directory, name=ADAPTER, activate=False)
+        except InputError as error:
+            hint = "" if Path(self.directory).is_dir() else similar(self.directory, REFERENCES)
+            raise InputError(f"train.reference: {error}{hint}") from error
         for module in registry(model).get(ADAPTER).modules.values():
             for parameter in module.get_parameters():
                 parameter.buffer = True  # it is none of the model's weights

@@ -302,6 +302,7 @@ def test_quantised_bases(tmp_path):
 
 
 DPO = {"objective": "dpo"}
+SIMPO = {"objective": "simpo", "beta": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -343,6 +344,11 @@ DPO = {"objective": "dpo"}
             {"objective": "dpo", "beta": 0.2, "sft_weight": 1.0},
         ),
         ("axolotl", {"rl": "orpo", "orpo_alpha": 0.25}, {"objective": "orpo", "beta": 0.25}),
+        ("axolotl", {"rl": "orpo", "orpo_alpha": 0.25, "rl_beta": 0.5}, {"objective": "orpo", "beta": 0.5}),
+        ("axolotl", {"rl": "orpo", "rl_beta": 0.5, "trl": {"beta": 0.7}}, {"objective": "orpo", "beta": 0.7}),
+        ("axolotl", {"rl": "simpo", "simpo_gamma": 1.0}, SIMPO | {"sft_weight": 1.0, "gamma": 1.0}),
+        ("axolotl", {"rl": "simpo", "cpo_alpha": 0.0, "rl_beta": 2.0}, SIMPO | {"sft_weight": 0.0, "beta": 2.0}),
+        ("axolotl", {"rl": "dpo", "cpo_alpha": 0.5}, DPO | {"beta": 0.1}),
         ("axolotl", {"reward_model": True, "num_labels": 1, "rl_beta": 0.3}, {"objective": "reward"}),
         ("axolotl", {"reward_model": False}, {}),
     ],
@@ -362,6 +368,25 @@ def test_preferences(tmp_path, system, given, expected):
         assert translation.get("data.columns") == {"chosen": "better", "rejected": "worse"}
     if given.get("stage") == "sft":
         assert "pref_beta" in translation.ignored
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "problem"),
+    [
+        ("axolotl", {"rl": "grpo"}, "rl: 'grpo': supported are dpo, ipo, simpo, orpo, kto"),
+        ("axolotl", {"rl": "dpo", "trl": {"beta": 0.1, "num_generations": 4}}, "trl: num_generations: nothing is"),
+        ("axolotl", {"rl": "dpo", "rl_beta": [1]}, "rl_beta: [1] is not a value that it takes"),
+        ("llama_factory", {"stage": "kto", "pref_ftx": 0.5}, "pref_ftx: 0.5: kto has no likelihood term here"),
+        ("llama_factory", {"stage": "kto", "kto_ftx": 0.5}, "kto_ftx: 0.5: kto has no likelihood term here"),
+    ],
+)
+def test_a_loss_that_is_not_here_is_one_problem(tmp_path, system, given, problem):
+    module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
+    rows = str(write(tmp_path / "rows.jsonl", "{}\n"))
+    datasets = {"llama_factory": {"dataset": rows}, "axolotl": {"datasets": [{"path": rows, "type": "chatml.x"}]}}
+    translation = module.translate({**JOBS[system], **datasets[system], **given}, tmp_path / "job.yaml")
+    assert not translation.missing and len(translation.problems) == 1
+    assert problem in translation.problems[0]
 
 
 def test_llama_factorys_ranked_data_set(tmp_path):

@@ -1,5 +1,6 @@
 """Recipes: what they resolve to, and what is said of wrong ones."""
 
+import dataclasses
 import json
 import sys
 import types
@@ -36,6 +37,8 @@ def write(tmp_path, fixtures, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     (home / "train.jsonl").write_text('{"content": "a", "summary": "b"}\n')
+    (tmp_path / "run/adapter").mkdir(parents=True)
+    (tmp_path / "run/adapter/adapter_config.json").write_text("{}")
 
     def writer(text: str = GOOD) -> Path:
         path = home / "job.yaml"
@@ -322,6 +325,17 @@ def test_all_problems_in_one_report(write):
         (["data.train=[]"], "data.train", "this command needs it"),
         (["data.train=nowhere.jsonl"], "data.train", "no such file"),
         (["adapter={method: lora, load: home}"], "adapter.load", "no adapter_config.json"),
+        (["adapter={method: lora, load: run}"], "adapter.load", "run: is a run directory; its adapter is "),
+        (["train.objective=dpo", "train.reference=nowhere"], "train.reference", "nowhere: no such directory"),
+        (["train.objective=dpo", "train.reference=home"], "train.reference", "no adapter_config.json"),
+        (["train.objective=dpo", "train.reference=run"], "train.reference", "run: is a run directory; its adapter"),
+        (["train.objective=dpo", "train.reference=adapter_off"], "train.reference", "did you mean 'adapters_off'"),
+        (
+            ["train.objective=dpo", "train.reference=home/train.jsonl"],
+            "train.reference",
+            "is a file; an adapter's directory",
+        ),
+        (["train.objective=sigmoid"], "train.objective", "did you mean 'dpo'"),
         (["model.path=glm_tinny"], "model.path", "no such directory"),
         (["model.path=llama_7b"], "model.path", "weights are not bundled"),
         (["model.path=home"], "model.path", "no config.json"),
@@ -411,6 +425,17 @@ def test_names_of_trl_are_recognised(write):
     assert "(TRL's loss_type is train.objective (sigmoid is dpo))" in said[0]
     assert "(TRL's rpo_alpha is train.sft_weight)" in said[1]
     assert "(TRL's per_device_train_batch_size is train.batch_size, over all processes)" in said[2]
+
+
+def test_settings_of_trl_alone_have_a_hint():
+    """Live with TRL: each setting that its trainers add to transformers' is ours, too, or has a hint."""
+    trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
+    needless = {"activation_offloading", "eos_token", "model_init_kwargs", "pad_to_multiple_of", "pad_token"}
+    shared = needless | {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    for config in (trl.DPOConfig, trl.RewardConfig):
+        for name in {field.name for field in dataclasses.fields(config)} - shared:
+            known = any(key[-1] == name for key in known_keys())
+            assert known or trl_names.hint(name), f"{config.__name__}.{name}"
 
 
 def test_every_key_that_a_hint_names_is_there():

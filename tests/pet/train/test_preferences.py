@@ -316,8 +316,22 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
             {"prompt": "?", "chosen": "x", "rejected": "x"},
             {"prompt": "?", "chosen": "x"},
             {"chosen": "x", "rejected": "y"},
+            {"prompt": "", "chosen": "x", "rejected": "y"},
+            {"prompt": "?", "completion": "x", "label": True},
         ):
             file.write(json.dumps(row) + "\n")
     said, _ = finetune("wrong")
-    for line, text in ((25, "are the same"), (26, "no column 'rejected'"), (27, "chosen: no question")):
-        assert f"pairs.jsonl:{line}: " in said and text in said
+    for line, text in (
+        (25, "chosen and rejected are the same"),
+        (26, "no column 'rejected'"),
+        (27, "chosen: no question"),
+        (28, "prompt: is empty, a question was expected"),
+        (29, "no columns 'chosen' and 'rejected'; answers with a label are learnt by train.objective: kto"),
+    ):
+        assert f"pairs.jsonl:{line}: {text}" in said
+
+
+@pytest.mark.parametrize("objective", ["sft", "kto"])
+def test_pairs_name_the_objective_that_reads_them(finetune, tmp_path, objective):
+    said, _ = finetune("wrong", f"data.train={tmp_path / 'pairs.jsonl'}", objective=objective)
+    assert "chosen and rejected are learnt by train.objective: dpo, for one" in said

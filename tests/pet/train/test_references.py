@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.errors import InputError
 from pet import AutoModel
 from pet.cli.main import main
 from pet.data import Loader
@@ -142,6 +143,18 @@ def test_what_a_reference_cannot_be_is_an_error(finetune):
     assert "data.streaming: precompute reads the data beforehand" in said
     said, _ = finetune("wrong", "train.reference=adapters_off", adapter={"method": "none"})
     assert "adapter.method: adapters_off: there is no adapter to switch off" in said
+    said, _ = finetune("wrong", "train.reference=nowhere")
+    assert "train.reference: " in said and "nowhere: no such directory" in said
+
+
+def test_a_trainers_reference_that_is_not_there_is_named(finetune, tmp_path):
+    model = pet.apply_lora(AutoModel.from_pretrained("llama_tiny"), rank=4)
+    for directory, message in (
+        (str(tmp_path / "nowhere"), "nowhere: no such directory"),
+        ("adapter_off", r"no such directory.*did you mean 'adapters_off'\?"),
+    ):
+        with pytest.raises(InputError, match=f"^train.reference: .*{message}"):
+            Trainer(model, tmp_path / "pairs.jsonl", objective="dpo", steps=1, reference=directory)
 
 
 @pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])

@@ -25,6 +25,12 @@ CASES = {  # where TRL has it, its settings, ours, steps
         {},
         8,
     ),
+    "simpo sft": (
+        "trl.experimental.cpo:CPO",
+        {"loss_type": "simpo", "cpo_alpha": 1.0, "beta": 2.0, "simpo_gamma": 0.5},
+        {"sft_weight": 1.0},
+        8,
+    ),
     "orpo": ("trl.experimental.orpo:ORPO", {"beta": 0.1}, {}, 8),
 }
 
