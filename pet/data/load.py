@@ -143,7 +143,8 @@ def load_questions(
 ) -> list[Question]:
     """The questions of files, or of the rows that a dataset's samples came from; for prediction and its metrics.
 
-    Raw texts and tokenised rows have no question and are passed over.
+    Raw texts and tokenised rows have no question and are passed over, as are a dataset's answers that are undesirable:
+    no answer is to be like them.
 
     Args:
         source: paths, whose rows need no answer; or a dataset that was loaded from files.
@@ -167,7 +168,9 @@ def load_questions(
             if wanted is not None:
                 break
             continue  # the rest is still read for what is wrong with it
-        if row.messages is None or (wanted is not None and (str(row.path), row.line, row.row) not in wanted):
+        if row.messages is None:
+            continue
+        if wanted is not None and (not row.desirable or (str(row.path), row.line, row.row) not in wanted):
             continue
         last = row.messages[-1]
         reference = last["content"] if last["role"] == "assistant" else ""

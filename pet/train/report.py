@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pet.recipe.classes import COMPARED, OPTIONS
+from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE
 from pet.train.checkpoint import path_of
 from pet.train.evaluate import Answer
 
@@ -186,12 +188,33 @@ def facts(recipe, prepared, trainer, counted: tuple[int, int]) -> dict[str, str]
         "batch": f"{train.batch_size} rows × {train.accumulation} = {rows} rows ({tokens}) per step",
         "padding": f"{100 * feed.padding(0):.1f}%" if known else "unknown until the data has been read",
         "optimizer": f"{train.optimizer}, {train.schedule} from {train.learning_rate:g}, {trainer.precision}",
+        **({"objective": learnt} if (learnt := preferred(recipe, trainer.objective)) else {}),
         "output": str(trainer.directory),
     }
     dropped = prepared.train.counts if known else None
     if dropped is not None and (dropped.cut or dropped.dropped_long or dropped.dropped_unlabelled):
         lines["samples"] += f" ({dropped})"
     return lines
+
+
+def preferred(recipe, objective) -> str:
+    """The objective of a run that compares answers, its settings and its reference; empty for others."""
+    train = recipe.train
+    if train.objective not in COMPARED:
+        return ""
+    names = [name for name, users in OPTIONS.items() if train.objective in users and name not in ("beta", "reference")]
+    values = {"beta": getattr(objective, "beta", None)}
+    values |= {name: getattr(train, name) for name in names if name in train.model_fields_set}
+    chosen = ", ".join(f"{name} {value:g}" for name, value in values.items() if value is not None)
+    said = f"{train.objective}{f' ({chosen})' if chosen else ''}"
+    if train.objective not in OPTIONS["reference"]:
+        return said
+    started = getattr(recipe.adapter, "load", None)
+    if recipe.adapter.method == "none":
+        started = "the weights before the first step"
+    if train.reference not in (None, PRECOMPUTE):
+        started = None if train.reference == ADAPTERS_OFF else train.reference
+    return f"{said}, reference: {started or 'the base without adapters'}"
 
 
 def plain(value) -> str:

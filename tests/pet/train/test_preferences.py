@@ -335,3 +335,9 @@ def test_rows_that_cannot_be_compared_are_named_together(finetune, tmp_path):
 def test_pairs_name_the_objective_that_reads_them(finetune, tmp_path, objective):
     said, _ = finetune("wrong", f"data.train={tmp_path / 'pairs.jsonl'}", objective=objective)
     assert "chosen and rejected are learnt by train.objective: dpo, for one" in said
+
+
+def test_no_answer_is_measured_by_an_undesirable_one(finetune, tmp_path):
+    finetune("run", "eval.shown_samples=6", "train.steps=1", objective="kto")
+    shown = [json.loads(line)["reference"] for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    assert shown and all(answer.startswith("two ") for answer in shown)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
+from pet.recipe.loading import from_dict
 from pet.train import report
 from pet.train.evaluate import Answer
+from pet.train.objectives import make_objective
 
 
 def test_comparison_is_aligned_and_names_the_measures():
@@ -48,3 +51,35 @@ def test_chinese_text_is_broken_anywhere_but_before_its_punctuation():
 
 def test_durations():
     assert [report.duration(s) for s in (3.21, 75, 3725)] == ["3.2 s", "1 min 15 s", "1 h 2 min"]
+
+
+@pytest.mark.parametrize(
+    ("train", "adapter", "said"),
+    [
+        ({"objective": "sft"}, {}, ""),
+        ({"objective": "dpo"}, {}, "dpo (beta 0.1), reference: the base without adapters"),
+        (
+            {"objective": "dpo", "beta": 0.3, "sft_weight": 1.0},
+            {"load": "/tuned"},
+            "dpo (beta 0.3, sft_weight 1), reference: /tuned",
+        ),
+        (
+            {"objective": "ipo", "reference": "adapters_off"},
+            {"load": "/tuned"},
+            "ipo (beta 0.1), reference: the base without adapters",
+        ),
+        ({"objective": "kto", "reference": "/other"}, {"load": "/tuned"}, "kto (beta 0.1), reference: /other"),
+        (
+            {"objective": "kto"},
+            {"method": "none"},
+            "kto (beta 0.1), reference: the weights before the first step",
+        ),
+        ({"objective": "simpo", "gamma": 1.0}, {}, "simpo (beta 2, gamma 1)"),
+        ({"objective": "reward"}, {}, "reward"),
+    ],
+)
+def test_the_objective_and_its_reference_are_said(train, adapter, said):
+    recipe = from_dict(
+        {"model": {"path": "llama_tiny"}, "adapter": adapter, "data": {"train": "x"}, "train": train}, check_files=False
+    )
+    assert report.preferred(recipe, make_objective(recipe.train)) == said
