@@ -154,6 +154,13 @@ def look_at(options: Any) -> tuple[Facts, str]:
     return describe_model(options.name, options)
 
 
+def _listed(values: list) -> str:
+    """A list in words; of many paths their last parts, each once."""
+    if len(values) > 8 and all("." in str(value) for value in values):
+        return f"{', '.join(dict.fromkeys(str(value).rpartition('.')[2] for value in values))} ({len(values)} cells)"
+    return ", ".join(map(str, values))
+
+
 def _lines(facts: Facts, indent: int = 0) -> Iterator[str]:
     pad = "  " * indent
     for key, value in facts.items():
@@ -162,7 +169,7 @@ def _lines(facts: Facts, indent: int = 0) -> Iterator[str]:
             yield from _lines(value, indent + 1)
         else:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                text = _listed(value) if isinstance(value, list) else str(value)
             else:
                 text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
             yield f"{pad}{key + ':':<{26 - len(pad)}}{text}"

@@ -507,6 +507,15 @@ def test_info_and_data(here, capsys):
     assert "5 samples from 5 rows" in capsys.readouterr().out
 
 
+def test_info_of_many_targets(tmp_path, capsys):
+    paths = [f"model.layers.{layer}.self_attn.{name}" for layer in range(6) for name in ("q_proj", "v_proj")]
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "target_modules": paths}))
+    assert main(["info", str(tmp_path)]) == 0
+    assert "  q_proj, v_proj (12 cells)\n" in capsys.readouterr().out
+    assert main(["info", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target_modules"] == paths
+
+
 def test_going_on_from_a_saved_adapter(here, capsys):
     words = ["finetune", "job.yaml", "adapter.load=output/job/adapter", "train.steps=1", "output.dir=more", "--force"]
     assert main([*words, "adapter.rank=4"]) == 2
