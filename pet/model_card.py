@@ -42,7 +42,8 @@ def accompany(
     picture = run is not None and (run / "loss.png").is_file()
     if picture:
         shutil.copyfile(run / "loss.png", stage / "loss.png")
-    write_text(stage / "README.md", "\n".join(card(stage, result, base, name, called, recipe, run, picture)) + "\n")
+    lines = card(stage, result, base, name, called, recipe, run, picture, tokenizer)
+    write_text(stage / "README.md", "\n".join(lines) + "\n")
 
 
 def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
@@ -87,6 +88,7 @@ def card(
     recipe: Recipe | None,
     run: Path | None,
     picture: bool,
+    tokenizer: Tokenizer,
 ) -> list[str]:
     """The lines of README.md."""
     adapter = (stage / CONFIG).is_file()
@@ -109,7 +111,7 @@ def card(
         lines += ["", "## Data and method", "", *_facts(recipe, run)]
     if run is not None:
         lines += _numbers(run, picture)
-    return [*lines, "", "## How to load it", "", *_loading(stage, base, known, adapter)]
+    return [*lines, "", "## How to load it", "", *_loading(stage, base, known, adapter, tokenizer)]
 
 
 def _summary(run: Path) -> dict[str, Any]:
@@ -171,10 +173,23 @@ def _numbers(run: Path, picture: bool) -> list[str]:
     return [*lines, *(["", "![loss of the run](loss.png)"] if picture else [])]
 
 
-def _loading(stage: Path, base: Path, known: str, adapter: bool) -> list[str]:
-    remote = ", trust_remote_code=True" if read_json(base / "config.json").get("auto_map") else ""
+def _published_code(base: Path, tokenizer: Tokenizer) -> list[str]:
+    """What transformers opens by code beside the checkpoint alone: ChatGLM's model, its tokenizer and GLM-4's first."""
+    model = read_json(base / "config.json").get("model_type") == "chatglm"
+    return ["model"] * model + ["tokenizer"] * tokenizer.class_name.startswith("ChatGLM")
+
+
+def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Tokenizer) -> list[str]:
+    coded = _published_code(base, tokenizer)
+    trusted = coded or read_json(base / "config.json").get("auto_map")
+    remote, flag = (", trust_remote_code=True", " --trust-remote-code") if trusted else ("", "")
+    places = "these files and the base's" if adapter else "these files"
+    what = " and the ".join(coded)
+    by_code = f"transformers and vLLM open the {what} by the code (`*.py`) that is published with ChatGLM and GLM-4"
+    note = [f"{by_code}; it has to lie beside {places}.", ""] if coded else []
     if not adapter:
         return [
+            *note,
             "```python",
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             "",
@@ -183,11 +198,12 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool) -> list[str]:
             "```",
             "",
             "```sh",
-            "vllm serve .",
+            f"vllm serve .{flag}",
             "pet chat --model .",
             "```",
         ]
     lines = [
+        *note,
         "```python",
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -202,7 +218,7 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool) -> list[str]:
     try:
         rank = check_served(stage, base, ENGINES["vllm"])
         limit = next(allowed for allowed in RANKS if allowed >= rank)
-        lines.append(f"vllm serve {known} --enable-lora --max-lora-rank {limit} --lora-modules tuned=.")
+        lines.append(f"vllm serve {known}{flag} --enable-lora --max-lora-rank {limit} --lora-modules tuned=.")
         after = []
     except InputError as error:
         reason = str(error).splitlines()[0].removeprefix(f"{stage}: ")

@@ -176,3 +176,13 @@ def test_the_command_writes_peft_form_with_a_card_or_nothing(made, tmp_path, cap
     assert not (tmp_path / "not").exists()
     assert main(["export", str(dora), "--base", "llama_tiny", "--output", str(tmp_path / "dora")]) == 0
     assert "vLLM cannot serve it beside its base: " in (tmp_path / "dora" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "base, what", [("glm_tiny", "the model and the tokenizer"), ("glm4_tiny", "the tokenizer"), ("llama_tiny", "")]
+)
+def test_a_card_names_what_is_opened_by_published_code_alone(base, what, made, tmp_path):
+    adapter = made(base, pet.LoRAConfig(rank=4))
+    assert main(["export", str(adapter), "--base", base, "--output", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out/README.md").read_text()
+    assert (f"open {what} by the code" in card) == ("trust_remote_code=True" in card) == bool(what)
