@@ -94,12 +94,12 @@ class Tokenizer(ABC):
         self._set_template(chat_template, source)
 
     def _set_template(self, text: str, source: str) -> None:
-        self.chat_template, self._template = text, None
+        self.chat_template, self.template = text, None
         if text and self.takes_template and not self._styled:
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
             given = {key: name for key, name in names.items() if name}
-            self._template = ChatTemplate(text, source, self.special_tokens, self._stops, given, self.adds_space)
+            self.template = ChatTemplate(text, source, self.special_tokens, self._stops, given, self.adds_space)
 
     @classmethod
     @abstractmethod
@@ -180,14 +180,9 @@ class Tokenizer(ABC):
         return self._control.get(token_id)
 
     @property
-    def templated(self) -> bool:
-        """Whether prompts are rendered by the chat template, and not in the prompt style."""
-        return self._template is not None
-
-    @property
     def chats(self) -> bool:
         """Whether there is a form for questions and answers, so that a prompt is more than the bare text."""
-        return self.templated or self.prompt_style != "plain"
+        return self.template is not None or self.prompt_style != "plain"
 
     def with_chat_template(self, text: str, source: str) -> Tokenizer:
         """The same tokenizer with another chat template, which is saved with it; ``source`` names it in errors."""
@@ -212,8 +207,8 @@ class Tokenizer(ABC):
             InputError: On empty messages, an unknown role or a wrong order, or a chat template that cannot be rendered.
         """
         options = {"tools": tools, "enable_thinking": enable_thinking}
-        if self._template is not None:
-            parts = self._template.prompt(messages, options)
+        if self.template is not None:
+            parts = self.template.prompt(messages, options)
         else:
             parts = STYLES[self.prompt_style].render(self._checked(messages, options, answered=False))
         return [number for part in parts for number, _ in self._part_ids(part)]
@@ -252,8 +247,8 @@ class Tokenizer(ABC):
                 f"train_on: 'all' is impossible with the {self.prompt_style!r} style, whose context is read in both "
                 "directions; use 'answers' or 'last'"
             )
-        if self._template is not None:
-            parts = self._template.example(messages, options, train_on)
+        if self.template is not None:
+            parts = self.template.example(messages, options, train_on)
         else:
             parts = style.render(self._checked(messages, options, answered=True))
         found = [pair for part in parts for pair in self._part_ids(part)]
@@ -338,7 +333,7 @@ class Tokenizer(ABC):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}
-        if self._template is None:
+        if self.template is None:
             settings["prompt_style"] = self.prompt_style
         text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
         files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}

@@ -22,7 +22,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.prompts import Part
-from model_zoo.tokenizers.thoughts import continued, why_not
+from model_zoo.tokenizers.thoughts import continued, lacks_thought, why_not
 
 LARGEST = 1 << 20
 """Characters of a template; published ones have a few thousand."""
@@ -154,6 +154,9 @@ class ChatTemplate:
         stops: those that end an answer, the usual one first.
         variables: names of single tokens for the template (``bos_token`` …).
         adds_space: whether the tokenizer puts a space before every text, so that a text can only be cut at a space.
+
+    Attributes:
+        empty_thoughts: examples so far whose prompt opens a thought and whose data has none.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class ChatTemplate:
         variables: Mapping[str, str],
         adds_space: bool = False,
     ):
-        self.renderer = Renderer(text, source)
+        self.renderer, self.empty_thoughts = Renderer(text, source), 0
         self.source, self.stops, self.variables, self.adds_space = source, list(stops), dict(variables), adds_space
         self.marks_answers = _GENERATION.search(text) is not None
         ordered = sorted(filter(None, controls), key=len, reverse=True)  # the longest of two that begin alike
@@ -224,6 +227,7 @@ class ChatTemplate:
             if not kept:
                 answer, is_last = self._guarded(messages[place]), place == places[-1]
                 if is_last and (whole := continued(text, before, answer, self.control, self.stops)) is not None:
+                    self.empty_thoughts += lacks_thought(before, answer)
                     end = self._end_of(whole, start, len(whole.rstrip()))
                     return whole[:end], [*spans, (start, end)]
                 raise InputError(

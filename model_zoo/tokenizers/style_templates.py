@@ -71,7 +71,7 @@ def template_of(tokenizer: Tokenizer) -> str:
     Returns:
         a Jinja text; empty where there is none.
     """
-    if tokenizer.templated or tokenizer.prompt_style not in STYLE_TEMPLATES:
+    if tokenizer.template is not None or tokenizer.prompt_style not in STYLE_TEMPLATES:
         return tokenizer.chat_template
     begins = tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer.around[0]
     return STYLE_TEMPLATES[tokenizer.prompt_style].replace("BOS", "bos_token" if begins else "''")

@@ -115,6 +115,12 @@ def _behind_header(text: str, before: str, said: str, control: re.Pattern[str]) 
     return before + text[place:]
 
 
+def lacks_thought(before: str, message: Mapping[str, Any]) -> bool:
+    """Whether a prompt opens a thought and the answer in the data has none, so that it goes behind an empty one."""
+    has = message.get("reasoning_content") or any(name in (message.get("content") or "") for name in THOUGHTS)
+    return before.rstrip().endswith(tuple(THOUGHTS)) and not has
+
+
 def why_not(
     number: int,
     is_last: bool,

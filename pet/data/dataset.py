@@ -52,6 +52,7 @@ class Counts:
         first_empty: ``file:line`` of the first of these.
         dropped_equal: rows left out because the answers that they compare are the same once they are cut.
         repeated: samples left out because their tokens and labels are those of an earlier one.
+        empty_thoughts: answers without the thought that the prompt of the chat template opens.
         longest: tokens of the longest row, before it is cut.
     """
 
@@ -65,6 +66,7 @@ class Counts:
     first_empty: str = ""
     dropped_equal: int = 0
     repeated: int = 0
+    empty_thoughts: int = 0
     longest: int = 0
 
     def add(self, other: Counts) -> None:
@@ -117,6 +119,11 @@ class Counts:
         if self.dropped_empty:
             found.append(
                 f"{self.dropped_empty} {rows} left out: their answer or text is empty (the first: {self.first_empty})"
+            )
+        if self.empty_thoughts:
+            found.append(
+                f"{self.empty_thoughts} answers have no thought, which the prompt of the chat template opens: they are "
+                "learnt behind an empty one"
             )
         if self.repeated:
             found.append(

@@ -79,6 +79,7 @@ class Encoder:
 
     def __call__(self, rows: list[Row]) -> Encoded:
         encoded = Encoded(counts=Counts(rows=len(rows)))
+        emptied = self._emptied()
         for number, row in enumerate(rows):
             progress.tick()
             if self.is_empty(row):
@@ -96,7 +97,13 @@ class Encoder:
                     encoded.samples.append((np.asarray(ids, np.int32), marks))
                     encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples) // self.settings.documents
+        encoded.counts.empty_thoughts = self._emptied() - emptied
         return encoded
+
+    def _emptied(self) -> int:
+        """Answers that the chat template has put behind an empty thought so far."""
+        template = getattr(self.tokenizer, "template", None)
+        return template.empty_thoughts if template is not None else 0
 
     def is_empty(self, row: Row) -> bool:
         """Whether an answer that would be learnt, or a raw text, has no word in it: only an end would be learnt."""

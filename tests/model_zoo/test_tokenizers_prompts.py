@@ -125,7 +125,7 @@ def test_a_style_as_a_template_gives_the_same_ids(tokenizers, name, system):
     """What other programs than this one get."""
     styled, talk = tokenizers[name], CONVERSATION if system else CONVERSATION[1:]
     template = template_of(styled)
-    assert template and not styled.templated and not styled.chat_template
+    assert template and styled.template is None and not styled.chat_template
     templated = styled.with_chat_template(template, "style")
     assert template_of(templated) == template
     for messages in (talk[:-1], talk[:-3]):

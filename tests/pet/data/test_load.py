@@ -24,6 +24,7 @@ from pet.data import (
     split_dataset,
 )
 from pet.data.workers import Workers
+from pet.names import bundled_models
 
 
 @pytest.fixture
@@ -87,6 +88,27 @@ def test_a_template(write, letters, settings):
         assert message in str(caught.value)
     with pytest.raises(InputError, match=r"chat\.jsonl:1: several questions"):
         load_dataset(write("chat.jsonl", CHAT), letters, settings=settings(template="{prompt}"))
+
+
+THINKS = """\
+{%- for message in messages %}{{ message.role + '\n' + message.content.split('</think>')[-1] }}
+{{- eos_token if message.role == 'assistant' else '\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ 'assistant\n<think>\n' }}{% endif %}
+"""
+
+
+def test_answers_without_the_thought_of_their_prompt_are_said(write, tmp_path, settings, caplog):
+    (tmp_path / "thinks.jinja").write_text(THINKS)
+    answers = ["There.", "<think>\nhm\n</think>\n\nThere.", "Here."]
+    path = write("rows.jsonl", [{"prompt": "Where?", "completion": answer} for answer in answers])
+    own = settings(template=str(tmp_path / "thinks.jinja"), deduplicate=False)
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    dataset = load_dataset(path, tokenizer, settings=own)
+    assert dataset.counts.empty_thoughts == 2
+    said = "2 answers have no thought, which the prompt of the chat template opens: they are learnt behind an empty one"
+    assert f"{path}: {said}" in [record.message for record in caplog.records]
+    learnt = [tokenizer.decode(dataset[number][0][dataset[number][1]]) for number in range(3)]
+    assert [text.count("</think>") for text in learnt] == [1, 1, 1]
 
 
 def test_a_template_needs_questions(write, letters, settings):
