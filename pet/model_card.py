@@ -175,8 +175,11 @@ def _numbers(run: Path, picture: bool) -> list[str]:
 
 def _published_code(base: Path, tokenizer: Tokenizer) -> list[str]:
     """What transformers opens by code beside the checkpoint alone: ChatGLM's model, its tokenizer and GLM-4's first."""
-    model = read_json(base / "config.json").get("model_type") == "chatglm"
-    return ["model"] * model + ["tokenizer"] * tokenizer.class_name.startswith("ChatGLM")
+    needed = {
+        "model": read_json(base / "config.json").get("model_type") == "chatglm",
+        "tokenizer": tokenizer.class_name.startswith("ChatGLM"),
+    }
+    return [name for name, is_needed in needed.items() if is_needed]
 
 
 def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Tokenizer) -> list[str]:

@@ -117,8 +117,12 @@ def _behind_header(text: str, before: str, said: str, control: re.Pattern[str]) 
 
 def lacks_thought(before: str, message: Mapping[str, Any]) -> bool:
     """Whether a prompt opens a thought and the answer in the data has none, so that it goes behind an empty one."""
-    has = message.get("reasoning_content") or any(name in (message.get("content") or "") for name in THOUGHTS)
-    return before.rstrip().endswith(tuple(THOUGHTS)) and not has
+    return before.rstrip().endswith(tuple(THOUGHTS)) and not _thinks(message)
+
+
+def _thinks(message: Mapping[str, Any]) -> bool:
+    """Whether the data has a thought with this answer."""
+    return bool(message.get("reasoning_content")) or any(one in (message.get("content") or "") for one in THOUGHTS)
 
 
 def why_not(
@@ -145,5 +149,4 @@ def why_not(
         changed = text.startswith(before) or not text.startswith(after.rstrip())
         return (CHANGED if changed else NOT_KEPT).format(number=number, opening=shown)
     empty = any(opening.strip().startswith(one) and opening.strip().endswith(THOUGHTS[one][0]) for one in THOUGHTS)
-    thinks = message.get("reasoning_content") or any(one in (message.get("content") or "") for one in THOUGHTS)
-    return (HAS_THOUGHT if empty and thinks else NO_PREFIX).format(number=number, opening=shown)
+    return (HAS_THOUGHT if empty and _thinks(message) else NO_PREFIX).format(number=number, opening=shown)
