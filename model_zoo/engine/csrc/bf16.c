@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #endif
 
-enum { VECTORS = 1, TILES = 2, TALL = 6, WIDE = 4, PAIRS = BF16_DEPTH / 2, TILE = 16 };
+enum { VECTORS = 1, TILES = 2, TALL = 12, WIDE = 2, TILE = 16 };
 
 static int kind = VECTORS;
 
@@ -70,31 +70,31 @@ void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
 
 /* `tall` rows by `wide` vectors of columns, the sums in registers. The last vector may be cut off: `last` says where. */
 static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, float *c, int64_t c_row,
-                                                          const struct bf16_part *of, int64_t row, int add) {
+                                                          const uint16_t *a, const uint16_t *b, int64_t b_column,
+                                                          int64_t depth, int add) {
     __m512 sums[TALL][WIDE];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++)
             sums[i][j] = add ? _mm512_maskz_loadu_ps(j == wide - 1 ? last : 0xffff, c + i * c_row + j * BF16_COLUMNS)
                              : _mm512_setzero_ps();
-    const uint16_t *b = of->b;
-    for (int64_t k = 0; k < of->depth; k += 2) {
-        const uint16_t *a = of->a + k / BF16_DEPTH * BF16_STRIP + row * BF16_DEPTH + k % BF16_DEPTH;
-        __m512bh right[WIDE];
+    for (int64_t k = 0; k < depth; k += BF16_DEPTH, a += BF16_STRIP)
+#pragma GCC unroll 2
+        for (int pair = 0; pair < BF16_DEPTH; pair += 2, b += 2 * BF16_COLUMNS) {
+            __m512bh right[WIDE];
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++)
-            right[j] = (__m512bh)_mm512_loadu_si512(b + j * of->b_column + k * BF16_COLUMNS);
+            for (int j = 0; j < wide; j++) right[j] = (__m512bh)_mm512_loadu_si512(b + j * b_column);
+#pragma GCC unroll 16
+            for (int i = 0; i < tall; i++) {
+                int two;
+                memcpy(&two, a + i * BF16_DEPTH + pair, sizeof two);
+                __m512bh left = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 8
-        for (int i = 0; i < tall; i++) {
-            int pair;
-            memcpy(&pair, a + i * BF16_DEPTH, sizeof pair);
-            __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 8
-            for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
+                for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
+            }
         }
-    }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++)
@@ -102,24 +102,29 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
 }
 
 static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
-    int64_t wide = (columns + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = columns - (wide - 1) * BF16_COLUMNS;
-    __mmask16 last = (__mmask16)((1u << rest) - 1);
-#define SOME(tall, wide) vectors(tall, wide, last, c + i * c_row, c_row, of, i, add)
-#define ALL(wide)                                             \
-    do {                                                      \
-        for (; i + TALL <= rows; i += TALL) SOME(TALL, wide); \
-        for (; i + 2 <= rows; i += 2) SOME(2, wide);          \
-        for (; i < rows; i++) SOME(1, wide);                  \
+    for (int64_t j = 0; j < columns; j += WIDE * BF16_COLUMNS) {
+        int64_t some = columns - j < WIDE * BF16_COLUMNS ? columns - j : WIDE * BF16_COLUMNS;
+        int64_t wide = (some + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = some - (wide - 1) * BF16_COLUMNS;
+        __mmask16 last = (__mmask16)((1u << rest) - 1);
+        const uint16_t *b = of->b + j / BF16_COLUMNS * of->b_column;
+#define SOME(tall, wide)                                                                                               \
+    for (; i + tall <= rows; i += tall)                                                                                \
+    vectors(tall, wide, last, c + j + i * c_row, c_row, of->a + i * BF16_DEPTH, b, of->b_column, of->depth, add)
+#define ALL(wide)       \
+    do {                \
+        SOME(TALL, wide); \
+        SOME(8, wide);    \
+        SOME(4, wide);    \
+        SOME(1, wide);    \
     } while (0)
-    int64_t i = 0;
-    switch (wide) {
-        case 1: ALL(1); break;
-        case 2: ALL(2); break;
-        case 3: ALL(3); break;
-        default: ALL(4);
-    }
+        int64_t i = 0;
+        if (wide == 1)
+            ALL(1);
+        else
+            ALL(WIDE);
 #undef ALL
 #undef SOME
+    }
 }
 
 #ifdef __AMX_BF16__
