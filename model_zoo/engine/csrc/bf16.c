@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "vectors.h"
+
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #include <pthread.h>
@@ -12,7 +14,7 @@
 #include <sys/syscall.h>
 #endif
 
-enum { VECTORS = 1, TILES = 2, TALL = 12, WIDE = 2, TILE = 16 };
+enum { VECTORS = 1, TILES = 2, TALL = 12, BROAD = 2, TILE = 16 };
 
 static int kind = VECTORS;
 
@@ -68,11 +70,33 @@ void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
     }
 }
 
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
+    static const uint16_t places[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    __mmask16 some = (__mmask16)((1u << columns) - 1);
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2) {
+        __m256i first = k < depth ? _mm256_maskz_loadu_epi16(some, from + k * row) : _mm256_setzero_si256();
+        __m256i second = k + 1 < depth ? _mm256_maskz_loadu_epi16(some, from + (k + 1) * row) : _mm256_setzero_si256();
+        __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+        _mm512_storeu_si512(to + k * BF16_COLUMNS, _mm512_permutexvar_epi16(_mm512_loadu_si512(places), both));
+    }
+}
+
+/* A pair lies together in a row: pairs are turned as if each were one number. */
+void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
+    uint32_t some = depth < BF16_DEPTH ? (1u << depth) - 1 : ~0u;
+    floats square[LANES];
+    for (int64_t i = 0; i < BF16_COLUMNS; i++)
+        square[i] = i < columns ? (floats)_mm512_maskz_loadu_epi16(some, from + i * row) : (floats){0};
+    turn_square(square);
+    for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)to + i * LANES, square[i]);
+}
+
 /* `tall` rows by `wide` vectors of columns, the sums in registers. The last vector may be cut off: `last` says where. */
 static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, float *c, int64_t c_row,
                                                           const uint16_t *a, const uint16_t *b, int64_t b_column,
                                                           int64_t depth, int add) {
-    __m512 sums[TALL][WIDE];
+    __m512 sums[TALL][BROAD];
 #pragma GCC unroll 16
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
@@ -82,7 +106,7 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
     for (int64_t k = 0; k < depth; k += BF16_DEPTH, a += BF16_STRIP)
 #pragma GCC unroll 2
         for (int pair = 0; pair < BF16_DEPTH; pair += 2, b += 2 * BF16_COLUMNS) {
-            __m512bh right[WIDE];
+            __m512bh right[BROAD];
 #pragma GCC unroll 8
             for (int j = 0; j < wide; j++) right[j] = (__m512bh)_mm512_loadu_si512(b + j * b_column);
 #pragma GCC unroll 16
@@ -102,8 +126,8 @@ static inline __attribute__((always_inline)) void vectors(int tall, int wide, __
 }
 
 static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
-    for (int64_t j = 0; j < columns; j += WIDE * BF16_COLUMNS) {
-        int64_t some = columns - j < WIDE * BF16_COLUMNS ? columns - j : WIDE * BF16_COLUMNS;
+    for (int64_t j = 0; j < columns; j += BROAD * BF16_COLUMNS) {
+        int64_t some = columns - j < BROAD * BF16_COLUMNS ? columns - j : BROAD * BF16_COLUMNS;
         int64_t wide = (some + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = some - (wide - 1) * BF16_COLUMNS;
         __mmask16 last = (__mmask16)((1u << rest) - 1);
         const uint16_t *b = of->b + j / BF16_COLUMNS * of->b_column;
@@ -121,7 +145,7 @@ static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, c
         if (wide == 1)
             ALL(1);
         else
-            ALL(WIDE);
+            ALL(BROAD);
 #undef ALL
 #undef SOME
     }
@@ -215,5 +239,7 @@ void bf16_end(void) {}
 void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {}
 #endif

@@ -33,6 +33,12 @@ void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, 
  * what is missing up to it becomes zeros. */
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
+/* The same of numbers that are in bfloat16, of `columns` columns; what is missing becomes zeros. */
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+
+/* The same of (columns, depth) numbers in bfloat16, whose rows are `row` apart. */
+void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+
 /* Factors: a strip as bf16_rows makes it, or some of its blocks; the right factor's vectors of columns, `b_column` apart,
  * are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
 struct bf16_part {

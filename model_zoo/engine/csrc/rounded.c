@@ -14,12 +14,25 @@ int64_t rounded_depth(const struct sum *of) {
     return depth;
 }
 
+/* The columns of a panel from a part that is stored in bfloat16: nothing is widened, and nothing rounded. */
+static void copy_same_pairs(const struct part *part, int64_t column, int64_t columns, int64_t panel, uint16_t *to) {
+    int64_t padded = up_to_pairs(part->depth), row = part->b.columns;
+    for (int64_t j = 0; j < panel; j += BF16_COLUMNS)
+        for (int64_t k = 0; k < padded; k += BF16_DEPTH) {
+            int64_t some = j < columns ? least(columns - j, BF16_COLUMNS) : 0, deep = least(part->depth - k, BF16_DEPTH), at = part->b_first + k;
+            const uint16_t *from = (const uint16_t *)part->b.data +
+                                   (part->b_turned ? (column + j) * row + at : at * row + column + j);
+            (part->b_turned ? bf16_turned_pairs : bf16_same_pairs)(from, row, deep, some, to + j * padded + k * BF16_COLUMNS);
+        }
+}
+
 void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
     int64_t columns = least(of->columns - column, of->panel);
     float staged[STAGED * PANEL];
     for (const struct part *part = of->parts; part < of->parts + of->count; part++) {
         int64_t padded = up_to_pairs(part->depth);
-        for (int64_t k = 0; k < part->depth; k += STAGED) {
+        if (part->b.storage == BFLOAT16) copy_same_pairs(part, column, columns, of->panel, to);
+        for (int64_t k = 0; k < part->depth && part->b.storage != BFLOAT16; k += STAGED) {
             int64_t deep = least(part->depth - k, STAGED);
             copy_part(part, k, deep, column, columns, of->panel, staged);
             for (int64_t first = 0; first < deep; first += BF16_DEPTH)
