@@ -45,8 +45,9 @@ static void across(const struct attention *of, const struct head *head, const fl
 static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, const uint16_t *a, const uint16_t *b,
                      int64_t b_row, int64_t depth, int add) {
     for (int64_t j = 0; j < columns; j += WIDTH) {
-        struct bf16_part part = {.a = a, .b = b + j * b_row, .b_column = b_row * BF16_COLUMNS, .depth = depth};
-        bf16_product(rows, columns - j < WIDTH ? columns - j : WIDTH, c + j, c_row, &part, add);
+        struct bf16_part part = {.a = a, .a_row = BF16_DEPTH, .a_block = BF16_STRIP, .b = b + j * b_row,
+                                 .b_column = b_row * BF16_COLUMNS, .depth = depth, .c = c + j, .c_row = c_row, .add = add};
+        bf16_product(rows, columns - j < WIDTH ? columns - j : WIDTH, &part);
     }
 }
 

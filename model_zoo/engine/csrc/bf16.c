@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "vectors.h"
+#include "numbers.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -14,14 +14,14 @@
 #include <sys/syscall.h>
 #endif
 
-enum { VECTORS = 1, TILES = 2, TALL = 12, BROAD = 2, TILE = 16 };
+enum { TALL = 12, BROAD = 2, TILE = 16 };
 
-static int kind = VECTORS;
+static int kind = BF16_VECTORS;
 
 static void choose_kind(void) {
 #if defined(__AMX_BF16__) && defined(__linux__)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) kind = TILES;
+    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) kind = BF16_TILES;
 #endif
 }
 
@@ -92,56 +92,62 @@ void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t
     for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)to + i * LANES, square[i]);
 }
 
-/* `tall` rows by `wide` vectors of columns, the sums in registers. The last vector may be cut off: `last` says where. */
-static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, float *c, int64_t c_row,
-                                                          const uint16_t *a, const uint16_t *b, int64_t b_column,
-                                                          int64_t depth, int add) {
+/* `tall` rows by `wide` vectors of columns, from the j-th on, the sums in registers. The last vector may be cut off: `last`
+ * says where. */
+static inline __attribute__((always_inline)) void vectors(int tall, int wide, __mmask16 last, int64_t i, int64_t j,
+                                                          const struct bf16_part *of) {
     __m512 sums[TALL][BROAD];
+    float *c = of->c + i * of->c_row + j;
 #pragma GCC unroll 16
-    for (int i = 0; i < tall; i++)
+    for (int row = 0; row < tall; row++)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++)
-            sums[i][j] = add ? _mm512_maskz_loadu_ps(j == wide - 1 ? last : 0xffff, c + i * c_row + j * BF16_COLUMNS)
-                             : _mm512_setzero_ps();
-    for (int64_t k = 0; k < depth; k += BF16_DEPTH, a += BF16_STRIP)
+        for (int v = 0; v < wide; v++)
+            sums[row][v] = of->add ? _mm512_maskz_loadu_ps(v == wide - 1 ? last : 0xffff, c + row * of->c_row + v * BF16_COLUMNS)
+                                   : _mm512_setzero_ps();
+    const uint16_t *a = of->a + i * of->a_row, *b = of->b + j / BF16_COLUMNS * of->b_column;
+    int64_t a_row = of->a_row, a_block = of->a_block, b_column = of->b_column;
+    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += a_block)
 #pragma GCC unroll 2
         for (int pair = 0; pair < BF16_DEPTH; pair += 2, b += 2 * BF16_COLUMNS) {
             __m512bh right[BROAD];
 #pragma GCC unroll 8
-            for (int j = 0; j < wide; j++) right[j] = (__m512bh)_mm512_loadu_si512(b + j * b_column);
+            for (int v = 0; v < wide; v++) right[v] = (__m512bh)_mm512_loadu_si512(b + v * b_column);
 #pragma GCC unroll 16
-            for (int i = 0; i < tall; i++) {
+            for (int row = 0; row < tall; row++) {
                 int two;
-                memcpy(&two, a + i * BF16_DEPTH + pair, sizeof two);
+                memcpy(&two, a + row * a_row + pair, sizeof two);
                 __m512bh left = (__m512bh)_mm512_set1_epi32(two);
 #pragma GCC unroll 8
-                for (int j = 0; j < wide; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], left, right[j]);
+                for (int v = 0; v < wide; v++) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], left, right[v]);
             }
         }
+    uint16_t *low = of->low + i * of->low_row + j;
 #pragma GCC unroll 16
-    for (int i = 0; i < tall; i++)
+    for (int row = 0; row < tall; row++)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++)
-            _mm512_mask_storeu_ps(c + i * c_row + j * BF16_COLUMNS, j == wide - 1 ? last : 0xffff, sums[i][j]);
+        for (int v = 0; v < wide; v++) {
+            __mmask16 some = v == wide - 1 ? last : 0xffff;
+            if (of->low)
+                _mm256_mask_storeu_epi16(low + row * of->low_row + v * BF16_COLUMNS, some, (__m256i)_mm512_cvtneps_pbh(sums[row][v]));
+            else
+                _mm512_mask_storeu_ps(c + row * of->c_row + v * BF16_COLUMNS, some, sums[row][v]);
+        }
 }
 
-static void by_vectors(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
+static void by_vectors(int64_t rows, int64_t columns, const struct bf16_part *of) {
     for (int64_t j = 0; j < columns; j += BROAD * BF16_COLUMNS) {
         int64_t some = columns - j < BROAD * BF16_COLUMNS ? columns - j : BROAD * BF16_COLUMNS;
-        int64_t wide = (some + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = some - (wide - 1) * BF16_COLUMNS;
+        int64_t wide = (some + BF16_COLUMNS - 1) / BF16_COLUMNS, rest = some - (wide - 1) * BF16_COLUMNS, i = 0;
         __mmask16 last = (__mmask16)((1u << rest) - 1);
-        const uint16_t *b = of->b + j / BF16_COLUMNS * of->b_column;
-#define SOME(tall, wide)                                                                                               \
-    for (; i + tall <= rows; i += tall)                                                                                \
-    vectors(tall, wide, last, c + j + i * c_row, c_row, of->a + i * BF16_DEPTH, b, of->b_column, of->depth, add)
-#define ALL(wide)       \
-    do {                \
+#define SOME(tall, wide) \
+    for (; i + tall <= rows; i += tall) vectors(tall, wide, last, i, j, of)
+#define ALL(wide)         \
+    do {                  \
         SOME(TALL, wide); \
         SOME(8, wide);    \
         SOME(4, wide);    \
         SOME(1, wide);    \
     } while (0)
-        int64_t i = 0;
         if (wide == 1)
             ALL(1);
         else
@@ -159,18 +165,18 @@ void bf16_begin(void) {
         uint8_t rows[16];
     } layout = {.palette = 1};
     for (int i = 0; i < 8; i++) layout.bytes[i] = 64, layout.rows[i] = TILE;
-    if (pet_bf16() == TILES) _tile_loadconfig(&layout);
+    if (pet_bf16() == BF16_TILES) _tile_loadconfig(&layout);
 }
 
 void bf16_end(void) {
-    if (kind == TILES) _tile_release(); /* or the system saves and restores them whenever the thread is stopped */
+    if (kind == BF16_TILES) _tile_release(); /* or the system saves and restores them whenever the thread is stopped */
 }
 
 /* 32 rows by 32 columns, or by the first 16 of them: all of these are there in c. */
-static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const struct bf16_part *of,
-                                                        int add) {
+static inline __attribute__((always_inline)) void tiles(int wide, float *c, int64_t c_row, const uint16_t *b,
+                                                        const struct bf16_part *of) {
     const int bytes = 4, right = 2 * BF16_COLUMNS * 2; /* of a pair's line */
-    if (add) {
+    if (of->add) {
         _tile_loadd(0, c, c_row * bytes);
         _tile_loadd(2, c + TILE * c_row, c_row * bytes);
         if (wide == 2) _tile_loadd(1, c + TILE, c_row * bytes);
@@ -181,12 +187,12 @@ static inline __attribute__((always_inline)) void tiles(int wide, float *c, int6
         _tile_zero(2);
         _tile_zero(3);
     }
-    const uint16_t *a = of->a, *b = of->b;
-    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += BF16_STRIP, b += BF16_DEPTH * BF16_COLUMNS) {
+    const uint16_t *a = of->a;
+    for (int64_t k = 0; k < of->depth; k += BF16_DEPTH, a += of->a_block, b += BF16_DEPTH * BF16_COLUMNS) {
         _tile_stream_loadd(6, b, right); /* lest it drives a out of the first cache */
-        _tile_loadd(4, a, BF16_DEPTH * 2);
+        _tile_loadd(4, a, of->a_row * 2);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + TILE * BF16_DEPTH, BF16_DEPTH * 2);
+        _tile_loadd(5, a + TILE * of->a_row, of->a_row * 2);
         _tile_dpbf16ps(2, 5, 6);
         if (wide == 2) {
             _tile_stream_loadd(7, b + of->b_column, right);
@@ -204,22 +210,23 @@ static void copy_rows(const float *from, int64_t from_row, float *to, int64_t to
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, (size_t)columns * sizeof(float));
 }
 
-static void by_tiles(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
+static void by_tiles(int64_t rows, int64_t columns, const struct bf16_part *of) {
     for (int64_t j = 0; j < columns; j += 2 * TILE) {
-        float rest[2 * TILE * 2 * TILE];
+        float rest[2 * TILE * 2 * TILE], *c = of->c + j;
         int64_t some = columns - j < 2 * TILE ? columns - j : 2 * TILE, wide = some <= TILE ? 1 : 2;
         int whole = rows == 2 * TILE && some == wide * TILE;
-        float *to = whole ? c + j : rest;
-        int64_t to_row = whole ? c_row : 2 * TILE;
-        struct bf16_part part = *of;
-        part.b += j / TILE * of->b_column;
-        if (add && !whole) memset(rest, 0, sizeof rest);
-        if (add && !whole) copy_rows(c + j, c_row, rest, to_row, rows, some);
+        float *to = whole ? c : rest;
+        int64_t to_row = whole ? of->c_row : 2 * TILE;
+        const uint16_t *b = of->b + j / TILE * of->b_column;
+        if (of->add && !whole) memset(rest, 0, sizeof rest);
+        if (of->add && !whole) copy_rows(c, of->c_row, rest, to_row, rows, some);
         if (wide == 2)
-            tiles(2, to, to_row, &part, add);
+            tiles(2, to, to_row, b, of);
         else
-            tiles(1, to, to_row, &part, add);
-        if (!whole) copy_rows(rest, to_row, c + j, c_row, rows, some);
+            tiles(1, to, to_row, b, of);
+        for (int64_t i = 0; i < rows && of->low; i++)
+            put_back((struct numbers){of->low, 1}, i * of->low_row + j, some, to + i * to_row);
+        if (!whole && !of->low) copy_rows(rest, to_row, c, of->c_row, rows, some);
     }
 }
 #else
@@ -228,8 +235,8 @@ void bf16_end(void) {}
 #define by_tiles by_vectors
 #endif
 
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {
-    (kind == TILES ? by_tiles : by_vectors)(rows, columns, c, c_row, of, add);
+void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {
+    (kind == BF16_TILES ? by_tiles : by_vectors)(rows, columns, of);
 }
 
 #else
@@ -241,5 +248,5 @@ void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, 
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add) {}
+void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

@@ -11,7 +11,8 @@ enum { BF16_DEPTH = 32, BF16_COLUMNS = 16, BF16_ROWS = 32 };
 /* The next multiple of BF16_DEPTH: factors are filled up with zeros. */
 static inline int64_t up_to_pairs(int64_t depth) { return (depth + BF16_DEPTH - 1) / BF16_DEPTH * BF16_DEPTH; }
 
-/* 0: this processor has no such instructions, or the compiler does not know them; 1: vectors; 2: tiles. */
+/* By what: 0 where this processor has no such instructions, or the compiler does not know them. */
+enum { BF16_VECTORS = 1, BF16_TILES = 2 };
 int pet_bf16(void);
 
 /* Before the first and after the last product of a thread's piece of work. */
@@ -39,14 +40,20 @@ void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t c
 /* The same of (columns, depth) numbers in bfloat16, whose rows are `row` apart. */
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
-/* Factors: a strip as bf16_rows makes it, or some of its blocks; the right factor's vectors of columns, `b_column` apart,
- * are as bf16_pairs makes them. `depth` is a multiple of BF16_DEPTH. */
+/* A product of float32 sums, or some of its depth, a multiple of BF16_DEPTH. */
 struct bf16_part {
-    const uint16_t *a, *b;
+    const uint16_t *a;      /* a strip as bf16_rows makes it, or some of its blocks; or, on vectors, rows where they lie */
+    int64_t a_row, a_block; /* how far its rows, and its blocks of BF16_DEPTH, are apart */
+    const uint16_t *b;      /* vectors of columns as bf16_pairs makes them, `b_column` apart */
     int64_t b_column, depth;
+    float *c; /* (rows, columns), whose lines are `c_row` apart: the result, or what it is added to */
+    int64_t c_row;
+    int add;
+    uint16_t *low; /* if anywhere, the result goes there in bfloat16; c then holds nothing of use */
+    int64_t low_row;
 };
 
-/* c (rows, columns) = a·b, or c + a·b. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
-void bf16_product(int64_t rows, int64_t columns, float *c, int64_t c_row, const struct bf16_part *of, int add);
+/* c = a·b, or c + a·b. Up to BF16_ROWS rows and 4·BF16_COLUMNS columns. */
+void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of);
 
 #endif

@@ -44,6 +44,11 @@ void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
     }
 }
 
+/* Whether a left factor is read where it lies: vectors take rows as they are. (Tiles read strips: see BF16_STRIP.) */
+static int in_place(const struct part *part) {
+    return part->a.low && part->depth % BF16_DEPTH == 0 && pet_bf16() == BF16_VECTORS;
+}
+
 void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_t row, int64_t rows, const uint16_t *copied,
                        float *room) {
     int64_t whole = rounded_depth(of), above = 0, at = row * of->columns + first, c_row = of->c.low ? last - first : of->columns;
@@ -54,16 +59,22 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
             copy_numbers(of->before, at + i * of->columns, (struct numbers){c}, i * c_row, last - first);
     for (const struct part *from = of->parts; from < of->parts + of->count; from++) {
         int64_t padded = up_to_pairs(from->depth);
-        for (int64_t k = 0; k < padded; k += DEEP, add = 1)
+        int direct = in_place(from);
+        const uint16_t *a = direct ? place_of(from->a, row * from->a_row) : from->rounded + row * padded;
+        for (int64_t k = 0; k < padded; k += DEEP, add = 1) {
+            int ends = of->c.low && k + DEEP >= padded && from + 1 == of->parts + of->count;
             for (int64_t column = first; column < last; column += of->panel) {
-                struct bf16_part part = {.a = from->rounded + row * padded + k * BF16_ROWS,
+                struct bf16_part part = {.a = a + k * (direct ? 1 : BF16_ROWS), .a_row = direct ? from->a_row : BF16_DEPTH,
+                                         .a_block = direct ? BF16_DEPTH : BF16_STRIP,
                                          .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
-                                         .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP)};
-                bf16_product(rows, least(last - column, of->panel), c + column - first, c_row, &part, add);
+                                         .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP),
+                                         .c = c + column - first, .c_row = c_row, .add = add,
+                                         .low = ends ? place_of(of->c, at + column - first) : NULL, .low_row = of->columns};
+                bf16_product(rows, least(last - column, of->panel), &part);
             }
+        }
         above += padded;
     }
-    for (int64_t i = 0; i < rows; i++) put_back(of->c, at + i * of->columns, last - first, room + i * c_row);
 }
 
 /* Left factors that are rounded to bfloat16, each once whatever number of sums reads it. */
@@ -91,9 +102,11 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
+            if (in_place(part)) continue;
             while (known < of.count && (of.parts[known]->a.at != part->a.at || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }
+    if (of.count == 0) return 0;
     uint16_t *rounded = pet_scratch(4, strips * BF16_ROWS * width * 2);
     if (!rounded) return 1;
     for (int known = 0; known < of.count; known++) {
