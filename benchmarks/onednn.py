@@ -1,8 +1,8 @@
 """This library's bf16 products beside those of oneDNN, which MindSpore's wheel ships: `python benchmarks/onednn.py`.
 
 One thread, GFLOP/s of processor time, the fastest of some calls, in turns. Factors are float32 in memory, and rounded
-within the call, by oneDNN's own reorders there; *rounded before* are two that lie in bfloat16, as those of a step do whose
-frozen weights are stored in it. Results are float32.
+within the call, by oneDNN's own reorders there; *rounded before* are two that lie in bfloat16, as those of a step do
+whose frozen weights are stored in it. Results are float32.
 """
 
 from __future__ import annotations
