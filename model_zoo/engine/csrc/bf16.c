@@ -31,11 +31,13 @@ int pet_bf16(void) {
     return kind;
 }
 
+/* From sixteen numbers behind sixteen others to pairs of one of each. */
+static const uint16_t paired[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 /* Lane i of a vector of pairs: the i-th number of the first, and that of the second. */
 static inline __m512i pairs_of(__m512 first, __m512 second) {
-    static const uint16_t places[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return _mm512_permutexvar_epi16(_mm512_loadu_si512(places), (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(paired), (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
 void bf16_rows(const void *numbers, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
@@ -71,14 +73,12 @@ void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
 }
 
 void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
-    static const uint16_t places[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     __mmask16 some = (__mmask16)((1u << columns) - 1);
     for (int64_t k = 0; k < BF16_DEPTH; k += 2) {
         __m256i first = k < depth ? _mm256_maskz_loadu_epi16(some, from + k * row) : _mm256_setzero_si256();
         __m256i second = k + 1 < depth ? _mm256_maskz_loadu_epi16(some, from + (k + 1) * row) : _mm256_setzero_si256();
         __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
-        _mm512_storeu_si512(to + k * BF16_COLUMNS, _mm512_permutexvar_epi16(_mm512_loadu_si512(places), both));
+        _mm512_storeu_si512(to + k * BF16_COLUMNS, _mm512_permutexvar_epi16(_mm512_loadu_si512(paired), both));
     }
 }
 
