@@ -19,29 +19,32 @@ static void copy_same_pairs(const struct part *part, int64_t column, int64_t col
     int64_t padded = up_to_pairs(part->depth), row = part->b.columns;
     for (int64_t j = 0; j < panel; j += BF16_COLUMNS)
         for (int64_t k = 0; k < padded; k += BF16_DEPTH) {
-            int64_t some = j < columns ? least(columns - j, BF16_COLUMNS) : 0, deep = least(part->depth - k, BF16_DEPTH), at = part->b_first + k;
+            int64_t some = j < columns ? least(columns - j, BF16_COLUMNS) : 0, deep = least(part->depth - k, BF16_DEPTH);
+            int64_t at = part->b_first + k;
             const uint16_t *from = (const uint16_t *)part->b.data +
                                    (part->b_turned ? (column + j) * row + at : at * row + column + j);
             (part->b_turned ? bf16_turned_pairs : bf16_same_pairs)(from, row, deep, some, to + j * padded + k * BF16_COLUMNS);
         }
 }
 
+/* The same of any other part. */
+static void copy_rounded_pairs(const struct part *part, int64_t column, int64_t columns, int64_t panel, uint16_t *to) {
+    float staged[STAGED * PANEL];
+    int64_t padded = up_to_pairs(part->depth);
+    for (int64_t k = 0; k < part->depth; k += STAGED) {
+        int64_t deep = least(part->depth - k, STAGED);
+        copy_part(part, k, deep, column, columns, panel, staged);
+        for (int64_t first = 0; first < deep; first += BF16_DEPTH)
+            for (int64_t j = 0; j < panel; j += BF16_COLUMNS)
+                bf16_pairs(staged + first * panel + j, panel, least(deep - first, BF16_DEPTH),
+                           to + j * padded + (k + first) * BF16_COLUMNS);
+    }
+}
+
 void copy_pairs(const struct sum *of, int64_t column, uint16_t *to) {
     int64_t columns = least(of->columns - column, of->panel);
-    float staged[STAGED * PANEL];
-    for (const struct part *part = of->parts; part < of->parts + of->count; part++) {
-        int64_t padded = up_to_pairs(part->depth);
-        if (part->b.storage == BFLOAT16) copy_same_pairs(part, column, columns, of->panel, to);
-        for (int64_t k = 0; k < part->depth && part->b.storage != BFLOAT16; k += STAGED) {
-            int64_t deep = least(part->depth - k, STAGED);
-            copy_part(part, k, deep, column, columns, of->panel, staged);
-            for (int64_t first = 0; first < deep; first += BF16_DEPTH)
-                for (int64_t j = 0; j < of->panel; j += BF16_COLUMNS)
-                    bf16_pairs(staged + first * of->panel + j, of->panel, least(deep - first, BF16_DEPTH),
-                               to + j * padded + (k + first) * BF16_COLUMNS);
-        }
-        to += of->panel * padded;
-    }
+    for (const struct part *part = of->parts; part < of->parts + of->count; to += of->panel * up_to_pairs(part++->depth))
+        (part->b.storage == BFLOAT16 ? copy_same_pairs : copy_rounded_pairs)(part, column, columns, of->panel, to);
 }
 
 /* Whether a left factor is read where it lies: vectors take rows as they are. (Tiles read strips: see BF16_STRIP.) */
@@ -61,11 +64,11 @@ void some_rounded_rows(const struct sum *of, int64_t first, int64_t last, int64_
         int64_t padded = up_to_pairs(from->depth);
         int direct = in_place(from);
         const uint16_t *a = direct ? place_of(from->a, row * from->a_row) : from->rounded + row * padded;
+        int64_t a_row = direct ? from->a_row : BF16_DEPTH, along = direct ? 1 : BF16_ROWS; /* from one of the depth to the next */
         for (int64_t k = 0; k < padded; k += DEEP, add = 1) {
             int ends = of->c.low && k + DEEP >= padded && from + 1 == of->parts + of->count;
             for (int64_t column = first; column < last; column += of->panel) {
-                struct bf16_part part = {.a = a + k * (direct ? 1 : BF16_ROWS), .a_row = direct ? from->a_row : BF16_DEPTH,
-                                         .a_block = direct ? BF16_DEPTH : BF16_STRIP,
+                struct bf16_part part = {.a = a + k * along, .a_row = a_row, .a_block = BF16_DEPTH * along,
                                          .b = copied + (column - first) * whole + above * of->panel + k * BF16_COLUMNS,
                                          .b_column = padded * BF16_COLUMNS, .depth = least(padded - k, DEEP),
                                          .c = c + column - first, .c_row = c_row, .add = add,
