@@ -5,39 +5,61 @@
 
 enum { SOME = BF16_ROWS, WIDTH = 4 * BF16_COLUMNS, BEHIND = BF16_DEPTH }; /* of a product's result; zeros behind the last key */
 
+/* Blocks of rows whose gradients of keys and values are added up in one product: so these are read and written once. */
+enum { TOGETHER = 4, TOGETHER_DEEP = TOGETHER * BF16_DEPTH };
+
 /* Matrices of a head in bfloat16. Those for which the depth of a product runs along the keys begin where a block's keys do,
  * and so have room behind the last one. */
 struct head {
     int64_t width, total, deep, keys; /* the latter two filled up, to be the depth of a product */
     float *turned;                    /* (width, padded) */
-    float *room;                      /* for what is widened: (total, width), and for some rows twice */
+    float *room;                      /* for what is widened: some rows, twice */
     uint16_t *rows;                   /* some rows of queries, or of their gradients */
     uint16_t *shares;                 /* some rows of scores */
 };
 
 static int64_t columns_of(int64_t columns) { return (columns + BF16_COLUMNS - 1) / BF16_COLUMNS * BF16_COLUMNS; }
 
-/* (depth, width) numbers, whose lines are `row` apart, as a right factor; `deep` is its depth filled up. */
-static void along(const float *from, int64_t row, int64_t depth, int64_t width, uint16_t *to, int64_t deep) {
-    float some[BF16_DEPTH * BF16_COLUMNS];
+/* Some rows from number `first` on, which are `row` apart, as a strip. */
+static void as_strip(struct numbers of, int64_t first, int64_t row, int64_t rows, int64_t width, uint16_t *to) {
+    (of.low ? bf16_same_rows : bf16_rows)(place_of(of, first), row, rows, width, to);
+}
+
+/* (depth, width) numbers from number `first` on, whose lines are `row` apart, as a right factor; `deep` is its depth filled
+ * up, and that of the matrix of which it is a part `all`. */
+static void along(struct numbers of, int64_t first, int64_t row, int64_t depth, int64_t width, uint16_t *to, int64_t deep,
+                  int64_t all) {
+    float some[BF16_DEPTH * BF16_COLUMNS] = {0};
     for (int64_t j = 0; j < width; j += BF16_COLUMNS)
         for (int64_t k = 0; k < deep; k += BF16_DEPTH) {
-            int64_t rows = depth - k < BF16_DEPTH ? depth - k : BF16_DEPTH;
-            int64_t wide = width - j < BF16_COLUMNS ? width - j : BF16_COLUMNS;
-            if (wide < BF16_COLUMNS) memset(some, 0, sizeof some);
-            for (int64_t i = 0; i < rows; i++)
-                memcpy(some + i * BF16_COLUMNS, from + (k + i) * row + j, (size_t)wide * sizeof(float));
-            bf16_pairs(some, BF16_COLUMNS, rows > 0 ? rows : 0, to + j * deep + k * BF16_COLUMNS);
+            int64_t rows = depth - k < BF16_DEPTH ? depth - k : BF16_DEPTH, wide = width - j;
+            const void *from = place_of(of, first + k * row + j);
+            uint16_t *there = to + j * all + k * BF16_COLUMNS;
+            if (rows < 0) rows = 0;
+            if (of.low) {
+                bf16_same_pairs(from, row, rows, wide < BF16_COLUMNS ? wide : BF16_COLUMNS, there);
+            } else if (wide >= BF16_COLUMNS) {
+                bf16_pairs(from, row, rows, there);
+            } else {
+                for (int64_t i = 0; i < rows; i++)
+                    memcpy(some + i * BF16_COLUMNS, (const float *)from + i * row, (size_t)wide * sizeof(float));
+                bf16_pairs(some, BF16_COLUMNS, rows, there);
+            }
         }
 }
 
-/* (total, width) numbers as a right factor (width, total). */
-static void across(const struct attention *of, const struct head *head, const float *from, uint16_t *to) {
-    turn(from, head->width, head->total, head->width, head->turned, of->padded);
+/* (total, width) numbers from number `first` on as a right factor (width, total). */
+static void across(const struct attention *of, const struct head *head, struct numbers from, int64_t first, uint16_t *to) {
+    int64_t width = head->width;
+    if (!from.low) turn((const float *)from.at + first, width, head->total, width, head->turned, of->padded);
     for (int64_t j = 0; j < columns_of(head->total); j += BF16_COLUMNS)
         for (int64_t k = 0; k < head->deep; k += BF16_DEPTH) {
-            int64_t rows = head->width - k < BF16_DEPTH ? head->width - k : BF16_DEPTH;
-            bf16_pairs(head->turned + k * of->padded + j, of->padded, rows, to + j * head->deep + k * BF16_COLUMNS);
+            int64_t rows = width - k < BF16_DEPTH ? width - k : BF16_DEPTH, left = head->total - j;
+            uint16_t *there = to + j * head->deep + k * BF16_COLUMNS;
+            if (from.low)
+                bf16_turned_pairs(place_of(from, first + j * width + k), width, rows, left < BF16_COLUMNS ? left : BF16_COLUMNS, there);
+            else
+                bf16_pairs(head->turned + k * of->padded + j, of->padded, rows, there);
         }
 }
 
@@ -57,7 +79,7 @@ static struct head head_of(const struct attention *of) {
 }
 
 /* How many numbers `head.room` holds. */
-static int64_t room_of(const struct attention *of) { return (of->total + 2 * SOME) * of->width; }
+static int64_t room_of(const struct attention *of) { return 2 * SOME * of->width; }
 
 /* Behind the last key that some rows see. */
 static int64_t last_seen(const struct view *view, int64_t rows) {
@@ -90,15 +112,15 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
         float *stats = of->mixed_stats + unit * of->length * 2;
         if (pair != pair_before) {
             int64_t at = pair * of->total * width;
-            across(of, &head, widened(of->keys, at, of->total * width, head.room), keys);
-            along(widened(of->values, at, of->total * width, head.room), width, of->total, width, values, head.keys);
+            across(of, &head, of->keys, at, keys);
+            along(of->values, at, width, of->total, width, values, head.keys, head.keys);
         }
         pair_before = pair;
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row, SOME);
             struct view view = look(of, batch, row, rows);
             int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
-            bf16_rows(widened(of->query, query + row * width, rows * width, head.room), width, rows, width, head.rows);
+            as_strip(of->query, query + row * width, width, rows, width, head.rows);
             multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
@@ -130,15 +152,43 @@ static const float *widened_rows(struct numbers of, int64_t first, int64_t row, 
     return of.low ? room : (const float *)of.at + first;
 }
 
-/* Adds the gradient that some rows give to the keys that they see: scores (rows, count) turned, times `right` (rows, width). */
-static void add_turned(const struct head *head, float *turned, const float *scores, int64_t padded, int64_t rows, int64_t count,
-                       const uint16_t *right, float *to) {
-    turn(scores, padded, rows, count, turned, SOME);
-    for (int64_t i = 0; i < count; i += SOME) {
-        int64_t some = count - i < SOME ? count - i : SOME;
-        bf16_rows(turned + i * SOME, SOME, some, SOME, head->rows);
-        multiply(some, head->width, to + i * head->width, head->width, head->rows, right, SOME, SOME, 1);
+/* What a few blocks of rows give to the gradients of keys and values, not yet added to these. */
+struct gathered {
+    int64_t blocks, first, last; /* and which keys they see, in whole strips */
+    uint16_t *shares, *slopes;   /* of their scores, turned: strips of keys, TOGETHER_DEEP deep */
+    uint16_t *query, *dout;      /* as right factors (TOGETHER_DEEP, width) */
+};
+
+static uint16_t *strip_of(uint16_t *of, int64_t key) { return of + key / SOME * TOGETHER * BF16_STRIP; }
+
+static void add_gathered(const struct attention *of, struct gathered *all, int64_t offset) {
+    int64_t width = of->width, deep = all->blocks * BF16_DEPTH;
+    for (int64_t key = all->first; key < all->last; key += SOME) {
+        int64_t some = of->total - key < SOME ? of->total - key : SOME, at = offset + key * width;
+        multiply(some, width, of->d_keys + at, width, strip_of(all->slopes, key), all->query, TOGETHER_DEEP, deep, 1);
+        multiply(some, width, of->d_values + at, width, strip_of(all->shares, key), all->dout, TOGETHER_DEEP, deep, 1);
     }
+    all->blocks = all->first = all->last = 0;
+}
+
+/* The place for one more block of rows, which see keys from `first` to `last`. */
+static int64_t next_block(const struct attention *of, struct gathered *all, int64_t first, int64_t last, int64_t offset) {
+    first = first / SOME * SOME, last = (last + SOME - 1) / SOME * SOME;
+    if (all->blocks == TOGETHER || first >= all->last || last <= all->first) add_gathered(of, all, offset);
+    for (int64_t key = first; key < last; key += SOME) {
+        if (all->blocks && key >= all->first && key < all->last) continue;
+        memset(strip_of(all->shares, key), 0, TOGETHER * BF16_STRIP * sizeof *all->shares);
+        memset(strip_of(all->slopes, key), 0, TOGETHER * BF16_STRIP * sizeof *all->slopes);
+    }
+    if (!all->blocks || first < all->first) all->first = first;
+    if (last > all->last) all->last = last;
+    return all->blocks++;
+}
+
+/* Scores (rows, count) of a block, of which the first is that of key `first`, turned. */
+static void gather_turned(uint16_t *to, int64_t block, const float *scores, int64_t padded, int64_t rows, int64_t first, int64_t count) {
+    for (int64_t j = 0; j < count; j += BF16_COLUMNS)
+        bf16_columns(scores + j, padded, rows, strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * BF16_DEPTH);
 }
 
 /* The gradients of all queries that one key head serves, and of its keys and values. */
@@ -146,46 +196,47 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
     struct attention *of = arguments;
     struct head head = head_of(of);
     int64_t width = of->width, padded = of->padded, joined = of->joined, groups = of->heads / of->key_heads, deep = head.deep;
-    int64_t turned = (width > SOME ? width : SOME) * padded, wide = columns_of(width), long_side = deep > SOME ? deep : SOME;
-    head.turned = pet_scratch(0, turned * 4);
+    int64_t wide = columns_of(width), strips = (of->total + SOME) / SOME * TOGETHER * BF16_STRIP;
+    head.turned = pet_scratch(0, width * padded * 4);
     float *scores = pet_scratch(1, 2 * SOME * padded * 4);
     uint16_t *keys = pet_scratch(2, (2 * columns_of(of->total) * deep + wide * head.keys) * 2);
-    head.rows = pet_scratch(3, (SOME * (long_side + head.keys) + 2 * wide * SOME) * 2);
+    head.rows = pet_scratch(3, SOME * (deep + head.keys) * 2);
     head.room = pet_scratch(4, room_of(of) * 4);
-    if (!head.turned || !scores || !keys || !head.rows || !head.room) {
+    uint16_t *turned = pet_scratch(5, 2 * (strips + wide * TOGETHER_DEEP) * 2);
+    if (!head.turned || !scores || !keys || !head.rows || !head.room || !turned) {
         of->failed = 1;
         return;
     }
     float *d_scores = scores + SOME * padded;
     uint16_t *values = keys + columns_of(of->total) * deep, *keys_along = values + columns_of(of->total) * deep;
-    head.shares = head.rows + SOME * long_side;
-    uint16_t *query = head.shares + SOME * head.keys, *dout = query + wide * SOME; /* as right factors */
+    struct gathered all = {.shares = turned, .slopes = turned + strips, .query = turned + 2 * strips,
+                           .dout = turned + 2 * strips + wide * TOGETHER_DEEP};
+    head.shares = head.rows + SOME * deep;
     bf16_begin();
     for (int64_t unit = first; unit < last; unit++) {
         int64_t batch = unit / of->key_heads, key_head = unit % of->key_heads, offset = unit * of->total * width;
-        const float *wide_keys = widened(of->keys, offset, of->total * width, head.room);
-        across(of, &head, wide_keys, keys);
-        along(wide_keys, width, of->total, width, keys_along, head.keys);
-        across(of, &head, widened(of->values, offset, of->total * width, head.room), values);
+        across(of, &head, of->keys, offset, keys);
+        along(of->keys, offset, width, of->total, width, keys_along, head.keys, head.keys);
+        across(of, &head, of->values, offset, values);
         memset(of->d_keys + offset, 0, (size_t)(of->total * width) * sizeof(float));
         memset(of->d_values + offset, 0, (size_t)(of->total * width) * sizeof(float));
         for (int64_t row = 0, rows; row < of->length; row += rows) {
             rows = rows_together(of, batch, row, SOME);
             struct view view = look(of, batch, row, rows);
-            int64_t seen = last_seen(&view, rows) - view.first, count = up_to_lanes(seen), filled = up_to_pairs(count);
+            int64_t count = up_to_lanes(last_seen(&view, rows) - view.first), filled = up_to_pairs(count);
             for (int64_t group = 0; group < groups; group++) {
                 int64_t number = batch * of->heads + key_head * groups + group, place = (number * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
+                int64_t block = next_block(of, &all, view.first, view.first + count, offset), at = block * BF16_STRIP / 2;
                 const float *stats = of->stats + (number * of->length + row) * 2;
-                const float *own = widened(of->query, place, rows * width, head.room);
-                along(own, width, rows, width, query, SOME);
-                bf16_rows(own, width, rows, width, head.rows);
                 int64_t out_row = of->out.low ? width : joined, d_out_row = of->dout.low ? width : joined;
                 const float *out = widened_rows(of->out, outside, joined, rows, width, head.room);
-                const float *d_out = widened_rows(of->dout, outside, joined, rows, width, head.room + rows * width);
-                along(d_out, d_out_row, rows, width, dout, SOME);
+                const float *d_out = widened_rows(of->dout, outside, joined, rows, width, head.room + SOME * width);
+                along(of->query, place, width, rows, width, all.query + at, BF16_DEPTH, TOGETHER_DEEP);
+                along(of->dout, outside, joined, rows, width, all.dout + at, BF16_DEPTH, TOGETHER_DEEP);
+                as_strip(of->query, place, width, rows, width, head.rows);
                 multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
-                bf16_rows(d_out, d_out_row, rows, width, head.rows);
+                as_strip(of->dout, outside, joined, rows, width, head.rows);
                 multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
                     float *line = scores + i * padded, *d_line = d_scores + i * padded;
@@ -197,10 +248,11 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 bf16_rows(d_scores, padded, rows, count, head.shares);
                 multiply(rows, width, of->d_query + place, width, head.shares, keys_along + view.first * BF16_COLUMNS,
                          head.keys, filled, 0);
-                add_turned(&head, head.turned, d_scores, padded, rows, seen, query, of->d_keys + offset + view.first * width);
-                add_turned(&head, head.turned, scores, padded, rows, seen, dout, of->d_values + offset + view.first * width);
+                gather_turned(all.slopes, block, d_scores, padded, rows, view.first, count);
+                gather_turned(all.shares, block, scores, padded, rows, view.first, count);
             }
         }
+        add_gathered(of, &all, offset);
     }
     bf16_end();
 }

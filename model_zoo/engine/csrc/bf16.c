@@ -64,12 +64,22 @@ void bf16_same_rows(const void *numbers, int64_t row, int64_t rows, int64_t dept
     }
 }
 
+/* Lines k and k + 1 of some numbers, of which there are `depth`, as pairs. */
+static inline __m512i pairs_at(const float *from, int64_t row, int64_t depth, int64_t k) {
+    __m512 first = k < depth ? _mm512_loadu_ps(from + k * row) : _mm512_setzero_ps();
+    return pairs_of(first, k + 1 < depth ? _mm512_loadu_ps(from + (k + 1) * row) : _mm512_setzero_ps());
+}
+
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2) {
-        __m512 first = k < depth ? _mm512_loadu_ps(from + k * row) : _mm512_setzero_ps();
-        __m512 second = k + 1 < depth ? _mm512_loadu_ps(from + (k + 1) * row) : _mm512_setzero_ps();
-        _mm512_storeu_si512(to + k * BF16_COLUMNS, pairs_of(first, second));
-    }
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2) _mm512_storeu_si512(to + k * BF16_COLUMNS, pairs_at(from, row, depth, k));
+}
+
+/* Pairs lie together in a row of a strip: they are turned as if each were one number. */
+void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {
+    floats square[LANES];
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2) square[k / 2] = (floats)pairs_at(from, row, depth, k);
+    turn_square(square);
+    for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)(to + i * BF16_DEPTH), square[i]);
 }
 
 void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
@@ -246,6 +256,7 @@ void bf16_end(void) {}
 void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
+void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
