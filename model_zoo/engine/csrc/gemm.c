@@ -160,6 +160,7 @@ static struct sum next_of(const struct product *product, int *term, int64_t *k) 
     struct sum of = {.c = product->c, .before = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
                      .add = product->add || *term > 0 || *k > 0, .bf16 = product->bf16};
     while (*term < product->count && of.depth < MOST_DEPTH) {
+        if (of.bf16 && of.depth && product->terms[*term].depth > MOST_DEPTH - of.depth) break;
         const struct term *from = product->terms + *term;
         struct part part = {.a = {place_of(from->a, *k), from->a.low}, .a_row = from->depth, .b = from->b, .b_first = *k,
                             .depth = least(from->depth - *k, MOST_DEPTH - of.depth), .b_turned = from->b_turned};
