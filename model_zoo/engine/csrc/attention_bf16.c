@@ -30,15 +30,15 @@ static void as_strip(struct numbers of, int64_t first, int64_t row, int64_t rows
 static void along(struct numbers of, int64_t first, int64_t row, int64_t depth, int64_t width, uint16_t *to, int64_t deep,
                   int64_t all) {
     float some[BF16_DEPTH * BF16_COLUMNS] = {0};
-    for (int64_t j = 0; j < width; j += BF16_COLUMNS)
+    for (int64_t j = 0, wide; j < width; j += wide) {
+        wide = least(width - j, of.low ? 2 * BF16_COLUMNS : BF16_COLUMNS);
         for (int64_t k = 0; k < deep; k += BF16_DEPTH) {
-            int64_t rows = depth - k < BF16_DEPTH ? depth - k : BF16_DEPTH, wide = width - j;
+            int64_t rows = k < depth ? least(depth - k, BF16_DEPTH) : 0;
             const void *from = place_of(of, first + k * row + j);
             uint16_t *there = to + j * all + k * BF16_COLUMNS;
-            if (rows < 0) rows = 0;
             if (of.low) {
-                bf16_same_pairs(from, row, rows, wide < BF16_COLUMNS ? wide : BF16_COLUMNS, there);
-            } else if (wide >= BF16_COLUMNS) {
+                bf16_same_pairs(from, row, rows, wide, there, all * BF16_COLUMNS);
+            } else if (wide == BF16_COLUMNS) {
                 bf16_pairs(from, row, rows, there);
             } else {
                 for (int64_t i = 0; i < rows; i++)
@@ -46,6 +46,7 @@ static void along(struct numbers of, int64_t first, int64_t row, int64_t depth, 
                 bf16_pairs(some, BF16_COLUMNS, rows, there);
             }
         }
+    }
 }
 
 /* (total, width) numbers from number `first` on as a right factor (width, total). */
@@ -54,10 +55,10 @@ static void across(const struct attention *of, const struct head *head, struct n
     if (!from.low) turn((const float *)from.at + first, width, head->total, width, head->turned, of->padded);
     for (int64_t j = 0; j < columns_of(head->total); j += BF16_COLUMNS)
         for (int64_t k = 0; k < head->deep; k += BF16_DEPTH) {
-            int64_t rows = width - k < BF16_DEPTH ? width - k : BF16_DEPTH, left = head->total - j;
+            int64_t rows = least(width - k, BF16_DEPTH);
             uint16_t *there = to + j * head->deep + k * BF16_COLUMNS;
             if (from.low)
-                bf16_turned_pairs(place_of(from, first + j * width + k), width, rows, left < BF16_COLUMNS ? left : BF16_COLUMNS, there);
+                bf16_turned_pairs(place_of(from, first + j * width + k), width, rows, least(head->total - j, BF16_COLUMNS), there);
             else
                 bf16_pairs(head->turned + k * of->padded + j, of->padded, rows, there);
         }
@@ -69,7 +70,7 @@ static void multiply(int64_t rows, int64_t columns, float *c, int64_t c_row, con
     for (int64_t j = 0; j < columns; j += WIDTH) {
         struct bf16_part part = {.a = a, .a_row = BF16_DEPTH, .a_block = BF16_STRIP, .b = b + j * b_row,
                                  .b_column = b_row * BF16_COLUMNS, .depth = depth, .c = c + j, .c_row = c_row, .add = add};
-        bf16_product(rows, columns - j < WIDTH ? columns - j : WIDTH, &part);
+        bf16_product(rows, least(columns - j, WIDTH), &part);
     }
 }
 
@@ -164,7 +165,7 @@ static uint16_t *strip_of(uint16_t *of, int64_t key) { return of + key / SOME * 
 static void add_gathered(const struct attention *of, struct gathered *all, int64_t offset) {
     int64_t width = of->width, deep = all->blocks * BF16_DEPTH;
     for (int64_t key = all->first; key < all->last; key += SOME) {
-        int64_t some = of->total - key < SOME ? of->total - key : SOME, at = offset + key * width;
+        int64_t some = least(of->total - key, SOME), at = offset + key * width;
         multiply(some, width, of->d_keys + at, width, strip_of(all->slopes, key), all->query, TOGETHER_DEEP, deep, 1);
         multiply(some, width, of->d_values + at, width, strip_of(all->shares, key), all->dout, TOGETHER_DEEP, deep, 1);
     }

@@ -35,6 +35,10 @@ int pet_bf16(void) {
 static const uint16_t paired[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
+/* The same of the first sixteen numbers of two vectors of thirty-two. */
+static const uint16_t joined[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+
 /* Lane i of a vector of pairs: the i-th number of the first, and that of the second. */
 static inline __m512i pairs_of(__m512 first, __m512 second) {
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(paired), (__m512i)_mm512_cvtne2ps_pbh(second, first));
@@ -82,13 +86,14 @@ void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {
     for (int64_t i = 0; i < BF16_COLUMNS; i++) store((float *)(to + i * BF16_DEPTH), square[i]);
 }
 
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
-    __mmask16 some = (__mmask16)((1u << columns) - 1);
-    for (int64_t k = 0; k < BF16_DEPTH; k += 2) {
-        __m256i first = k < depth ? _mm256_maskz_loadu_epi16(some, from + k * row) : _mm256_setzero_si256();
-        __m256i second = k + 1 < depth ? _mm256_maskz_loadu_epi16(some, from + (k + 1) * row) : _mm256_setzero_si256();
-        __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
-        _mm512_storeu_si512(to + k * BF16_COLUMNS, _mm512_permutexvar_epi16(_mm512_loadu_si512(paired), both));
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {
+    __mmask32 some = columns < 2 * BF16_COLUMNS ? ((__mmask32)1 << columns) - 1 : ~(__mmask32)0;
+    __m512i lower = _mm512_loadu_si512(joined), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(BF16_COLUMNS));
+    for (int64_t k = 0; k < BF16_DEPTH; k += 2, from += 2 * row, to += 2 * BF16_COLUMNS) {
+        __m512i first = k < depth ? _mm512_maskz_loadu_epi16(some, from) : _mm512_setzero_si512();
+        __m512i second = k + 1 < depth ? _mm512_maskz_loadu_epi16(some, from + row) : _mm512_setzero_si512();
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(first, lower, second));
+        if (columns > BF16_COLUMNS) _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi16(first, upper, second));
     }
 }
 
@@ -257,7 +262,7 @@ void bf16_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint1
 void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {}
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

@@ -34,13 +34,14 @@ void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, 
  * what is missing up to it becomes zeros. */
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
-/* The same of numbers that are in bfloat16, of `columns` columns; what is missing becomes zeros. */
-void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+/* The same of up to 2·BF16_COLUMNS columns of numbers that are in bfloat16, so that whole lines of a cache are read: the
+ * columns behind the first BF16_COLUMNS go `apart` behind `to`. What is missing becomes zeros. */
+void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart);
 
 /* (depth, BF16_COLUMNS) numbers, at most BF16_DEPTH deep, as BF16_COLUMNS rows of a strip: their columns. */
 void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
-/* As bf16_same_pairs of (columns, depth) numbers in bfloat16, whose rows are `row` apart. */
+/* BF16_COLUMNS columns, or fewer, of (columns, depth) numbers in bfloat16, whose rows are `row` apart, as pairs likewise. */
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 
 /* A product of float32 sums, or some of its depth, a multiple of BF16_DEPTH. */

@@ -21,6 +21,8 @@ int pet_threads(void);
 enum { PET_SLOTS = 6 };
 void *pet_scratch(int slot, int64_t bytes);
 
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* So many rows of this width that a piece is some 32 KB. */
 static inline int64_t rows_at_once(int64_t width) { return 8192 / (width + 1) + 1; }
 

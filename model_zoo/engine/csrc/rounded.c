@@ -16,14 +16,16 @@ int64_t rounded_depth(const struct sum *of) {
 
 /* The columns of a panel from a part that is stored in bfloat16: nothing is widened, and nothing rounded. */
 static void copy_same_pairs(const struct part *part, int64_t column, int64_t columns, int64_t panel, uint16_t *to) {
-    int64_t padded = up_to_pairs(part->depth), row = part->b.columns;
-    for (int64_t j = 0; j < panel; j += BF16_COLUMNS)
+    int64_t padded = up_to_pairs(part->depth), row = part->b.columns, wide = part->b_turned ? BF16_COLUMNS : 2 * BF16_COLUMNS;
+    for (int64_t j = 0; j < panel; j += wide)
         for (int64_t k = 0; k < padded; k += BF16_DEPTH) {
-            int64_t some = j < columns ? least(columns - j, BF16_COLUMNS) : 0, deep = least(part->depth - k, BF16_DEPTH);
-            int64_t at = part->b_first + k;
-            const uint16_t *from = (const uint16_t *)part->b.data +
-                                   (part->b_turned ? (column + j) * row + at : at * row + column + j);
-            (part->b_turned ? bf16_turned_pairs : bf16_same_pairs)(from, row, deep, some, to + j * padded + k * BF16_COLUMNS);
+            int64_t some = j < columns ? least(columns - j, wide) : 0, deep = least(part->depth - k, BF16_DEPTH);
+            const uint16_t *from = part->b.data;
+            uint16_t *there = to + j * padded + k * BF16_COLUMNS;
+            if (part->b_turned)
+                bf16_turned_pairs(from + (column + j) * row + part->b_first + k, row, deep, some, there);
+            else
+                bf16_same_pairs(from + (part->b_first + k) * row + column + j, row, deep, some, there, padded * BF16_COLUMNS);
         }
 }
 

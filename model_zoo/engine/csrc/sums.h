@@ -3,6 +3,7 @@
 #define PET_SUMS_H
 
 #include "gemm.h"
+#include "pool.h"
 #include "vectors.h"
 
 enum { PANEL = WIDE * LANES };
@@ -24,8 +25,6 @@ struct sum {
     int add, bf16, count;
     struct part parts[MOST_TERMS];
 };
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Some rows of a part's columns. */
 static inline void copy_part(const struct part *part, int64_t k, int64_t depth, int64_t column, int64_t columns, int64_t panel,
