@@ -159,13 +159,15 @@ def draw_rewards(axis, lines: list[dict[str, Any]], memory: float):
 
 
 class LossPlot(Callback):
-    """Draws loss.png at every evaluation and at the end. Without matplotlib it says so once, and draws nothing."""
+    """Draws loss.png after every evaluation, and at the end if a line came since. Without matplotlib it says so once,
+    and draws nothing."""
 
     def __init__(self) -> None:
         self.able = True
+        self.drawn: dict[str, Any] | None = None  # the last line of the picture
 
     def _draw(self, trainer) -> None:
-        if not self.able or not trainer.history:
+        if not self.able or not trainer.history or trainer.history[-1] is self.drawn:
             return
         try:
             import matplotlib  # noqa: F401
@@ -175,9 +177,11 @@ class LossPlot(Callback):
             return
         before = (trainer.before or {}).get("loss")
         draw(trainer.history, Path(trainer.directory) / "loss.png", trainer.title, before)
+        self.drawn = trainer.history[-1]
 
-    def evaluation(self, trainer, record) -> None:
-        self._draw(trainer)
+    def step(self, trainer, record) -> None:
+        if "eval_loss" in record:
+            self._draw(trainer)
 
     def end(self, trainer, summary) -> None:
         self._draw(trainer)

@@ -343,6 +343,16 @@ def test_files_of_the_built_in_callbacks(toy, batch, tmp_path):
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
 
 
+@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (4, [4, 6]), (None, [6])])
+def test_a_picture_is_drawn_once_for_the_lines_that_it_shows(toy, batch, tmp_path, monkeypatch, every, steps):
+    shown = []
+    monkeypatch.setattr("pet.train.callbacks.plot.draw", lambda lines, *_: shown.append(lines[-1]["step"]))
+    evaluated = [] if every is None else [[batch(4)]]
+    how = {"directory": tmp_path, "callbacks": ["plot"], "eval": Eval(every_steps=every)}
+    make(toy(), [batch(4)], *evaluated, **how).train()
+    assert shown == steps
+
+
 def test_bad_settings_and_data_are_input_errors(toy, batch):
     frozen = toy()
     for parameter in frozen.get_parameters():
