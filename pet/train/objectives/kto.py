@@ -14,7 +14,7 @@ from pet.data.loader import Loader
 from pet.data.packing import collate
 from pet.train.objectives.causal import shift_labels
 from pet.train.objectives.preference import Preference
-from pet.train.objectives.reference import Score, counts_of, documents_of
+from pet.train.objectives.reference import counts_of, documents_of
 
 
 class KTO(Preference):
@@ -43,8 +43,6 @@ class KTO(Preference):
         super().__init__(beta, reference=reference)
         self.reference.asked_in_steps = True
         self.weights = desirable_weight, undesirable_weight
-        self.mine: Score | None = None
-        self.theirs: Score | None = None
         self.held_out: dict[int, list[float]] = {}
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
@@ -53,19 +51,15 @@ class KTO(Preference):
         if not isinstance(feed, Loader):
             raise InputError("kto: the labels are those of a dataset; a pet.data.Loader was expected")
         super().begin(model, feed, training, distributed, compiled)
-        how = model, distributed, compiled, getattr(model, "position_offset", 0)
         self.distributed, self.layout = distributed, layout_of(model)
-        if self.mine is None or self.mine.model is not model:
-            self.mine = Score(*how)
-        self.theirs = self.theirs or Score(*how)
         if not training and not self.held_out:
             with self.reference.on(model):
-                self.held_out = {batch.index: self.of_others(self.theirs, batch) for batch in feed.batches(0)}
+                self.held_out = {batch.index: self.of_others(batch) for batch in feed.batches(0)}
 
-    def of_others(self, score: Score, batch: dict[str, Any]) -> list[float]:
-        """The log-probabilities of a batch's mismatched answers."""
+    def of_others(self, batch: dict[str, Any]) -> list[float]:
+        """The log-probabilities of a batch's mismatched answers, by the model as it is."""
         mixed = mismatched(batch, documents_of(batch), self.layout)
-        return [float(value.sum(dtype=np.float64)) for row in score(mixed) for value in row]
+        return [float(value.sum(dtype=np.float64)) for row in self.reference.score()(mixed) for value in row]
 
     def prepare(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         moved, labels = self.moved(batch, training), batch["desirable"]
@@ -77,10 +71,10 @@ class KTO(Preference):
 
     def moved(self, batch: dict[str, Any], training: bool) -> float:
         """z₀ of a batch of the loader."""
-        mine = self.of_others(self.mine, batch)
+        mine = self.of_others(batch)
         if training:
-            with self.reference.on(self.mine.model):
-                theirs = self.of_others(self.theirs, batch)
+            with self.reference.on(self.reference.model):
+                theirs = self.of_others(batch)
         else:
             theirs = self.held_out[batch.index]
         total, count = self.distributed.sum_numbers([sum(mine) - sum(theirs), float(len(mine))])

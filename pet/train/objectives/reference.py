@@ -55,6 +55,8 @@ class Reference:
             or without any where every weight is trained.
         asked_in_steps: it is needed in every step, whatever is computed before the first one.
         before: what is trained and belongs to the reference, with its values before the first step, where steps ask.
+        model: of the last `begin`.
+        score: gives the `Score` of that model as it is when this is called.
     """
 
     def __init__(self, chosen: str | None = None):
@@ -63,7 +65,10 @@ class Reference:
         self.known: dict[bool, dict[Any, np.ndarray]] = {}
         self.as_it_is = self.asked_in_steps = False
         self.before: list[tuple[Any, np.ndarray]] = []
-        self.score: Score | None = None
+        self.in_steps = False  # whether they ask for the answers themselves
+        self.model: Any = None
+        self.score: Callable[[], Score] | None = None
+        self.scores: dict[tuple, Score] = {}
 
     def begin(self, model, feed, training: bool, distributed, compiled: bool = True) -> None:
         """Computes, or reads, what is needed of a feed's answers.
@@ -71,9 +76,11 @@ class Reference:
         Raises:
             InputError: the reference is an adapter that is not on a model that was divided, or that cannot be loaded.
         """
-        if training in self.known or (training and self.score is not None):
+        offset = getattr(model, "position_offset", 0)
+        self.model, self.score = model, functools.partial(self.score_of, model, distributed, compiled, offset)
+        if training in self.known or (training and self.in_steps):
             return
-        self.distributed, offset = distributed, getattr(model, "position_offset", 0)
+        self.distributed = distributed
         if training:
             if not (self.directory is None or distributed.divides_model or self.is_missing(model)):
                 registry(model).delete(ADAPTER)  # an earlier trainer's
@@ -83,10 +90,18 @@ class Reference:
             if self.asked_in_steps:
                 self.hold(model)
             if by_batch:
-                self.score = Score(model, distributed, compiled, offset)
+                self.in_steps = True
                 return
         with self.on(model):
-            self.known[training] = kept(model, feed, distributed, compiled, offset)
+            self.known[training] = kept(self.score(), feed, distributed)
+
+    def score_of(self, model, distributed, compiled: bool, offset: int) -> Score:
+        """That of a model as it is now: made once, whatever it is asked for. Compiling takes most of its time."""
+        state = getattr(model, "adapter_state", None), getattr(model, "product_precision", "fp32")
+        key = (id(model), *state, compiled, offset)
+        if key not in self.scores:
+            self.scores[key] = Score(model, distributed, compiled, offset)
+        return self.scores[key]
 
     def hold(self, model) -> None:
         """Keeps what the reference consists of: an adapter on the model, and the values of what is trained otherwise.
@@ -107,9 +122,9 @@ class Reference:
 
     def of(self, batch: dict[str, Any], documents: np.ndarray, training: bool) -> list[list[np.ndarray]]:
         """The log-probabilities of each row's documents."""
-        if training and self.score is not None:
-            with self.on(self.score.model):
-                return self.score(batch)
+        if training and self.in_steps:
+            with self.on(self.model):
+                return self.score()(batch)
         known = self.known[training]
         return [[known[key] for key in keys] for keys in keys_of(batch, documents)]
 
@@ -158,23 +173,27 @@ class Reference:
             other[...] = now
 
     def end(self, model) -> None:
-        """Takes the adapter off that was loaded before the model was divided, where no step asks for it."""
-        if not (self.directory is None or self.asked_in_steps or self.is_missing(model)):
+        """Lets go of what no step asks for: graphs, and the adapter that was loaded before the model was divided."""
+        if self.asked_in_steps:
+            return
+        self.scores.clear()
+        if not (self.directory is None or self.is_missing(model)):
             registry(model).delete(ADAPTER)
 
 
-def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> dict[Any, np.ndarray]:
-    """The log-probabilities of a feed's answers by the model as it is, by their keys; those of a dataset from disk
+def kept(score: Score, feed, distributed) -> dict[Any, np.ndarray]:
+    """The log-probabilities of a feed's answers by a model as it is, by their keys; those of a dataset from disk
     where they are there, and on disk afterwards. No digest says what a model of the user's own computes."""
-    if not hasattr(feed, "dataset") or not hasattr(model, "family"):
-        return dict(computed(model, feed, distributed, compiled, offset))
+    if not hasattr(feed, "dataset") or not hasattr(score.model, "family"):
+        return dict(computed(score, feed))
     lengths = np.asarray(feed.dataset.lengths)
-    file = writable_directory(feed.settings.cache_dir) / f"reference-{digest(model, feed, distributed, compiled)}.npz"
+    name = digest(score.model, feed, distributed, score.compiled)
+    file = writable_directory(feed.settings.cache_dir) / f"reference-{name}.npz"
     whole = read(file, int(lengths.sum()))
     ends = np.cumsum(lengths)
     if distributed.any(whole is None):  # all compute together, or none
         whole = np.zeros(int(lengths.sum()), np.float32)
-        for key, values in computed(model, feed, distributed, compiled, offset):
+        for key, values in computed(score, feed):
             whole[ends[key] - len(values) : ends[key]] = values  # what a pair shares is there once
         if distributed.data_size > 1:
             whole = np.asarray(distributed.sum_numbers(whole.tolist()), np.float32)
@@ -185,9 +204,8 @@ def kept(model, feed, distributed, compiled: bool = True, offset: int = 0) -> di
     return dict(enumerate(np.split(whole, ends[:-1])))
 
 
-def computed(model, feed, distributed, compiled: bool = True, offset: int = 0):
-    """The keys of a feed's documents and their log-probabilities, by the model as it is."""
-    score = Score(model, distributed, compiled, offset)
+def computed(score: Score, feed):
+    """The keys of a feed's documents and their log-probabilities."""
     for batch in feed.batches(0, 0):
         for keys, values in zip(keys_of(batch, documents_of(batch)), score(batch), strict=True):
             yield from zip(keys, values, strict=True)

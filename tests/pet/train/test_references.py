@@ -26,6 +26,14 @@ def references(monkeypatch):
     return found
 
 
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs of log-probabilities that are made, one entry each."""
+    found, make = [], reference.Score
+    monkeypatch.setattr(reference, "Score", lambda *arguments: found.append(make(*arguments)) or found[-1])
+    return found
+
+
 def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp_path):
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     first, _ = finetune("first", cache)
@@ -59,8 +67,9 @@ def test_a_prefix_takes_no_part_in_the_reference(finetune, references, tmp_path)
     finetune("prefix", cache, "model.path=gpt_tiny", "train.steps=1", adapter={"method": "prefix", "length": 4})
     feed, model = references[0], AutoModel.from_pretrained("gpt_tiny")
     plain = Loader(feed.dataset, feed.batch_size, feed.settings)
-    expected = dict(reference.computed(model, plain, DistributedContext()))
-    found = reference.kept(model, feed, DistributedContext(), offset=4)
+    alone = DistributedContext()
+    expected = dict(reference.computed(reference.Score(model, alone), plain))
+    found = reference.kept(reference.Score(model, alone, offset=4), feed, alone)
     for key, values in expected.items():
         np.testing.assert_allclose(found[key][-len(values) :], values, atol=1e-5)
 
@@ -158,12 +167,15 @@ def test_a_trainers_reference_that_is_not_there_is_named(finetune, tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "start"), [("dpo", "none"), ("kto", "load")])
-def test_an_evaluation_afterwards_has_the_same_reference(finetune, tmp_path, objective, start):
+def test_an_evaluation_afterwards_has_the_same_reference(finetune, graphs, tmp_path, objective, start):
+    """And all that is asked of one model with the same adapters is one graph: KTO also asks the trained one."""
     adapter = {"method": "none"}
     if start == "load":
         finetune("start", "train.steps=2")
         adapter = {"method": "lora", "load": str(tmp_path / "start/adapter")}
+    graphs.clear()
     _, summary = finetune("run", objective=objective, adapter=adapter, steps=3, learning_rate=1e-3)
+    assert len(graphs) == (2 if objective == "kto" else 1)
     assert abs(summary["after"]["reward_margin"]) > 1e-2
     assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "numbers.json")]) == 0
     found = json.loads((tmp_path / "numbers.json").read_text())
