@@ -1,12 +1,11 @@
 """What is trained in one process and in many, and how: shared by the test (one) and its workers (many)."""
 
 import dataclasses
-import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
+from first_layers import config_of, first_layers
 
 from adapters.apply import apply
 from adapters.bottleneck import BottleneckConfig
@@ -15,11 +14,9 @@ from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoConfig, AutoModel
-from model_zoo.checkpoint.reading import Checkpoint, load_into, read_config
-from model_zoo.checkpoint.safetensors_io import read_file, write_file
+from model_zoo.checkpoint.reading import Checkpoint, load_into
 from model_zoo.quantization import Quantization
 from pet.data import DataSettings, Loader, TokenDataset
-from pet.meta_model import MetaModel
 from pet.recipe.training import LossScale
 from pet.train.distributed import DistributedContext
 from pet.train.trainer import Trainer
@@ -108,9 +105,7 @@ class Case:
     @property
     def config(self) -> dict:
         """The fixture's configuration, with `layers`."""
-        values = read_config(FIXTURES / self.base)
-        names = ("num_hidden_layers", "num_layers", "n_layer")
-        return values | {name: self.layers for name in names if self.layers and name in values}
+        return config_of(FIXTURES / self.base, self.layers)
 
 
 TWO = (
@@ -195,17 +190,7 @@ def base_of(case: Case) -> Path:
 
 def shorten(case: Case) -> None:
     """Writes the fixture without the layers behind those that the case has."""
-    directory = base_of(case)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(case.config))
-    layers = MetaModel(case.config).family.layers
-    tensors = read_file(FIXTURES / case.base / "model.safetensors")
-    kept = [
-        name
-        for name in tensors
-        if not (found := re.match(rf"{re.escape(layers)}\.(\d+)\.", name)) or int(found[1]) < case.layers
-    ]
-    write_file(directory / "model.safetensors", {name: tensors[name] for name in kept})
+    first_layers(FIXTURES / case.base, base_of(case), case.layers)
 
 
 def build(case: Case, distributed: DistributedContext):
