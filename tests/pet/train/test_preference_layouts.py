@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from first_layers import first_layers
 
 from model_zoo.checkpoint.safetensors_io import read_file
 from pet.cli.main import main
+from pet.names import bundled_directory
 
 LAYOUTS = {"data": ["data=2"], "tensor": ["tensor=2"], "pipeline": ["pipeline=2", "micro_batches=2"]}
 STORED = {
@@ -15,6 +17,8 @@ STORED = {
     "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
 }
 """Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
+UNEVEN = ("dpo", "simpo", "glm dpo")
+"""Over three layers, so that a stage has more than one and another one than the other; the rest is over two."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,12 @@ def divided(tmp_path_factory, pair, preference_runs):
     """Where runs of one process lie, by a name (``kto``), and those of two (``kto tensor``), which are one job."""
     home, commands = tmp_path_factory.mktemp("divided"), []
     preference_runs.write_rows(home)
-    assert main(preference_runs.command(home, "other", steps=2)) == 0
+
+    def over(base: str, layers: int = 2) -> str:
+        source = bundled_directory() / "bases" / base
+        return f"model.path={first_layers(source, home / f'{base}-{layers}', layers)}"
+
+    assert main(preference_runs.command(home, "other", over("llama_tiny"), steps=2)) == 0
     start = str(home / "other/adapter")
     beside = {"reference": start}
     runs = {
@@ -33,12 +42,12 @@ def divided(tmp_path_factory, pair, preference_runs):
         "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
     }
-    divisions, words = {"dpo": LAYOUTS, "kto": LAYOUTS, "simpo": ["pipeline"]}, {}
+    divisions, bases, words = {"dpo": LAYOUTS, "kto": LAYOUTS, "simpo": ["pipeline"]}, {}, {}
     for name, (base, storage, layout, how) in STORED.items():
-        runs[name], divisions[name] = how, [layout]
-        words[name] = [f"model.path={base}", f"model.quantization.type={storage}", "data.packing=pack"]
+        runs[name], divisions[name], bases[name] = how, [layout], base
+        words[name] = [f"model.quantization.type={storage}", "data.packing=pack"]
     for name, how in runs.items():
-        own = words.get(name, [])
+        own = [over(bases.get(name, "llama_tiny"), 3 if name in UNEVEN else 2), *words.get(name, [])]
         assert main(preference_runs.command(home, name, *own, **how)) == 0
         for layout in divisions.get(name, ["tensor", "pipeline"]):
             settings = [f"parallel.{setting}" for setting in LAYOUTS[layout]]
