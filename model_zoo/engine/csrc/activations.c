@@ -4,7 +4,7 @@
 #include "numbers.h"
 #include "pool.h"
 
-enum { AT_ONCE = 8192, PIECE = 256 };
+enum { AT_ONCE = 8192, PIECE = 256 }; /* numbers of a thread's share; and of what stays in the first cache */
 
 static int64_t size_of(int dimensions, const int64_t *shape) {
     int64_t size = 1;

@@ -162,6 +162,7 @@ struct gathered {
 
 static uint16_t *strip_of(uint16_t *of, int64_t key) { return of + key / SOME * TOGETHER * BF16_STRIP; }
 
+/* Adds that up. `offset` is the first number of their keys. */
 static void add_gathered(const struct attention *of, struct gathered *all, int64_t offset) {
     int64_t width = of->width, deep = all->blocks * BF16_DEPTH;
     for (int64_t key = all->first; key < all->last; key += SOME) {
@@ -172,7 +173,7 @@ static void add_gathered(const struct attention *of, struct gathered *all, int64
     all->blocks = all->first = all->last = 0;
 }
 
-/* The place for one more block of rows, which see keys from `first` to `last`. */
+/* The place for one more block of rows, which see keys from `first` to `last`. What else the blocks see is zero there. */
 static int64_t next_block(const struct attention *of, struct gathered *all, int64_t first, int64_t last, int64_t offset) {
     first = first / SOME * SOME, last = (last + SOME - 1) / SOME * SOME;
     if (all->blocks == TOGETHER || first >= all->last || last <= all->first) add_gathered(of, all, offset);
@@ -187,7 +188,8 @@ static int64_t next_block(const struct attention *of, struct gathered *all, int6
 }
 
 /* Scores (rows, count) of a block, of which the first is that of key `first`, turned. */
-static void gather_turned(uint16_t *to, int64_t block, const float *scores, int64_t padded, int64_t rows, int64_t first, int64_t count) {
+static void gather_turned(uint16_t *to, int64_t block, const float *scores, int64_t padded, int64_t rows, int64_t first,
+                          int64_t count) {
     for (int64_t j = 0; j < count; j += BF16_COLUMNS)
         bf16_columns(scores + j, padded, rows, strip_of(to, first + j) + block * BF16_STRIP + (first + j) % SOME * BF16_DEPTH);
 }
@@ -228,7 +230,7 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
             for (int64_t group = 0; group < groups; group++) {
                 int64_t number = batch * of->heads + key_head * groups + group, place = (number * of->length + row) * width;
                 int64_t outside = (batch * of->length + row) * joined + (key_head * groups + group) * width;
-                int64_t block = next_block(of, &all, view.first, view.first + count, offset), at = block * BF16_STRIP / 2;
+                int64_t block = next_block(of, &all, view.first, view.first + count, offset), at = block * BF16_DEPTH * BF16_COLUMNS;
                 const float *stats = of->stats + (number * of->length + row) * 2;
                 int64_t out_row = of->out.low ? width : joined, d_out_row = of->dout.low ? width : joined;
                 const float *out = widened_rows(of->out, outside, joined, rows, width, head.room);

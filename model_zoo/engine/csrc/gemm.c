@@ -154,7 +154,8 @@ static int add_up(struct sum *sums, int count, int64_t rows) {
     return of.failed;
 }
 
-/* The next of a product's terms from `term` and `k` on, as deep as they may be together; moves both. */
+/* The next of a product's terms from `term` and `k` on, as deep as they may be together; moves both. In bfloat16 a term that
+ * would be cut begins anew: what is left of MOST_DEPTH may be little, and costs a pass over the result. */
 static struct sum next_of(const struct product *product, int *term, int64_t *k) {
     int64_t columns = product->columns;
     struct sum of = {.c = product->c, .before = product->c, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
