@@ -73,7 +73,7 @@ class Case:
     def alone(self) -> tuple:
         """What one process trains to be compared with."""
         packed = (self.packed,) if self.packed else ()
-        return (self.base, self.method, *packed, *(f"{key}_{value}" for key, value in self.settings))
+        return (self.cut, self.method, *packed, *(f"{key}_{value}" for key, value in self.settings))
 
     @property
     def in_one(self) -> "Case":
@@ -103,14 +103,20 @@ class Case:
         return self.method != "partly_frozen"
 
     @property
+    def cut(self) -> str:
+        """The fixture's name, with `layers`."""
+        return f"{self.base}_{self.layers}" if self.layers else self.base
+
+    @property
     def config(self) -> dict:
         """The fixture's configuration, with `layers`."""
         return config_of(FIXTURES / self.base, self.layers)
 
 
 TWO = (
-    Case("llama_gqa", "lora", tensor=2, whole=True),
+    Case("llama_gqa", "lora", tensor=2, whole=True, layers=2),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
+    Case("llama_gqa", "lora", pipeline=2, micro_batches=2),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1),
@@ -134,20 +140,20 @@ TWO = (
     Case("glm4_0414", "lora", tensor=2, packed="int8", layers=1, full=True),
     Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
     # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
-    Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True),
+    Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True, layers=2),
     Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1),
     Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1),
 )
 FOUR = (
-    Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True),
-    Case("llama_gqa", "lora", tensor=2, pipeline=2, micro_batches=4),
+    Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True, layers=2),
+    Case("llama_gqa", "lora", tensor=2, pipeline=2, micro_batches=4, layers=2),
     Case("chatglm1", "prefix", data=2, pipeline=2, micro_batches=2, full=True),
     # by momentum: Adam would make something of a key bias's gradient, which is zero but for rounding
     Case("gpt2", "full", tensor=2, pipeline=2, micro_batches=2, settings=(("optimizer", "momentum"),), full=True),
     Case("chatglm2", "dropped", data=2, pipeline=2, micro_batches=2, settings=(("neftune_alpha", 5.0),)),
     # of a fused projection each replica has some rows of its member's blocks
-    Case("chatglm2", "dropped", data=2, tensor=2, shard_base=True, settings=(("neftune_alpha", 5.0),)),
-    Case("llama_gqa", "lora", data=2, pipeline=2, micro_batches=2, shard_base=True),
+    Case("chatglm2", "dropped", data=2, tensor=2, shard_base=True, settings=(("neftune_alpha", 5.0),), layers=1),
+    Case("llama_gqa", "lora", data=2, pipeline=2, micro_batches=2, shard_base=True, layers=2),
 )
 
 CASES = (*TWO, *FOUR)
@@ -160,7 +166,7 @@ def chosen(full: bool) -> tuple[list[Case], list[Case], list[Case]]:
 
 
 # Takes a checkpoint over and trains nothing.
-CARRIED = Case("llama_gqa", "lora", data=4, shard_optimizer=True)
+CARRIED = Case("llama_gqa", "lora", data=4, shard_optimizer=True, layers=2)
 
 
 def config_for(method: str, family):
@@ -185,7 +191,7 @@ def config_for(method: str, family):
 
 def base_of(case: Case) -> Path:
     """The fixture, or what `shorten` made of it."""
-    return SHORTENED / f"{case.base}-{case.layers}" if case.layers else FIXTURES / case.base
+    return SHORTENED / case.cut if case.layers else FIXTURES / case.base
 
 
 def shorten(case: Case) -> None:

@@ -18,7 +18,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import layout_cases
-from layout_cases import ACCUMULATION, CARRIED, CASES, FOUR, LENGTH, ROWS, STEPS, TWO, config_for, make_trainer, shorten
+from layout_cases import (
+    ACCUMULATION,
+    CARRIED,
+    CASES,
+    FOUR,
+    LENGTH,
+    ROWS,
+    STEPS,
+    TWO,
+    base_of,
+    config_for,
+    make_trainer,
+    shorten,
+)
 
 from model_zoo.auto import AutoModel
 from model_zoo.checkpoint.safetensors_io import read_file
@@ -75,10 +88,12 @@ def full_jobs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def jobs(request) -> Path:
+def jobs(request, monkeypatch) -> Path:
     """The directory that both jobs have written to."""
     values = getattr(request.node, "callspec", None)
-    return request.getfixturevalue("full_jobs" if values and values.params["case"].full else "usual_jobs")
+    found = request.getfixturevalue("full_jobs" if values and values.params["case"].full else "usual_jobs")
+    monkeypatch.setattr(layout_cases, "SHORTENED", found / "bases")
+    return found
 
 
 def train(output: Path, full: bool) -> Path:
@@ -237,13 +252,13 @@ def test_traffic_is_that_of_the_textbook(jobs):
     # the frozen base: a replica hands in its half of each matrix forward and, but for the first three, backward
     case = next(case for case in TWO if case.shard_base and case.method == "lora")
     sent = json.loads((jobs / f"{case.name}.step_0.json").read_text())
-    model = AutoModel.from_pretrained(HERE.parents[1] / "fixtures" / case.base)
+    model = AutoModel.from_pretrained(base_of(case))
     sizes = [p.size for p in model.get_parameters() if len(p.shape) == 2 and ".layers." in p.name]
     first = sum(p.size for p in model.get_parameters() if re.search(r"\.0\.self_attn\.[qkv]_proj\.weight", p.name))
     assert sent["all_gather/base"] == [ACCUMULATION * (2 * len(sizes) - 3), ACCUMULATION * 2 * (2 * sum(sizes) - first)]
     # pipeline: one activation per micro-batch each way
     case = next(case for case in TWO if case.pipeline == 2)
-    hidden = AutoModel.from_pretrained(HERE.parents[1] / "fixtures" / case.base).config.dims.hidden
+    hidden = AutoModel.from_pretrained(base_of(case)).config.dims.hidden
     sent = json.loads((jobs / f"{case.name}.step_0.json").read_text())
     pieces, piece = ACCUMULATION * case.micro_batches, ROWS // case.micro_batches * LENGTH * hidden * 4
     assert sent["send/pipeline"] == sent["receive/pipeline"] == [pieces, pieces * piece]
