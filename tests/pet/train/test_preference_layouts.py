@@ -17,8 +17,9 @@ STORED = {
     "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
 }
 """Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
-UNEVEN = ("dpo", "simpo", "glm dpo")
-"""Over three layers, so that a stage has more than one and another one than the other; the rest is over two."""
+UNEVEN = ("simpo", "glm dpo")
+"""Pipelines over three layers, so that a stage has more than one and another one than the other, without a reference
+and with one; the rest is over two."""
 
 
 @pytest.fixture(scope="module")
