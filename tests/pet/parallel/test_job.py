@@ -112,7 +112,9 @@ def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
 
 
 def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
-    code = CHECK + (
+    code = (
+        "from pet.parallel.join import join\njob = join()\nfrom pet.parallel import collectives\n"
+        "collectives.barrier()\n"
         "if job.rank == 1:\n"
         "    raise RuntimeError('in the middle of a step')\n"
         "try:\n    collectives.barrier()\nfinally:\n    print('gave up by itself')\n"
