@@ -144,6 +144,8 @@ if cores:
 from pet.cli.main import run
 from pet.parallel.join import join, leave
 join()
+from pet.train.callbacks.plot import LossPlot
+LossPlot._draw = lambda *_: None
 for words in commands:
     print("pet", *words, flush=True)
     assert not run(words), words
@@ -153,7 +155,8 @@ leave(0)
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
-    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own."""
+    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own. They draw
+    no pictures: these have tests of their own."""
 
     def run(*commands: list[str]) -> None:
         home = tmp_path_factory.mktemp("pair")
