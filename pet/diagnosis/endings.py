@@ -32,7 +32,7 @@ def look(section: Section, directory: Path, processes: int) -> None:
     if code:
         return
     for name, number, at, expected in (("killed", signal.SIGKILL, FAULT_AT, 137), ("stopped", signal.SIGSTOP, 5, 124)):
-        job = Job(directory / "broken", processes, resume=name != "killed")
+        job = Job(directory / "broken", processes, resume=name != "killed", evaluates=False)
         begin = job.fault(number, at)
         code, text = job.wait()
         seconds = time.monotonic() - begin
@@ -40,7 +40,7 @@ def look(section: Section, directory: Path, processes: int) -> None:
         right = code == expected and blamed and seconds <= END_LIMIT
         told = f"exit code {code} after {seconds:.1f} s" + ("" if blamed else f"; rank {processes - 1} is not blamed")
         section.add(f"a worker is {name}", right, told, seconds=seconds, code=code, **log(right, text))
-    job = Job(directory / "broken", processes, resume=True)
+    job = Job(directory / "broken", processes, resume=True, evaluates=False)
     code, text = job.wait()
     losses = whole.losses(), job.losses()
     if code or losses[0].keys() != losses[1].keys():
@@ -62,12 +62,14 @@ class Job:
         output: its run directory.
         processes: replicas.
         resume: go on from its last checkpoint.
+        evaluates: whether it does, before the first step and at the end; the graph for it is a quarter of the job.
     """
 
-    def __init__(self, output: Path, processes: int, resume: bool = False):
+    def __init__(self, output: Path, processes: int, resume: bool = False, evaluates: bool = True):
         self.output, self.processes = output, processes
         program = [sys.executable, str(Path(pet.__file__).with_name("__main__.py")), "finetune", *RECIPE]
         options = [f"output.dir={output}", f"parallel.data={processes}", f"train.batch_size={4 * processes}"]
+        options += [] if evaluates else ["data.eval=null"]
         options += ["--resume"] if resume else []
         self.log = output.with_name(f"{output.name}_{time.monotonic_ns()}.log")
         with self.log.open("wb") as log:
