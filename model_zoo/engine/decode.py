@@ -5,19 +5,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from mindspore import ParameterTuple, nn
+from mindspore import Parameter, nn
 
-from model_zoo.engine.ir import NotTraceable, Value
+from model_zoo.engine.ir import OPERAND, NotTraceable, Value
 from model_zoo.engine.run import ForwardProgram, key_mask_of, replace_layers
 from model_zoo.engine.trace import SequenceTracer, Tracer
 
 
-class TokenTracer(Tracer):
-    """One token of each row.
+class CachedTracer(Tracer):
+    """Over a cache, with weights that the program knows by their addresses: MindSpore's runtime takes time for each
+    tensor that an operator is called with, which for single tokens is a good part of all. Whoever runs the program
+    sees to it that they stay where they are (`model_zoo.graph.AddressGuard`).
 
     Attributes:
         cache: of the layer that is traced, a `generation.cache.LayerCache`.
     """
+
+    def __init__(self, width: int, layer: nn.Cell):
+        super().__init__(width, layer)
+        self.bound: dict[int, Value] = {}
+
+    def take(self, parameter: Parameter) -> Value:
+        if id(parameter) not in self.bound:
+            self.bound[id(parameter)] = Value(tuple(parameter.shape), OPERAND, bound=parameter, tracer=self)
+        return self.bound[id(parameter)]
+
+
+class TokenTracer(CachedTracer):
+    """One token of each row."""
 
     def inputs(self) -> None:
         self.end, self.key_mask = self.operand(), self.operand()
@@ -38,7 +53,7 @@ class TokenTracer(Tracer):
         return self.emit("token_attention", *given, **numbers, pinned=cache.pinned)
 
 
-class PromptTracer(SequenceTracer):
+class PromptTracer(CachedTracer, SequenceTracer):
     """Whole prompts, whose keys and values are kept."""
 
     def attention(self, query, keys, values, numbers, low=""):
@@ -53,7 +68,8 @@ class PromptTracer(SequenceTracer):
 class CachedLayers(nn.Cell):
     """Layers one after the other over their caches, as one operator.
 
-    MindSpore does not see what is written into the caches: nothing else in the same graph may read these.
+    MindSpore sees neither the weights nor the caches, nor what is written into these: nothing else in the same graph
+    may read them.
 
     Args:
         layers: called as in `FusedLayers`.
@@ -73,15 +89,13 @@ class CachedLayers(nn.Cell):
         for layer, tracer.cache in zip(layers, caches, strict=True):
             result = tracer.run(layer, result)
         self.program = ForwardProgram(tracer, result)
-        # past `Cell.__setattr__`: they are the model's and the cache's, and keep their names
-        object.__setattr__(self, "parameters", ParameterTuple(tracer.parameters))
 
     def construct(self, x, *rest):
         """As a layer is called."""
         given = (rest[-2], rest[-1], *rest[:-3])
         if self.prompt:
             given = (rest[-3], rest[-2], key_mask_of(rest[-3], rest[-1]), *rest[:-3])
-        return self.program(x, given, tuple(self.parameters), ())[0]
+        return self.program(x, given, (), ())[0]
 
 
 @contextlib.contextmanager

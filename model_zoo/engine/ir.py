@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from mindspore import Parameter
 
 OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
 RESULT, SAVED, WORKSPACE = "result", "saved", "workspace"
@@ -65,6 +66,7 @@ class Value:
         buffer: where it lies; OPERAND for an operand and what has an output of its own, None for a constant.
         constant: a number that is the same in every run.
         packed: what it is made of, of a packed matrix.
+        bound: a weight that the program knows by its address, and is not called with.
         tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
     """
 
@@ -72,6 +74,7 @@ class Value:
     buffer: Buffer | str | None
     constant: np.generic | None = None
     packed: Packed | None = None
+    bound: Parameter | None = None
     tracer: Any = dataclasses.field(default=None, repr=False)
 
     @property

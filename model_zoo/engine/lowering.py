@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from mindspore import Parameter
 
 from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
@@ -93,11 +94,27 @@ def allocate_workspace(instructions: Sequence[Instruction]) -> int:
     return end
 
 
+NAME_WORDS = 3
+"""How many words the name of a type takes, with a zero behind it."""
+
+
 @functools.cache
 def address(path: Path, op: str) -> list[int]:
     """Where the C function of an operation is, as two words."""
     function = getattr(ctypes.CDLL(str(path)), op)
-    return np.array([ctypes.cast(function, ctypes.c_void_p).value], np.uint64).view(np.int32).tolist()
+    return words_of(ctypes.cast(function, ctypes.c_void_p).value)
+
+
+def words_of(number: int) -> list[int]:
+    """An address as two words."""
+    return np.array([number], np.uint64).view(np.int32).tolist()
+
+
+def bound(parameter: Parameter) -> list[int]:
+    """Where a weight is, the name of its type in `NAME_WORDS` words, and its shape."""
+    name = str(parameter.dtype).lower().ljust(4 * NAME_WORDS, "\0").encode()
+    place = parameter.data_ptr()
+    return [*words_of(place), *np.frombuffer(name, np.int32).tolist(), len(parameter.shape), *parameter.shape]
 
 
 def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where: dict[str, int]) -> np.ndarray:
@@ -112,9 +129,11 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where:
     own, constants = [], []
     for instruction in instructions:
         for value in instruction.values:
-            if id(value) not in number:
-                number[id(value)] = len(operands) + len(own)
-                own.append(value)
+            parts = value.packed.parts if value.packed else ()
+            for one in (*parts, value):
+                if one is not None and id(one) not in number:
+                    number[id(one)] = len(operands) + len(own)
+                    own.append(one)
     words = []
     behind = 3 + 5 * len(own) + sum(4 + len(instruction.values) for instruction in instructions)
     for value in own:
@@ -125,6 +144,9 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where:
             words += [-2, behind + len(constants), 0, *value.per_token]
             parts = [-1 if part is None else number[id(part)] for part in value.packed.parts]
             constants += [value.packed.storage, value.packed.block, *parts]
+        elif value.bound is not None:
+            words += [-3, behind + len(constants), 0, 0, 0]
+            constants += bound(value.bound)
         elif value.buffer is OPERAND:
             raise ValueError("an operand of another operator")
         else:

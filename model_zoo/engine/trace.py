@@ -107,6 +107,10 @@ class Tracer(abc.ABC):
         for known, value in zip(self.parameters, self.operands[-len(self.parameters) :], strict=False):
             if known is parameter:
                 return value
+        return self.take(parameter)
+
+    def take(self, parameter: Parameter) -> Value:
+        """A weight that is new to the program: the next operand."""
         self.parameters.append(parameter)
         self.operands.append(Value(tuple(parameter.shape), OPERAND, tracer=self))
         return self.operands[-1]

@@ -127,6 +127,7 @@ class Cache:
                     rest = ops.zeros((theirs.shape[0], layer.length - short.length, layer.head_dim), mine.dtype)
                     theirs = ops.concat([theirs, rest], 1).reshape(mine.shape)
                 ops.assign(mine, theirs)
+        self.settle()
 
     def reorder(self, rows) -> None:
         """Makes row i of the batch what row ``rows[i]`` was."""
@@ -134,3 +135,10 @@ class Cache:
             for parameter in (layer.keys, layer.values):
                 split = parameter.reshape(layer.batch, -1)
                 ops.assign(parameter, ops.gather(split, rows, 0).reshape(parameter.shape))
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until what was assigned is there, as asking for an address does: a program that knows the caches by
+        theirs reads what it finds."""
+        for layer in self.layers:
+            layer.keys.data_ptr(), layer.values.data_ptr()

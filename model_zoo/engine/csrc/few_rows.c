@@ -23,7 +23,7 @@ enum {
 struct few {
     const float *a;
     struct matrix b;
-    float *c, *apart; /* a, where b is read some codes at a time */
+    float *c, *apart; /* a, where b is read by runs of codes */
     int64_t rows, columns, depth;
     int turned;
 };
@@ -66,34 +66,56 @@ INLINE void fetch(const char *from) {
     __builtin_prefetch(from - FAR + NEAR);
 }
 
-/* Adds to sums what `tall` rows of a and `wide` of b, with or without zeros, have in a block from k on: the codes' own
- * numbers first, and once times the block's factor. The numbers of a are in the order of `put_apart`. */
-INLINE void add_block(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, struct table table,
-                      const struct line *rights, int64_t k, floats (*sums)[SOME]) {
-    floats of_block[SOME][SOME];
-    int64_t block = k >> b.shift, end = k + b.block;
+/* The numbers from one row of a to the next. */
+INLINE int64_t stride_of(int storage, int64_t depth) { return storage == ALIGNED ? (depth + RUN - 1) / RUN * RUN : depth; }
+
+/* Adds to sums what `tall` rows of a and `wide` of b, with or without zeros, have together: in each block, or each run
+ * where blocks are shorter, the codes' own numbers first, and once times the factors. The numbers of a are in the order of
+ * `put_run`. */
+INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights,
+                      const char *ahead, floats (*sums)[SOME]) {
+    struct table table = table_of(b.map);
+    int64_t stride = stride_of(ALIGNED, depth), step = b.block > RUN ? b.block : RUN;
+    const uint8_t *codes[SOME];
 #pragma GCC unroll 8
-    for (int i = 0; i < tall; i++)
+    for (int j = 0; j < wide; j++) codes[j] = (const uint8_t *)rights[j].from;
+    for (int64_t k = 0; k < depth; k += step) {
+        int64_t block = k >> b.shift, left = depth - k < RUN ? depth - k : RUN;
+        floats of_step[SOME][SOME], zero[SOME];
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) of_block[i][j] = (floats){0};
+        for (int j = 0; j < wide; j++) {
+            float of_blocks[LANES] = {0};
+            for (int64_t i = 0; zeros && (i == 0 || i < left >> b.shift); i++) of_blocks[i] = 8.0f - rights[j].zeros[block + i];
+            if (zeros) zero[j] = blocks_of_run(of_blocks, b.shift, left);
 #pragma GCC unroll 8
-    for (int first = 0; first < wide; first += CODES_TOGETHER)
-        for (int64_t at = k; at < end; at += APART * LANES)
+            for (int i = 0; i < tall; i++) of_step[i][j] = (floats){0};
+        }
 #pragma GCC unroll 8
-            for (int j = first; j < first + CODES_TOGETHER && j < wide; j++) {
-                floats right[APART];
-                codes_apart((const uint8_t *)rights[j].from + (at >> 1), table, right);
+        for (int first = 0; first < wide; first += CODES_TOGETHER)
+            for (int64_t at = k; at < k + step && at < depth; at += RUN) {
+                struct run runs[CODES_TOGETHER];
 #pragma GCC unroll 8
-                for (int v = 0; v < APART; v++) {
-                    if (zeros) right[v] += 8.0f - rights[j].zeros[block];
-#pragma GCC unroll 8
-                    for (int i = 0; i < tall; i++) of_block[i][j] += load(a + i * depth + at + v * LANES) * right[v];
+                for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+                    runs[j] = run_of(codes[first + j] + (at >> 1), left, table);
+                    if (j * RUN % 128 == 0) fetch(ahead + (wide * at + (first + j) * RUN) / 2);
                 }
+#pragma GCC unroll 8
+                for (int v = 0; v < RUNS; v++)
+#pragma GCC unroll 8
+                    for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+                        floats right = values_of(runs[j], v, table);
+                        if (zeros) right += zero[first + j];
+#pragma GCC unroll 8
+                        for (int i = 0; i < tall; i++) of_step[i][first + j] += load(a + i * stride + at + v * LANES) * right;
+                    }
             }
 #pragma GCC unroll 8
-    for (int i = 0; i < tall; i++)
+        for (int j = 0; j < wide; j++) {
+            floats factors = blocks_of_run(rights[j].factors + block, b.shift, left);
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) sums[i][j] += of_block[i][j] * rights[j].factors[block];
+            for (int i = 0; i < tall; i++) sums[i][j] += of_step[i][j] * factors;
+        }
+    }
 }
 
 /* `tall` rows of a times `wide` rows of b from its `first` on, each `depth` long; from row `next` on will be read then. */
@@ -101,8 +123,7 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
                  int64_t depth, float *c, int64_t c_row) {
     floats sums[SOME][SOME];
     struct line rights[SOME];
-    struct table table = {0};
-    int64_t whole = depth / LANES * LANES;
+    int64_t whole = storage == ALIGNED ? depth : depth / LANES * LANES;
     const char *ahead = (const char *)b.data + eighths(storage) * (next * depth) / 8;
 #pragma GCC unroll 8
     for (int j = 0; j < wide; j++) rights[j] = line_of(storage, b, first + j);
@@ -110,14 +131,10 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
-    if (storage == ALIGNED) table = table_of(b.map);
-    for (int64_t k = 0; storage == ALIGNED && k < whole; k += b.block) {
-        for (int64_t i = 0; i < wide * b.block; i += 128) fetch(ahead + (wide * k + i) / 2);
-        if (b.zeros)
-            add_block(1, tall, wide, a, depth, b, table, rights, k, sums);
-        else
-            add_block(0, tall, wide, a, depth, b, table, rights, k, sums);
-    }
+    if (storage == ALIGNED && b.zeros)
+        add_codes(1, tall, wide, a, depth, b, rights, ahead, sums);
+    else if (storage == ALIGNED)
+        add_codes(0, tall, wide, a, depth, b, rights, ahead, sums);
     for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
 #pragma GCC unroll 8
@@ -139,7 +156,7 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
     floats last[SOME];
 #pragma GCC unroll 8
     for (int j = 0; j < wide && whole < depth; j++)
-        last[j] = load_stored_some(storage == ALIGNED ? CODES : storage, b, first + j, whole, depth - whole);
+        last[j] = load_stored_some(storage, b, first + j, whole, depth - whole);
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
@@ -185,7 +202,7 @@ INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, f
         float factors[FACTORS];
         struct matrix read = with_factors(storage, b, from, wide, factors);
         for (int64_t row = 0; row < rows; row += SOME) {
-            const float *left = a + row * depth;
+            const float *left = a + row * stride_of(storage, depth);
             float *to = c + row * c_row + column;
 #define DOTS(tall)                                                               \
     if (wide == SOME)                                                            \
@@ -215,10 +232,14 @@ static void by_rows(const struct few *of, int64_t first, int64_t last) {
         BY_STORAGE(of->b.storage, lines, of->a, of->b, first, of->c + first, of->columns, of->rows, last - first, of->depth)
 }
 
-/* Rows of whole blocks in the order of `put_apart`. */
+/* Rows in the order of `put_run`. */
 static void take_apart(void *arguments, int64_t first, int64_t last) {
     struct few *of = arguments;
-    for (int64_t k = first * APART * LANES; k < last * APART * LANES; k += APART * LANES) put_apart(of->a + k, of->apart + k);
+    int64_t stride = stride_of(ALIGNED, of->depth), runs = stride / RUN;
+    for (int64_t i = first; i < last; i++) {
+        int64_t row = i / runs, k = i % runs * RUN;
+        put_run(of->a + row * of->depth + k, of->depth - k < RUN ? of->depth - k : RUN, of->apart + row * stride + k);
+    }
 }
 
 /* Adds to rows of c, `wide` numbers each, `deep` rows of b from (row, column) on, times the numbers of a that belong to
@@ -293,7 +314,7 @@ void few_rows(const struct few_rows *given, int count, int64_t rows) {
         of[i] = (struct few){.a = one->a, .b = one->b, .c = one->c, .turned = one->turned, .rows = rows,
                              .columns = one->columns, .depth = one->depth};
         columns += one->columns;
-        room += rows * one->depth;
+        room += rows * stride_of(ALIGNED, one->depth);
     }
     for (int i = 0; i < count; i++) {
         int64_t own = piece(columns, of[i].depth, of[i].turned ? COLUMNS : BROAD * LANES);
@@ -307,8 +328,9 @@ void few_rows(const struct few_rows *given, int count, int64_t rows) {
         for (int j = 0; j < i; j++)
             if (of[j].a == of[i].a) of[i].apart = of[j].apart;
         if (of[i].apart) continue;
-        of[i].apart = next, next += rows * of[i].depth;
-        pet_parallel(take_apart, of + i, rows * of[i].depth / (APART * LANES), 512);
+        int64_t stride = stride_of(ALIGNED, of[i].depth);
+        of[i].apart = next, next += rows * stride;
+        pet_parallel(take_apart, of + i, rows * stride / RUN, 16384 / RUN);
     }
     pet_parallel(by_any, &all, columns, grain);
 }

@@ -18,7 +18,8 @@ PET_KERNEL(plain_product_bf16_added);
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
 enum { DIMENSIONS = 4, MOST_OPERANDS = 20 };
-enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2, BY_HEAD = 1, LOW = 2 }; /* of the program */
+enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2, BOUND = -3, BY_HEAD = 1, LOW = 2 }; /* of the program */
+enum { ADDRESS = 2, NAME = 3 };                                                               /* words of a bound operand */
 
 /* The kernels that may run at once with others, and what they compute. */
 static const struct {
@@ -61,12 +62,26 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
     return 0;
 }
 
+/* An operand that the operator is not called with: its address, the name of its type, how many dimensions it has, and these. */
+static void *bound(const int32_t *words) {
+    void *at;
+    memcpy(&at, words, sizeof at);
+    return at;
+}
+
 /* A packed matrix: its storage, its block, and the operands that hold its parts, −1 for those that it has not. */
 enum { DATA, FACTORS, MAP, SMALL, NESTED_FACTORS, NESTED_MAP, OFFSET, ZEROS, PARTS };
 
-static struct matrix packed(const int32_t *words, void **params, int64_t rows, int64_t columns) {
+/* Parts behind the operands of the program, if there is one, are bound. */
+static struct matrix packed(const int32_t *words, void **params, const int32_t *program, int64_t rows, int64_t columns) {
     const void *parts[PARTS];
-    for (int i = 0; i < PARTS; i++) parts[i] = words[2 + i] < 0 ? NULL : params[words[2 + i]];
+    for (int i = 0; i < PARTS; i++) {
+        int which = words[2 + i];
+        if (program && which >= program[0])
+            parts[i] = bound(program + program[HEADER + (which - program[0]) * WORDS + 1]);
+        else
+            parts[i] = which < 0 ? NULL : params[which];
+    }
     struct matrix of = {.data = parts[DATA], .columns = columns, .storage = words[0], .shift = -1, .block = words[1],
                         .count = rows * columns, .factors = parts[FACTORS], .map = parts[MAP], .small = parts[SMALL],
                         .nested = parts[NESTED_FACTORS], .nested_map = parts[NESTED_MAP], .offset = parts[OFFSET],
@@ -81,7 +96,7 @@ static struct matrix packed(const int32_t *words, void **params, int64_t rows, i
  * The program, int32: how many operands there are, outputs included; how many values besides, how many instructions.
  * For each value besides: in which operand it lies, or among the program's own words; at which number per token, or
  * which word; BY_HEAD and LOW, whether it is in bfloat16; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
- * width), or of a packed matrix (rows, width). For each instruction the address of its kernel in two words; whether it is a product that runs at once with
+ * width), or of a packed matrix (rows, width); a bound one says so itself. For each instruction the address of its kernel in two words; whether it is a product that runs at once with
  * the next one; how many values it uses, and which: the operands are the first, those besides follow. */
 PET_KERNEL(program) {
     const int32_t *words = params[1], *own = words + HEADER;
@@ -115,9 +130,18 @@ PET_KERNEL(program) {
             const int32_t *its_own = own + (int64_t)(value - operands) * WORDS;
             int64_t rows = its_own[3], width = its_own[4];
             int by_head = its_own[2] & BY_HEAD;
-            if (its_own[0] >= operands || its_own[0] < PACKED) return 1;
+            if (its_own[0] >= operands || its_own[0] < BOUND) return 1;
+            if (its_own[0] == BOUND) {
+                const int32_t *held = words + its_own[1], *its_type = held + ADDRESS, *sizes = its_type + NAME + 1;
+                its[i] = bound(held);
+                types[i] = (const char *)its_type;
+                dimensions[i] = its_type[NAME];
+                for (int j = 0; j < dimensions[i] && j < DIMENSIONS; j++) made[i][j] = sizes[j];
+                its_shapes[i] = made[i];
+                continue;
+            }
             if (its_own[0] == PACKED) {
-                matrices[i] = packed(words + its_own[1], params, rows, width);
+                matrices[i] = packed(words + its_own[1], params, words, rows, width);
                 its[i] = matrices + i;
                 types[i] = MATRIX;
                 dimensions[i] = 2;
@@ -154,7 +178,7 @@ PET_KERNEL(program) {
  * takes it; its parts → x·Wᵀ (N, rows), or x·W (N, columns) */
 PET_KERNEL(packed_product) {
     const int32_t *words = params[1];
-    struct matrix of = packed(words + 4, params, words[0], words[1]);
+    struct matrix of = packed(words + 4, params, NULL, words[0], words[1]);
     float *out = params[count - 1];
     int how = words[3] ? IN_BF16 : 0;
     return words[2] ? product_by_rows(params[0], of, out, shapes[0][0], words[0], words[1], how)

@@ -9,8 +9,11 @@
 
 void some_factors(const struct matrix *of, int64_t first, int64_t count, float *to) {
     float offset = *of->offset;
-    for (int64_t i = 0; i < count; i++)
-        to[i] = of->nested_map[of->small[first + i]] * of->nested[(first + i) / NESTED] + offset;
+    for (int64_t i = 0; i < count;) {
+        float nested = of->nested[(first + i) / NESTED];
+        int64_t end = i + NESTED - (first + i) % NESTED;
+        for (end = end < count ? end : count; i < end; i++) to[i] = of->nested_map[of->small[first + i]] * nested + offset;
+    }
 }
 
 enum { AT_ONCE = 8192 };

@@ -165,7 +165,7 @@ INLINE struct table table_of(const float *map) {
 #endif
 }
 
-/* The numbers of APART vectors, as `put_apart` orders them. */
+/* The numbers of APART vectors, whose places `place_apart` says. */
 INLINE void codes_apart(const uint8_t *codes, struct table table, floats *to) {
 #if defined(__AVX512F__)
     __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
@@ -199,16 +199,69 @@ INLINE int place_apart(int vector, int i) {
     return vector * LANES + (i < LANES / 2 ? 2 * i : 2 * (i - LANES / 2) + 1);
 }
 
-/* As many numbers in that order. */
-INLINE void put_apart(const float *from, float *to) {
+/* Rows that are multiplied as they lie are read by runs of codes, again in another order: with AVX-512 a run is a whole
+ * line, and every vector takes one code of each of its words. */
+enum { RUN = LANES > 8 ? LANES * 8 : APART * LANES, RUNS = RUN / LANES };
+
+/* A run of codes, looked up when its vectors are asked for or, with fewer registers, before. */
+struct run {
 #if defined(__AVX512F__)
-    floats left = load(from), right = load(from + LANES);
-    store(to, PICK(left, right, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
-    store(to + LANES, PICK(left, right, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+    __m512i words;
 #else
-    for (int j = 0; j < APART; j++) {
-        floats both = load(from + j * LANES);
-        store(to + j * LANES, PICK(both, both, 0, 2, 4, 6, 1, 3, 5, 7));
+    floats values[RUNS];
+#endif
+};
+
+/* Zeros stand behind the last of `count` codes. */
+INLINE struct run run_of(const uint8_t *codes, int64_t count, struct table table) {
+    struct run run;
+#if defined(__AVX512F__)
+    run.words = _mm512_maskz_loadu_epi32((__mmask16)(0xFFFF >> (RUN - count) / 8), codes);
+#else
+    codes_apart(codes, table, run.values);
+#endif
+    return run;
+}
+
+/* What a vector of the run stands for, in the order of `put_run`. */
+INLINE floats values_of(struct run run, int vector, struct table table) {
+#if defined(__AVX512F__)
+    /* the even code of a byte lies in its upper half; only the lowest four bits count */
+    return (floats)_mm512_permutexvar_ps(_mm512_srli_epi32(run.words, 4 * (vector ^ 1)), table.values);
+#else
+    return run.values[vector];
+#endif
+}
+
+/* What each lane of a run has of the numbers that belong to its blocks. */
+INLINE floats blocks_of_run(const float *of_blocks, int shift, int64_t count) {
+#if defined(__AVX512F__)
+    __mmask16 blocks = (__mmask16)((1u << (count >> shift)) - 1) | 1; /* lanes beyond them meet zeros */
+    __m512i places = _mm512_srli_epi32(_mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120), (unsigned)shift);
+    return (floats)_mm512_permutexvar_ps(places, _mm512_maskz_loadu_ps(blocks, of_blocks));
+#else
+    (void)shift, (void)count;
+    return fill(of_blocks[0]);
+#endif
+}
+
+/* A run of numbers, zeros behind the last of `count`, in the order of `values_of`. */
+INLINE void put_run(const float *from, int64_t count, float *to) {
+    float whole[RUN] = {0};
+    memcpy(whole, from, (size_t)count * sizeof(float));
+#if defined(__AVX512F__)
+    for (int times = 0; times < 3; times++) { /* those of even places before those of odd ones */
+        for (int v = 0; v < RUNS / 2; v++) {
+            floats left = load(whole + 2 * v * LANES), right = load(whole + (2 * v + 1) * LANES);
+            store(to + v * LANES, PICK(left, right, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+            store(to + (v + RUNS / 2) * LANES, PICK(left, right, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+        }
+        memcpy(whole, to, sizeof whole);
+    }
+#else
+    for (int v = 0; v < RUNS; v++) {
+        floats both = load(whole + v * LANES);
+        store(to + v * LANES, PICK(both, both, 0, 2, 4, 6, 1, 3, 5, 7));
     }
 #endif
 }
