@@ -98,6 +98,20 @@ class GLMBlock(nn.Cell):
         return y * ALPHA + self.mlp(y)
 
 
+class PositionRows(nn.Cell):
+    """Positions ``(B, 2, S)`` → those in the text and those in the block, ``(B, S)`` each."""
+
+    def __init__(self):
+        super().__init__()
+        self.split = ops.Unstack(1)
+
+    def construct(self, positions):
+        return self.split(positions)
+
+    def trace(self, tracer, positions):
+        return tracer.columns(positions, 0, 1), tracer.columns(positions, 1, 1)
+
+
 class GLMTransformer(nn.Cell):
     """Embedding, layers and the last norm."""
 
@@ -108,11 +122,11 @@ class GLMTransformer(nn.Cell):
         self.final_layernorm = make("transformer.final_layernorm")
         # The published model keeps its frequencies in fp16 and never computes them again in fp32.
         frequencies = rotary_frequencies(dims.head_dim // 2).astype(np.float16).astype(np.float32)
-        self.rotary_table, self.rows = RotaryTable(frequencies, "half"), ops.Unstack(1)
+        self.rotary_table, self.rows = RotaryTable(frequencies, "half"), PositionRows()
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        x = self.word_embeddings(input_ids).reshape(batch * length, -1)
+        x = self.word_embeddings(input_ids)
+        x = x.reshape(-1, x.shape[-1])  # (B·S, H)
         text, block = self.rows(position_ids)
         cosine, sine = self.rotary_table(text)
         block_cosine, block_sine = self.rotary_table(block)

@@ -105,8 +105,8 @@ class ChatGLM2Model(nn.Cell):
         self.rotary_table = RotaryTable(frequencies, "interleaved")
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        x = self.embedding(input_ids).reshape(batch * length, -1)
+        x = self.embedding(input_ids)
+        x = x.reshape(-1, x.shape[-1])  # (B·S, H)
         cosine, sine = self.rotary_table(position_ids)
         return self.encoder(x, cosine, sine, start, end, keep)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
 from model_zoo.activations import GELUS
 from model_zoo.causal_lm import CausalLM
@@ -74,9 +74,8 @@ class GPT2Model(nn.Cell):
         self.drop = None
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        positions = ops.zeros_like(start) + position_ids
-        x = (self.wte(input_ids) + self.wpe(positions)).reshape(batch * length, -1)
+        x = self.wte(input_ids) + self.wpe(position_ids)
+        x = x.reshape(-1, x.shape[-1])  # (B·S, H)
         if self.drop is not None:
             x = self.drop(x)
         for layer in self.h:

@@ -140,6 +140,11 @@ class Embedding(nn.Cell):
             found = self.gather(self.weight, ids, 0)
         return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)
 
+    def trace(self, tracer, ids):
+        if self.output_scale != 1.0:
+            tracer.refuse(type(self))
+        return tracer.emit("rows_of", self.weight, ids)
+
 
 class Parts(nn.Cell):
     """Columns in so many equal parts."""

@@ -73,6 +73,11 @@ class RotaryTable(nn.Cell):
         cosine, sine = self.cos(angles), self.sin(angles)
         return (cosine, sine) if self.scale == 1.0 else (cosine * self.scale, sine * self.scale)
 
+    def trace(self, tracer, positions):
+        tables = [tracer.place((1, 1, 1, self.lanes.size)) for _ in range(2)]
+        tracer.emit("rotary_table", positions, tracer.parameter(self.lanes), scale=self.scale, outputs=tables)
+        return tuple(tables)
+
 
 class Rotary(nn.Cell):
     """Rotates the first ``width`` dimensions of every head by its position's angles (Su et al. 2021).

@@ -180,8 +180,8 @@ class RotaryDecoder(nn.Cell):
         self.local_table = table(rope_settings(config, local=True)) if config.block == "gemma" else None
 
     def construct(self, input_ids, position_ids, start, end, keep):
-        batch, length = start.shape
-        x = self.embed_tokens(input_ids).reshape(batch * length, -1)
+        x = self.embed_tokens(input_ids)
+        x = x.reshape(-1, x.shape[-1])  # (B·S, H)
         tables = self.rotary_table(position_ids)
         if self.local_table is not None:
             tables = tables + self.local_table(position_ids)

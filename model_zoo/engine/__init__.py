@@ -33,7 +33,7 @@ from mindspore import nn
 from model_zoo.engine import build, cells
 from model_zoo.engine.build import NoCompiler, switched_off
 from model_zoo.engine.cells import available, precision_suffix, stored_rows
-from model_zoo.engine.decode import fuse_cached_layers
+from model_zoo.engine.decode import TokenProgram, fuse_cached_layers
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
@@ -47,6 +47,7 @@ __all__ = [
     "NoCompiler",
     "NotTraceable",
     "Rounded",
+    "TokenProgram",
     "Widened",
     "adamw_in_place",
     "available",

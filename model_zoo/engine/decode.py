@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 
-from mindspore import Parameter, nn
+import numpy as np
+from mindspore import Tensor, nn
 
+from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, NotTraceable, Value
 from model_zoo.engine.run import ForwardProgram, key_mask_of, replace_layers
-from model_zoo.engine.trace import SequenceTracer, Tracer
+from model_zoo.engine.trace import SequenceTracer, Tracer, traced_calls
 
 
 class CachedTracer(Tracer):
@@ -17,18 +20,26 @@ class CachedTracer(Tracer):
     tensor that an operator is called with, which for single tokens is a good part of all. Whoever runs the program
     sees to it that they stay where they are (`model_zoo.graph.AddressGuard`).
 
+    Args:
+        width, layer: see `Tracer`.
+        caches: of each attention core, by its id, a `generation.cache.LayerCache`.
+
     Attributes:
-        cache: of the layer that is traced, a `generation.cache.LayerCache`.
+        cache: of the core that is traced.
     """
 
-    def __init__(self, width: int, layer: nn.Cell):
+    def __init__(self, width: int, layer: nn.Cell, caches: Mapping):
         super().__init__(width, layer)
-        self.bound: dict[int, Value] = {}
+        self.caches, self.bound = caches, {}
 
-    def take(self, parameter: Parameter) -> Value:
+    def take(self, parameter: Tensor) -> Value:
         if id(parameter) not in self.bound:
             self.bound[id(parameter)] = Value(tuple(parameter.shape), OPERAND, bound=parameter, tracer=self)
         return self.bound[id(parameter)]
+
+    def call(self, cell: nn.Cell, *arguments, **settings):
+        self.cache = self.caches.get(id(cell))
+        return super().call(cell, *arguments, **settings)
 
 
 class TokenTracer(CachedTracer):
@@ -53,6 +64,60 @@ class TokenTracer(CachedTracer):
         return self.emit("token_attention", *given, **numbers, pinned=cache.pinned)
 
 
+class WholeTokenTracer(TokenTracer):
+    """From a token's id to its logits. The first operand is the ids ``(B,)``, and the last the positions ``(B, 1)``,
+    or so many for each token."""
+
+    def __init__(self, model, caches: Mapping, positions: int):
+        super().__init__(1, model.layer_list[0], caches)
+        del self.operands[self.operands.index(self.key_mask) + 1 :]  # no tables: they are computed
+        self.hidden.per_token, self.positions = (1,), self.operand((1,) if positions == 1 else (1, positions))
+        with traced_calls():
+            try:
+                hidden = model.hidden_states(self.hidden, self.positions, None, self.end, self.key_mask)
+                self.logits = model.head(hidden)
+            except NotTraceable:
+                raise
+            except Exception as error:  # both are the family's own methods, and no cells
+                raise NotTraceable(f"{type(model).__name__} computes what the tracer does not know: {error}") from error
+
+
+class TokenProgram:
+    """Everything between a token's id and its logits as one call of the engine, past MindSpore's runtime: it takes as
+    long for a graph as a small model's layers do for a token.
+
+    Args:
+        model: of `fuse_cached_layers`, its cache attached.
+        cache: a `generation.cache.Cache`.
+        positions: how many a token has.
+
+    Raises:
+        NotTraceable: a cell within cannot be followed.
+    """
+
+    def __init__(self, model, cache, batch: int, positions: int):
+        tracer = WholeTokenTracer(model, cache_by_core(cache), positions)
+        program = ForwardProgram(tracer, tracer.logits)
+        shapes = [(batch, width) for width in (tracer.logits.width, 1, max(program.workspace[0], 1))]
+        self.words, self.made = program.program.asnumpy(), [np.empty(shape, np.float32) for shape in shapes]
+        self.run = ctypes.CDLL(str(library())).program
+
+    def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``
+        → logits ``(B, V)``."""
+        given = [np.ascontiguousarray(array, np.int32) for array in (ids, self.words, end, key_mask, positions)]
+        arrays = [*given, *self.made]
+        count = len(arrays)
+        pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
+        dimensions = (ctypes.c_int * count)(*(array.ndim for array in arrays))
+        sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+        shapes = (ctypes.c_void_p * count)(*(ctypes.addressof(size) for size in sizes))
+        types = (ctypes.c_char_p * count)(*(str(array.dtype).encode() for array in arrays))
+        if self.run(count, pointers, dimensions, shapes, types, None, None):
+            raise RuntimeError("the program of single tokens failed")
+        return self.made[0].copy()
+
+
 class PromptTracer(CachedTracer, SequenceTracer):
     """Whole prompts, whose keys and values are kept."""
 
@@ -73,7 +138,7 @@ class CachedLayers(nn.Cell):
 
     Args:
         layers: called as in `FusedLayers`.
-        caches: of each.
+        caches: see `CachedTracer`.
         width: of the hidden states.
         prompt: whether for whole prompts, or for single tokens.
 
@@ -81,12 +146,12 @@ class CachedLayers(nn.Cell):
         NotTraceable: a cell within cannot be followed.
     """
 
-    def __init__(self, layers: Sequence[nn.Cell], caches: Sequence, width: int, prompt: bool):
+    def __init__(self, layers: Sequence[nn.Cell], caches: Mapping, width: int, prompt: bool):
         super().__init__()
         self.prompt = prompt
-        tracer = (PromptTracer if prompt else TokenTracer)(width, layers[0])
+        tracer = (PromptTracer if prompt else TokenTracer)(width, layers[0], caches)
         result = tracer.hidden
-        for layer, tracer.cache in zip(layers, caches, strict=True):
+        for layer in layers:
             result = tracer.run(layer, result)
         self.program = ForwardProgram(tracer, result)
 
@@ -98,24 +163,26 @@ class CachedLayers(nn.Cell):
         return self.program(x, given, (), ())[0]
 
 
+def cache_by_core(cache) -> dict:
+    """The caches of attention cores, by the cores' ids."""
+    return {id(core): own for (_, core), own in zip(cache.cores, cache.layers, strict=True)}
+
+
 @contextlib.contextmanager
 def fuse_cached_layers(model, cache, prompt: bool) -> Iterator[None]:
     """Within, a model's layers are one operator over a `generation.cache.Cache`, for whole prompts or for single
     tokens. A layer that is not traceable stays as it is."""
-    layers, width = model.layer_list, model.config.dims.hidden
-    kept = {id(core): own for (_, core), own in zip(cache.cores, cache.layers, strict=True)}
-    groups: list[tuple[list[nn.Cell], list] | nn.Cell] = []
+    layers, width, caches = model.layer_list, model.config.dims.hidden, cache_by_core(cache)
+    groups: list[list[nn.Cell] | nn.Cell] = []
     for layer in layers:
-        own = [kept[id(cell)] for _, cell in layer.cells_and_names() if id(cell) in kept]
         try:
-            CachedLayers([layer], own, width, prompt)
+            CachedLayers([layer], caches, width, prompt)
         except NotTraceable:
             groups.append(layer)
         else:
-            if not (groups and isinstance(groups[-1], tuple)):
-                groups.append(([], []))
-            groups[-1][0].append(layer)
-            groups[-1][1].extend(own)
-    cells = [CachedLayers(*group, width, prompt) if isinstance(group, tuple) else group for group in groups]
+            if not (groups and isinstance(groups[-1], list)):
+                groups.append([])
+            groups[-1].append(layer)
+    cells = [CachedLayers(group, caches, width, prompt) if isinstance(group, list) else group for group in groups]
     with replace_layers(layers, cells):
         yield

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import mindspore as ms
 import numpy as np
-from mindspore import Parameter
+from mindspore import Tensor
 
 OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
 RESULT, SAVED, WORKSPACE = "result", "saved", "workspace"
@@ -74,7 +75,7 @@ class Value:
     buffer: Buffer | str | None
     constant: np.generic | None = None
     packed: Packed | None = None
-    bound: Parameter | None = None
+    bound: Tensor | None = None
     tracer: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -105,6 +106,12 @@ class Value:
 
     def __mul__(self, factor):
         return Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+
+    def astype(self, dtype) -> Value:
+        """Itself: all is computed in float32."""
+        if dtype != ms.float32:
+            raise NotTraceable(f"a value as {dtype}")
+        return self
 
     def reshape(self, *shape) -> Value:
         """The same numbers in rows of another width, such as a row for each head: a view."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mindspore import Parameter
+from mindspore import Tensor
 
 from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
@@ -110,11 +110,10 @@ def words_of(number: int) -> list[int]:
     return np.array([number], np.uint64).view(np.int32).tolist()
 
 
-def bound(parameter: Parameter) -> list[int]:
+def bound(weight: Tensor) -> list[int]:
     """Where a weight is, the name of its type in `NAME_WORDS` words, and its shape."""
-    name = str(parameter.dtype).lower().ljust(4 * NAME_WORDS, "\0").encode()
-    place = parameter.data_ptr()
-    return [*words_of(place), *np.frombuffer(name, np.int32).tolist(), len(parameter.shape), *parameter.shape]
+    name = np.frombuffer(str(weight.dtype).lower().ljust(4 * NAME_WORDS, "\0").encode(), np.int32)
+    return [*words_of(weight.data_ptr()), *name.tolist(), len(weight.shape), *weight.shape]
 
 
 def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where: dict[str, int]) -> np.ndarray:

@@ -176,6 +176,7 @@ ROWS = (
     ),
     Op("plain_product_bf16_added", "N K:low; K M:stored -> N M:low", product="adds"),
     Op("product_of_columns_bf16", "N K:low; N M:low -> K M"),
+    Op("rotary_table", "b S:int; w; {scale} -> b 1 S w; b 1 S w", plain=plain.rotary_table),
     Op("rows_of", "V H:stored; *:int -> * H", plain=plain.rows_of),
     Op("low_rank", "N M; N K; R K; M R; {scale} -> N M; N R", vjp.low_rank, plain=plain.low_rank),
     Op("low_rank_inner", "N K:low; R K; {scale} -> N R"),

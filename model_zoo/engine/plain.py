@@ -316,6 +316,13 @@ def plain_product():
     return ops.MatMul()
 
 
+def rotary_table(scale):
+    def tables(positions, lanes):
+        return ops.cos(ops.expand_dims(positions, 1)[..., None].astype(ms.float32) * lanes) * scale
+
+    return tables
+
+
 def rows_of():
     return lambda table, ids: ops.gather(table, ids, 0).astype(ms.float32)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.engine import available, fuse_cached_layers
+from model_zoo.engine import NotTraceable, TokenProgram, available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
 
@@ -59,7 +60,7 @@ class PlainDecoder:
 
 
 class CachedDecoder:
-    """Two compiled graphs, one for the prompt and one for a token, over a cache of fixed length.
+    """A compiled graph for the prompt, and a program or a graph for a token, over a cache of fixed length.
 
     Args:
         model: in evaluation mode, its adapters as they are to be used.
@@ -94,24 +95,43 @@ class CachedDecoder:
         self.guard.note()
 
     @contextlib.contextmanager
-    def attached(self, graph: Graph) -> Iterator[None]:
-        """Within, the model is as this graph of it is compiled: over the cache, with the fast kernels or without."""
+    def attached(self, prefilling: bool, fresh: bool) -> Iterator[None]:
+        """Within, the model is over the cache and, for what is compiled of it there, has the fast kernels or not."""
         model, before = self.model, self.model.runs_fast
-        swapped = before != self.fast and graph not in self.compiled
+        swapped = fresh and before != self.fast
         if swapped:
             model.set_fast(self.fast)
-        self.cache.attach(prefilling=graph is self.prefill)
-        model.decoding = graph is self.advance
-        whole = self.fast and graph not in self.compiled
+        self.cache.attach(prefilling)
+        model.decoding = not prefilling
         try:
-            with fuse_cached_layers(model, self.cache, not model.decoding) if whole else contextlib.nullcontext():
-                yield
-            self.compiled.add(graph)
+            yield
         finally:
             model.decoding = False
             self.cache.detach()
             if swapped:
                 model.set_fast(before)
+
+    def run(self, graph: Graph, *arguments):
+        """What a graph gives."""
+        fresh, prefilling = graph not in self.compiled, graph is self.prefill
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.attached(prefilling, fresh))
+            if self.fast and fresh:
+                stack.enter_context(fuse_cached_layers(self.model, self.cache, prefilling))
+            results = graph(*arguments)
+        self.compiled.add(graph)
+        return results
+
+    @functools.cached_property
+    def token(self) -> TokenProgram | None:
+        """The program of single tokens; None where a graph takes its place."""
+        if not self.fast:
+            return None
+        with self.attached(prefilling=False, fresh=True):
+            try:
+                return TokenProgram(self.model, self.cache, self.batch, self.position.size // self.batch)
+            except NotTraceable:
+                return None
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
@@ -119,10 +139,8 @@ class CachedDecoder:
         fill = ids[:, :1]  # any valid id: it is hidden
         ids = np.concatenate([np.repeat(fill, extra, 1), ids], 1)
         mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
-        with self.attached(self.prefill):
-            logits, position = self.prefill(
-                Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32)), Tensor([0], ms.int32)
-            )
+        prompt = Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32))
+        logits, position = self.run(self.prefill, *prompt, Tensor([0], ms.int32))
         virtual = self.model.virtual_tokens
         self.position = position.asnumpy()[..., -1]
         self.column = virtual + self.prompt
@@ -145,15 +163,13 @@ class CachedDecoder:
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """One more token per row ``(B,)`` → logits of the one after."""
         self.position = self.model.family.advance(self.position)
-        with self.attached(self.advance):
-            logits = self.advance(
-                Tensor(tokens[:, None].astype(np.int32)),
-                Tensor(self.position[..., None].astype(np.int32)),
-                self.kept,
-                Tensor([self.column], ms.int32),
-            )
+        column = self.column
         self.column += 1
-        return logits.asnumpy()
+        if self.token is not None:
+            end = np.full((self.batch, 1), self.column, np.int32)
+            return self.token(tokens, end, self.keep, self.position.reshape(self.batch, -1))
+        ids, positions = (Tensor(array[..., None].astype(np.int32)) for array in (tokens, self.position))
+        return self.run(self.advance, ids, positions, self.kept, Tensor([column], ms.int32)).asnumpy()
 
     def reorder(self, rows: np.ndarray) -> None:
         """Makes row i what row ``rows[i]`` was."""

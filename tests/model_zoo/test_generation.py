@@ -304,3 +304,21 @@ def test_buckets_are_few_and_close():
         bucket(length) >= length and (bucket(length) <= 32 or bucket(length) < 1.5 * length) for length in lengths
     )
     assert len({bucket(length) for length in lengths}) <= 16
+
+
+def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
+    """The graph of a token is its oracle."""
+    model, expected, _, _ = case
+    prompt, answer = expected[:, :-NEW], expected[:, -NEW:].T
+    model.set_train(False)
+
+    def logits(graph: bool):
+        decoder = decoders.CachedDecoder(model, len(prompt), decoders.bucket(prompt.shape[1]), 64)
+        if graph:
+            decoder.token = None
+        found = [decoder.start(prompt, np.ones_like(prompt)), *(decoder.step(tokens) for tokens in answer[:4])]
+        return decoder.token is not None, np.stack(found)
+
+    known, ours = logits(graph=False)
+    assert known == (available() and model.family.name not in GRAPHS), "a family that is followed, or is not, has changed"
+    assert np.array_equal(ours, logits(graph=True)[1])

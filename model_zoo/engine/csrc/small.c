@@ -1,5 +1,7 @@
 /* Sums, and columns apart and together: what layers that run as one operator need between the other kernels. Places of
  * columns are int32. */
+#include <math.h>
+
 #include "numbers.h"
 #include "pool.h"
 
@@ -230,6 +232,20 @@ PET_KERNEL(join_columns) {
                          .other = shapes[1][ndims[1] - 1]};
     if (of.width)
         pet_parallel(join_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width + of.other));
+    return 0;
+}
+
+/* positions (B, S), lanes (w), scale → cosines and sines (B, 1, S, w), computed in double precision as MindSpore does */
+PET_KERNEL(rotary_table) {
+    const int32_t *positions = params[0];
+    const float *lanes = params[1], scale = *(float *)params[2];
+    float *cosines = params[3], *sines = params[4];
+    int64_t width = shapes[1][0], all = size_of(ndims[0], shapes[0]) * width;
+    for (int64_t i = 0; i < all; i++) {
+        double angle = (float)positions[i / width] * lanes[i % width];
+        cosines[i] = (float)cos(angle) * scale;
+        sines[i] = (float)sin(angle) * scale;
+    }
     return 0;
 }
 
