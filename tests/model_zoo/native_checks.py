@@ -637,6 +637,16 @@ def rotary(kernels, x, rotated, tables, form):
             close(kernels(f"split_{name}", (x, *table, start), joined.shape), back)
 
 
+def rotary_tables(kernels):
+    positions = np.array([[0, 1, 511], [70000, 3, 2]], np.int32)
+    for width in (1, 2, 9, 64):
+        lanes, scale = np.abs(numbers(width)), np.array([1.5], np.float32)
+        angles = positions.astype(np.float32)[:, None, :, None] * lanes
+        found = kernels("rotary_table", (positions, lanes, scale), angles.shape, angles.shape)
+        for mine, function in zip(found, (np.cos, np.sin), strict=True):
+            assert np.array_equal(mine, function(angles.astype(np.float64)).astype(np.float32) * scale), width
+
+
 def loss(kernels):
     for rows, width, vocabulary, together in [
         (1, 1, 1, 1), (5, 3, 3, 2), (9, 16, 16, 9), (33, 40, 1000, 10), (70, 24, 37, 30), (3, 20, 8195, 3), (4, 6, 9, 1)
@@ -969,6 +979,7 @@ CHECKS = (
     norms,
     activations,
     heads,
+    rotary_tables,
     loss,
     attention,
     attention_bf16,

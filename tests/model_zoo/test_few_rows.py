@@ -12,7 +12,7 @@ from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
 from model_zoo.engine.build import library
-from model_zoo.engine.decode import TokenTracer
+from model_zoo.engine.decode import TokenTracer, cache_by_core
 from model_zoo.engine.ir import NotTraceable
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
@@ -93,10 +93,9 @@ def untraceable(model) -> list[bool]:
     """For each layer, whether it runs operator by operator."""
     (decoder,) = model.__dict__["_decoders"].values()
     found = []
-    for (path, _), kept in zip(decoder.cache.cores, decoder.cache.layers, strict=True):
+    for path, _ in decoder.cache.cores:
         layer = dict(model.cells_and_names())[path.removesuffix("." + model.family.attention_core)]
-        tracer = TokenTracer(model.config.dims.hidden, layer)
-        tracer.cache = kept
+        tracer = TokenTracer(model.config.dims.hidden, layer, cache_by_core(decoder.cache))
         try:
             tracer.run(layer, tracer.hidden)
             found.append(False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from model_zoo.auto import AutoModel
+from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
@@ -16,6 +17,8 @@ from model_zoo.generation.decoders import bucket
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
+GRAPHS = "gemma", "qwen3_moe"
+"""Families whose single tokens go through a graph: what scales an embedding and chooses experts is not followed."""
 NEW = 16
 FREE = {"max_new_tokens": NEW, "eos_token_id": None}  # the references were written without an end
 
@@ -320,5 +323,5 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
         return decoder.token is not None, np.stack(found)
 
     known, ours = logits(graph=False)
-    assert known == (available() and model.family.name not in GRAPHS), "a family that is followed, or is not, has changed"
+    assert known == (available() and not model.config.model_type.startswith(GRAPHS))
     assert np.array_equal(ours, logits(graph=True)[1])
