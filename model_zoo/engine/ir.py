@@ -67,7 +67,7 @@ class Value:
         buffer: where it lies; OPERAND for an operand and what has an output of its own, None for a constant.
         constant: a number that is the same in every run.
         packed: what it is made of, of a packed matrix.
-        bound: a weight that the program knows by its address, and is not called with.
+        bound: what the program knows by its address, or holds, and is not called with.
         tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
     """
 

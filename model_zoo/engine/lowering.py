@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
@@ -111,9 +111,12 @@ def words_of(number: int) -> list[int]:
 
 
 def bound(weight: Tensor) -> list[int]:
-    """Where a weight is, the name of its type in `NAME_WORDS` words, and its shape."""
-    name = np.frombuffer(str(weight.dtype).lower().ljust(4 * NAME_WORDS, "\0").encode(), np.int32)
-    return [*words_of(weight.data_ptr()), *name.tolist(), len(weight.shape), *weight.shape]
+    """Where a weight is, the name of its type in `NAME_WORDS` words, and its shape. What is no parameter, which nothing
+    keeps in its place, follows itself, and has no address."""
+    own, name = not isinstance(weight, Parameter), str(weight.dtype).lower().ljust(4 * NAME_WORDS, "\0")
+    words = np.frombuffer(name.encode(), np.int32).tolist()
+    numbers = weight.asnumpy().view(np.int32).reshape(-1).tolist() if own else []
+    return [*words_of(0 if own else weight.data_ptr()), *words, len(weight.shape), *weight.shape, *numbers]
 
 
 def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where: dict[str, int]) -> np.ndarray:

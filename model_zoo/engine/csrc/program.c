@@ -62,11 +62,12 @@ static int gather(struct gathered *all, kernel does, int uses, void **its, int64
     return 0;
 }
 
-/* An operand that the operator is not called with: its address, the name of its type, how many dimensions it has, and these. */
+/* An operand that the operator is not called with: its address, the name of its type, how many dimensions it has, and these.
+ * Where the address is 0 its numbers follow. */
 static void *bound(const int32_t *words) {
     void *at;
     memcpy(&at, words, sizeof at);
-    return at;
+    return at ? at : (void *)(words + ADDRESS + NAME + 1 + words[ADDRESS + NAME]);
 }
 
 /* A packed matrix: its storage, its block, and the operands that hold its parts, −1 for those that it has not. */
