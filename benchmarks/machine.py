@@ -20,12 +20,14 @@ def fields() -> dict[str, str]:
 
 
 def key_of(cores: int) -> str:
-    """The name of this machine: processor, instruction sets, cores."""
+    """The name of this machine: processor and its family, since virtual machines call several generations alike,
+    instruction sets, cores."""
     found = fields()
     model = found.get("model name", platform.processor() or platform.machine())
     known = set(found.get("flags", found.get("Features", "")).split())
     sets = [name for flag, name in INSTRUCTIONS.items() if flag in known]
-    return f"{model} ({', '.join(sets[-2:]) or 'no vectors known'}), {cores} cores"
+    family = f" family {found['cpu family']}" if "cpu family" in found else ""
+    return f"{model}{family} ({', '.join(sets[-2:]) or 'no vectors known'}), {cores} cores"
 
 
 def about() -> str:
