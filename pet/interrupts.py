@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 
@@ -149,10 +150,30 @@ def _end_command(number: int) -> None:
     if _ending is not None:
         os._exit(128 + number)
     _ending = number
-    late = threading.Timer(LIMIT, _exit)
-    late.daemon = True
-    late.start()
+    sys.unraisablehook = _raise_again
+    _later(LIMIT, _exit)
+    _wake()
+
+
+def _wake() -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
+
+
+def _later(seconds: float, call: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+
+
+def _raise_again(lost) -> None:
+    """Python drops what is raised within a callback of its own (a weak reference's, a ``__del__``): once more, later.
+
+    Not from here, as the signal would be handled within this function.
+    """
+    if lost.exc_type is KeyboardInterrupt:
+        _later(0.01, _wake)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _raise(number: int, frame) -> None:

@@ -42,6 +42,21 @@ with interrupts.raising():
         except KeyboardInterrupt:
             print("swallowed", flush=True)
 """
+DROPPED = """
+class Waiting:
+    def __del__(self):
+        print("ready", flush=True)
+        time.sleep(60)
+
+try:
+    with interrupts.raising():
+        waiting = Waiting()
+        del waiting
+        sys.stdin.read()
+except KeyboardInterrupt:
+    print("raised", flush=True)
+    sys.exit(interrupts.ending())
+"""
 HANDLED = """
 import queue
 received = queue.Queue()
@@ -108,6 +123,15 @@ def test_it_ends_even_where_the_exception_is_lost(start):
         assert process.stdout.readline() == "swallowed\n"
         assert process.wait() == 130
         assert process.stderr.read() == "\npet: interrupted\n"
+
+
+def test_it_is_raised_again_where_python_drops_the_exception(start):
+    with start(DROPPED) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "raised\n"
+        assert process.wait() == 130
+        assert process.stderr.read() == ""
 
 
 def test_the_innermost_that_asked_for_a_signal_gets_it(start):
