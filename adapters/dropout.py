@@ -49,10 +49,17 @@ def seed_of(key, site: int, size: int, by_product: bool):
 class Dropout(nn.Cell):
     """Zeroes a share of the elements while training, and scales up the rest (Srivastava et al. 2014).
 
+
     Args:
         rate: the share, from 0 to below 1.
         name: of the cell that this stands in; cells with other names have other masks under the same key.
+
+    Attributes:
+        members, place: how many processes divide the columns, and which of them this is: it draws its part of the mask
+            that a single process would draw for all.
     """
+
+    members, place = 1, 0
 
     def __init__(self, rate: float, name: str):
         super().__init__()
@@ -65,7 +72,11 @@ class Dropout(nn.Cell):
 
     def places(self, x):
         """Where each element of x stands in the mask of its block, and the size of that."""
-        return int_range(x.size).reshape(x.shape), x.size
+        if self.members == 1:
+            return int_range(x.size).reshape(x.shape), x.size
+        rows, columns = x.shape
+        index = int_range(rows).reshape(rows, 1) * (columns * self.members)
+        return index + int_range(columns) + self.place * columns, rows * columns * self.members
 
     def construct(self, x):
         if not self.training:
@@ -79,7 +90,7 @@ class Dropout(nn.Cell):
         if not self.training:
             return x
         numbers = {"site": self.site, "threshold": self.threshold, "factor": self.factor}
-        return tracer.emit("dropout", x, self.key, **numbers)
+        return tracer.emit("dropout", x, self.key, **numbers, members=self.members, place=self.place)
 
 
 def set_dropout_key(model: nn.Cell, key: int, block: int = 0) -> None:

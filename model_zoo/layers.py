@@ -61,12 +61,12 @@ def is_product(value) -> bool:
     return isinstance(value, ops.MatMul) or hasattr(type(value), "stands_for_product")
 
 
-def traced_linear(tracer, product: str, cell, x, weight):
-    """The trace of a cell with a product, this weight and perhaps a bias."""
+def traced_linear(tracer, product: str, cell, x, weight, with_bias: bool):
+    """The trace of a cell with a product, this weight and perhaps a bias, which may be left out."""
     if not is_product(cell.product):  # it computes in another type
         tracer.refuse(type(cell))
     y = tracer.emit(product + precision_suffix(cell.product), x, weight)
-    return y if cell.bias is None else tracer.emit("add_bias", y, cell.bias)
+    return tracer.emit("add_bias", y, cell.bias) if with_bias and cell.bias is not None else y
 
 
 class Linear(nn.Cell):
@@ -94,8 +94,8 @@ class Linear(nn.Cell):
             y = self.add_bias(y, self.bias)
         return y
 
-    def trace(self, tracer, x):
-        return traced_linear(tracer, "product_of_rows", self, x, self.weight)
+    def trace(self, tracer, x, with_bias=True):
+        return traced_linear(tracer, "product_of_rows", self, x, self.weight, with_bias)
 
 
 class Conv1D(nn.Cell):
@@ -112,8 +112,8 @@ class Conv1D(nn.Cell):
     def construct(self, x):
         return self.add_bias(self.product(x, self.weight), self.bias)  # (N, out)
 
-    def trace(self, tracer, x):
-        return traced_linear(tracer, "plain_product", self, x, self.weight)
+    def trace(self, tracer, x, with_bias=True):
+        return traced_linear(tracer, "plain_product", self, x, self.weight, with_bias)
 
 
 class Embedding(nn.Cell):

@@ -81,6 +81,9 @@ class WholeTokenTracer(TokenTracer):
             except Exception as error:  # both are the family's own methods, and no cells
                 raise NotTraceable(f"{type(model).__name__} computes what the tracer does not know: {error}") from error
 
+    def use_group(self, group_sum):
+        self.refuse(type(group_sum))  # one call has no sums in between
+
 
 class TokenProgram:
     """Everything between a token's id and its logits as one call of the engine, past MindSpore's runtime: it takes as
@@ -99,7 +102,7 @@ class TokenProgram:
         tracer = WholeTokenTracer(model, cache_by_core(cache), positions)
         program = ForwardProgram(tracer, tracer.logits)
         shapes = [(batch, width) for width in (tracer.logits.width, 1, max(program.workspace[0], 1))]
-        self.words, self.made = program.program.asnumpy(), [np.empty(shape, np.float32) for shape in shapes]
+        self.words, self.made = program.programs[0].asnumpy(), [np.empty(shape, np.float32) for shape in shapes]
         self.run = ctypes.CDLL(str(library())).program
 
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:

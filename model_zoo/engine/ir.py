@@ -11,8 +11,9 @@ import numpy as np
 from mindspore import Tensor
 
 OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
-RESULT, SAVED, WORKSPACE = "result", "saved", "workspace"
-"""Where a buffer lies: in the first output, among what is saved for the backward pass, or in the workspace."""
+RESULT, WORKSPACE = "result", "workspace"
+"""Where a buffer lies: in the first output, or in the workspace; `model_zoo.engine.pieces` has names for what outlasts
+a piece of a program."""
 
 
 class NotTraceable(Exception):
@@ -25,7 +26,7 @@ class Buffer:
 
     Attributes:
         size: numbers per token.
-        storage: RESULT, SAVED or WORKSPACE.
+        storage: RESULT, WORKSPACE, or a name of `model_zoo.engine.pieces`.
         offset: its first number there, per token.
         low: whether its numbers are rounded to bfloat16.
     """

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from model_zoo.engine.build import library
-from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, Value, buffers
+from model_zoo.engine.ir import OPERAND, RESULT, WORKSPACE, Buffer, Instruction, Value, buffers
 from model_zoo.engine.ops import OPS
 from model_zoo.engine.schedule import batches, factors
 
@@ -60,11 +60,11 @@ def round_between_products(instructions: Sequence[Instruction]) -> None:
         buffer.low = every and buffer.storage is not RESULT
 
 
-def allocate_saved(saved: Sequence[Buffer]) -> int:
+def allocate(those: Sequence[Buffer], storage: str) -> int:
     """Puts these one after the other. Returns their size together."""
     end = 0
-    for buffer in saved:
-        buffer.storage, buffer.offset = SAVED, end
+    for buffer in those:
+        buffer.storage, buffer.offset = storage, end
         end += buffer.room
     return end
 
@@ -119,15 +119,14 @@ def bound(weight: Tensor) -> list[int]:
     return [*words_of(0 if own else weight.data_ptr()), *words, len(weight.shape), *weight.shape, *numbers]
 
 
-def lower(instructions: Sequence[Instruction], operands: Sequence[Value], where: dict[str, int]) -> np.ndarray:
+def lower(instructions: Sequence[Instruction], operands: Sequence[Value | str]) -> np.ndarray:
     """The words that program.c reads.
 
     Args:
-        operands: of the operator and its outputs, in this order; those in which `where` says that buffers lie count,
-            but need not be an instruction's.
-        where: for each storage, which operand or output it is.
+        operands: of the operator and its outputs, in this order: values, and the names of storages.
     """
-    number = {id(value): index for index, value in enumerate(operands)}
+    where = {one: index for index, one in enumerate(operands) if isinstance(one, str)}
+    number = {id(one): index for index, one in enumerate(operands) if isinstance(one, Value)}
     own, constants = [], []
     for instruction in instructions:
         for value in instruction.values:

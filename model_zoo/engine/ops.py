@@ -242,7 +242,7 @@ ROWS = (
     Op("scale_columns_gradient", "N H:low; N H:low -> H"),
     Op(
         "dropout",
-        "*:low; 2:int; {site:int}; {threshold:int}; {factor} -> *:low",
+        "*:low; 2:int; {site:int}; {threshold:int}; {factor}; {members:int}; {place:int} -> *:low",
         vjp.dropout,
         aliases=(0,),
     ),
@@ -253,5 +253,11 @@ ROWS = (
     Op("join_columns", "* a:low; * b:low -> * a+b:low", vjp.join_columns, plain=plain.join_columns),
 )
 
-OPS = {op.name: op for op in ROWS}
-"""Every kernel that a program may run, by name."""
+COLLECTIVES = (
+    Op("copy_to_group", "*:low -> *:low", vjp.copy_to_group),
+    Op("sum_over_group", "* -> *", vjp.sum_over_group),
+)
+"""What the processes of a group do together: no kernels, but where programs are cut (`model_zoo.engine.pieces`)."""
+
+OPS = {op.name: op for op in (*ROWS, *COLLECTIVES)}
+"""Every operation of a program, by name."""

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
-from model_zoo.engine.cells import custom, outputs
 from model_zoo.engine.gradients import Backward
-from model_zoo.engine.ir import OPERAND, RESULT, SAVED, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
-from model_zoo.engine.lowering import alias_in_place, allocate_saved, allocate_workspace, lower, round_between_products
+from model_zoo.engine.ir import RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
+from model_zoo.engine.lowering import round_between_products
+from model_zoo.engine.pieces import Pieces, read_by, without_copies, written_by
 from model_zoo.engine.plain import cast, ones_like
-from model_zoo.engine.schedule import schedule
 from model_zoo.engine.trace import SequenceTracer, Tracer
 
 log = logging.getLogger("pet")
@@ -51,18 +50,19 @@ def split_low_rank(instructions: Sequence[Instruction]) -> list[Instruction]:
 
 
 class ForwardProgram(nn.Cell):
-    """The operator of some layers forward.
+    """The operators of some layers forward: one, and more where a group of processes adds something up.
 
     Args:
         tracer: that has traced them.
         result: what the last layer gives.
         back: the instructions of the backward pass.
-        read: buffers that it reads.
+        held: buffers that it reads.
         recompute: whether none of them is saved.
 
     Attributes:
         saved: numbers per token that are saved for the backward pass.
-        workspace: numbers per token of workspace, for each operator.
+        workspace: numbers per token of workspace, for each direction.
+        sums: how often a group of processes adds something up.
     """
 
     def __init__(
@@ -70,31 +70,43 @@ class ForwardProgram(nn.Cell):
         tracer: Tracer,
         result: Value,
         back: Sequence[Instruction] = (),
-        read: Sequence[Buffer] = (),
+        held: Sequence[Buffer] = (),
         recompute: bool = False,
     ):
         super().__init__()
         result.buffer.storage = RESULT
-        instructions = schedule(split_low_rank(tracer.instructions))
-        round_between_products([*instructions, *back])
-        alias_in_place(instructions, set(read))
-        self.saved = 0 if recompute else allocate_saved(read)
-        self.workspace = (allocate_workspace(instructions),)
-        order, first = [*tracer.operands, *(Value(None, OPERAND) for _ in range(3))], len(tracer.operands)
-        self.program = Tensor(lower(instructions, order, {RESULT: first, SAVED: first + 1, WORKSPACE: first + 2}))
-        self.forward = custom("program", forward_shapes(max(self.saved, 1), max(self.workspace[0], 1)))
+        pieces = Pieces("forward", without_copies(split_low_rank(tracer.instructions), back))
+        round_between_products([*(one for piece in pieces.each for one in piece), *back])
+        saved = () if recompute else held
+        pieces.allocate(held, saved)
+        self.workspace, self.sums, self.group_sum = (max(pieces.workspace),), len(pieces.sums), tracer.group_sum
+        count = len(pieces.each)
+        self.programs = tuple(Tensor(pieces.lower(i, tracer.operands, [pieces.first(i)])) for i in range(count))
+        self.forward = tuple(pieces.operator(index) for index in range(count))
+        there, sizes = {buffer.storage for buffer in saved}, pieces.block_sizes()
+        self.kept = tuple(index for index, name in enumerate(sizes) if name in there)
+        self.kept_names = [name for name in sizes if name in there]
+        self.saved = sum(sizes[name] for name in self.kept_names)
 
     def construct(self, x, given, frozen, trained):
-        """Hidden states ``(N, H)``; start, end, key mask and tables; the weights → hidden states, what is saved, the
-        workspace."""
-        return self.forward(x, self.program, *given, *frozen, *trained)
+        """Hidden states ``(N, H)``; start, end, key mask and tables; the weights → hidden states, and the blocks
+        that the backward pass reads."""
+        given, blocks = given + frozen + trained, ()
+        for index in range(self.sums):
+            made = self.forward[index](x, self.programs[index], *given, *blocks)
+            blocks = blocks + (self.group_sum(made[0]), made[1])
+        made = self.forward[-1](x, self.programs[-1], *given, *blocks)
+        blocks, found = blocks + made[:2], (made[0],)
+        for index in self.kept:
+            found = found + (blocks[index],)
+        return found
 
     def bprop(self, x, given, frozen, trained, out, dout):
         return x, given, frozen, trained  # nobody asks for them
 
 
 class TrainingProgram(ForwardProgram):
-    """The operator of some layers forward, and one backward.
+    """The operators of some layers forward, and those backward.
 
     Args:
         tracer, result: as in `ForwardProgram`.
@@ -104,62 +116,57 @@ class TrainingProgram(ForwardProgram):
     def __init__(self, tracer: SequenceTracer, result: Value, recompute: bool):
         backward = Backward(tracer.instructions, tracer.trained, result)
         back = backward.instructions
-        made = set(buffers([value for instruction in tracer.instructions for value in instruction.outputs]))
-        read = dict.fromkeys(buffers([value for instruction in back for value in instruction.inputs]))
-        read = [buffer for buffer in read if buffer in made]
+        tracer.instructions = without_copies(tracer.instructions, back)
+        forward = written_by(tracer.instructions)
+        held = [buffer for buffer in read_by(back) if buffer in forward]
         again = needed(split_low_rank(tracer.instructions), back) if recompute else []
-        if result.buffer in read and not recompute:
+        if result.buffer in held and not recompute:
             raise NotTraceable("layers whose backward pass reads their result")
         if tracer.input_trained:
             backward.gradient_of(tracer.hidden).buffer.storage = RESULT
-        super().__init__(tracer, result, back, read, recompute)
+        behind = pieces_of_weights(backward, again)
+        tracer.sort_weights(behind)
+        super().__init__(tracer, result, back, held, recompute)
         for buffer in buffers([value for instruction in again for value in instruction.values]):
             buffer.storage = WORKSPACE
-        instructions = schedule([*again, *back])
-        self.input_gradient = tracer.input_trained
-        alias_in_place(instructions, set(read))
-        self.workspace = (*self.workspace, allocate_workspace(instructions))
-        weights = [index for index, value in enumerate(tracer.operands) if value in backward.of_weights]
-        # those of the backward pass that nobody asked for come last
-        weights.sort(key=lambda index: tracer.operands[index] not in tracer.trained)
-        order = [*tracer.operands, Value(None, OPERAND), backward.outer]
-        where = {SAVED: len(tracer.operands), RESULT: len(order)}
-        order += [Value(None, OPERAND)] * self.input_gradient
-        order += [backward.of_weights[tracer.operands[index]] for index in weights]
-        where[WORKSPACE] = len(order)
-        self.back_program = Tensor(lower(instructions, [*order, Value(None, OPERAND)], where))
-        shapes = backward_shapes(self.input_gradient, tuple(weights), max(self.workspace[1], 1))
-        self.backward = custom("program", shapes)
-        self.end = len(tracer.trained)
+        pieces = Pieces("backward", [*again, *back])
+        pieces.allocate()
+        self.workspace, self.input_gradient = (*self.workspace, max(pieces.workspace)), tracer.input_trained
+        self.back_sums = len(pieces.sums)
+        operands = [*tracer.operands, *self.kept_names, backward.outer]
+        programs, operators, ends = [], [], []
+        for index in range(len(pieces.each)):
+            weights = [place for place, value in enumerate(tracer.operands) if behind.get(value) == index]
+            # those that nobody asked for come last
+            weights.sort(key=lambda place: tracer.operands[place] not in tracer.trained)
+            first = [pieces.first(index)] if index < len(pieces.sums) or self.input_gradient else []
+            found = [backward.of_weights[tracer.operands[place]] for place in weights]
+            programs.append(Tensor(pieces.lower(index, operands, [*first, *found])))
+            operators.append(pieces.operator(index, bool(first), weights))
+            wanted = sum(tracer.operands[place] in tracer.trained for place in weights)
+            ends.append(len(first) + wanted)
+        self.back_programs, self.backward, self.ends = tuple(programs), tuple(operators), tuple(ends)
 
     def bprop(self, x, given, frozen, trained, out, dout):
-        found = self.backward(x, self.back_program, *given, *frozen, *trained, out[1], dout[0])
+        read, blocks, gradients = given + frozen + trained + out[1:] + (dout[0],), (), ()
+        for index in range(self.back_sums):
+            made = self.backward[index](x, self.back_programs[index], *read, *blocks)
+            gradients = gradients + made[1 : self.ends[index]]
+            blocks = blocks + (self.group_sum(made[0]), made[-2])
+        made = self.backward[-1](x, self.back_programs[-1], *read, *blocks)
         if self.input_gradient:
-            return found[0], given, frozen, found[1 : self.end]
-        return x, given, frozen, found[: self.end]
+            return made[0], given, frozen, gradients + made[1 : self.ends[-1]]
+        return x, given, frozen, gradients + made[: self.ends[-1]]
 
 
-@functools.cache
-def forward_shapes(saved: int, workspace: int):
-    """Hidden states → hidden states, what is saved, workspace."""
-
-    @outputs(3)
-    def shapes(x, *others):
-        return x, [x[0], saved], [x[0], workspace]
-
-    return shapes
-
-
-@functools.cache
-def backward_shapes(input_gradient: bool, weights: tuple[int, ...], workspace: int):
-    """→ the gradients of the hidden states, if there is one, and of some operands, and workspace."""
-
-    @outputs(input_gradient + len(weights) + 1)
-    def shapes(*given):
-        first = (given[0],) if input_gradient else ()
-        return (*first, *(given[index] for index in weights), [given[0][0], workspace])
-
-    return shapes
+def pieces_of_weights(backward: Backward, again: Sequence[Instruction]) -> dict[Value, int]:
+    """In which piece of the backward pass each weight's gradient is computed, behind what is computed again."""
+    index, found = sum(one.op == "sum_over_group" for one in again), {}
+    weights = {gradient: weight for weight, gradient in backward.of_weights.items()}
+    for one in backward.instructions:
+        index += one.op == "sum_over_group"
+        found.update({weights[value]: index for value in one.outputs if value in weights})
+    return found
 
 
 def key_mask_of(start, keep):
@@ -196,7 +203,6 @@ class FusedLayers(nn.Cell):
             result = tracer.run(layer, result)
         if not isinstance(result.buffer, Buffer):  # as those of another stage
             raise NotTraceable("layers that give what they were given")
-        tracer.sort_weights()
         if tracer.trained:
             self.program = TrainingProgram(tracer, result, recompute)
         else:
@@ -238,7 +244,8 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
     not traceable stays as it is.
 
     Layers that are recomputed in the backward pass are in operators of their own, so that one at a time is there in
-    full; so are those of which most is trained, so that not all gradients are there as soon as the first.
+    full; so are those of which most is trained, so that not all gradients are there as soon as the first. One that a
+    group of processes computes together is in several (`model_zoo.engine.pieces`).
 
     Args:
         weights: those whose gradients the graph is asked for, and no others.
@@ -267,7 +274,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
         except NotTraceable as error:
             alone = layer
             say_once(str(error))
-        if alone is layer or apart or recompute:
+        if alone is layer or alone.program.sums or apart or recompute:
             join_group()
             cells.append(alone)
         else:

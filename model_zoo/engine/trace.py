@@ -70,6 +70,7 @@ class Tracer(abc.ABC):
         start, end, key_mask: operands, or None.
         instructions: the operations so far.
         parameters: the weights that they use, which are the last operands, in the order of these.
+        group_sum: the cell that adds something up over a group of processes, if any of them does.
     """
 
     def __init__(self, width: int, layer: nn.Cell):
@@ -79,6 +80,7 @@ class Tracer(abc.ABC):
         self.hidden = self.operand((1, width))
         self.operand()
         self.start = self.end = self.key_mask = None
+        self.group_sum: nn.Cell | None = None
         self.inputs()
         count = len(inspect.signature(type(layer).construct).parameters) - AROUND_TABLES
         self.tables = [self.operand() for _ in range(count)]
@@ -208,6 +210,24 @@ class Tracer(abc.ABC):
         """Some columns."""
         return self.emit("take_columns", x, first=first, w=width)
 
+    # What the processes of a group do together
+
+    def copy_to_group(self, x: Value, group_sum: nn.Cell) -> Value:
+        """What this process computes with alone: its gradient is a term of a sum over the group."""
+        self.use_group(group_sum)
+        return self.emit("copy_to_group", x)
+
+    def sum_over_group(self, x: Value, group_sum: nn.Cell) -> Value:
+        """The sum over the group, whose gradient is each term's."""
+        self.use_group(group_sum)
+        return self.emit("sum_over_group", x)
+
+    def use_group(self, group_sum: nn.Cell) -> None:
+        """Makes sure that there is one group alone: of cells whose ``group`` is equal one stands for all."""
+        if self.group_sum is not None and self.group_sum.group != group_sum.group:
+            self.refuse(type(group_sum))
+        self.group_sum = group_sum
+
     # What one token per row does otherwise than many
 
     @abc.abstractmethod
@@ -259,10 +279,11 @@ class SequenceTracer(Tracer):
             self.trained.append(value)
         return value
 
-    def sort_weights(self) -> None:
-        """Puts those that get a gradient behind the others. To be called when all is traced."""
+    def sort_weights(self, rank: Mapping[Value, int]) -> None:
+        """Puts those that get a gradient behind the others, by these numbers. To be called when all is traced."""
         first = len(self.operands) - len(self.parameters)
-        pairs = sorted(zip(self.parameters, self.operands[first:], strict=True), key=lambda p: p[1] in self.trained)
+        pairs = list(zip(self.parameters, self.operands[first:], strict=True))
+        pairs.sort(key=lambda pair: rank[pair[1]] if pair[1] in self.trained else -1)
         self.parameters = [parameter for parameter, _ in pairs]
         self.operands[first:] = [value for _, value in pairs]
 

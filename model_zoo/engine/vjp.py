@@ -94,6 +94,15 @@ def attention_prefixed(to, instruction: Instruction, dy: Value) -> None:
         to.give(value, out)
 
 
+def copy_to_group(to, instruction: Instruction, dy: Value) -> None:
+    """Each process has a term of the gradient."""
+    to.give_new(instruction.inputs[0], "sum_over_group", dy)
+
+
+def sum_over_group(to, instruction: Instruction, dy: Value) -> None:
+    to.give(instruction.inputs[0], dy)
+
+
 def elementwise(to, instruction: Instruction, dy: Value) -> None:
     """A kernel ``…_gradient`` gives the gradients of all inputs."""
     outs = [to.fresh(value) for value in instruction.inputs]

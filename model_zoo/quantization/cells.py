@@ -169,9 +169,9 @@ class QuantizedLinear(Linear):
             y = self.add_bias(y, self.bias)
         return y
 
-    def trace(self, tracer, x):
+    def trace(self, tracer, x, with_bias=True):
         packed = tracer.packed(self.storage.kind, self.storage.block, self.shape, self.part_parameters())
-        y = traced_linear(tracer, "product_of_rows", self, x, packed)
+        y = traced_linear(tracer, "product_of_rows", self, x, packed, with_bias)
         return y if self.taken is None else self.taken.trace_put_back(tracer, x, y)
 
     def traced_matrix(self, tracer):

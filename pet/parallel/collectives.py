@@ -152,7 +152,7 @@ class GroupSum(nn.Cell):
 
     def __init__(self, group: Group):
         super().__init__()
-        self.label = group.label
+        self.group, self.label = group, group.label
         self.alone = group.size == 1
         self.reduce = None if self.alone else ops.AllReduce(group=group.name)
         # float32 by default: MCCL cannot add bfloat16, and adding halves loses bits on any backend
@@ -201,6 +201,9 @@ class CopyToGroup(nn.Cell):
     def construct(self, x):
         return x
 
+    def trace(self, tracer, x):
+        return tracer.copy_to_group(x, self.sum)
+
     def bprop(self, x, out, dout):
         return (self.sum(dout),)
 
@@ -214,6 +217,9 @@ class ReduceFromGroup(nn.Cell):
 
     def construct(self, x):
         return self.sum(x)
+
+    def trace(self, tracer, x):
+        return tracer.sum_over_group(x, self.sum)
 
     def bprop(self, x, out, dout):
         return (dout,)

@@ -20,6 +20,7 @@ no communication, and generation sees the same logits everywhere.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import initializer
@@ -30,7 +31,6 @@ from adapters.method import AdapterModule
 from adapters.registry import registry
 from adapters.sites import select_rows
 from model_zoo.errors import InputError
-from model_zoo.layers import int_range
 from model_zoo.quantization.cells import QuantizedLinear, is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
 from pet.parallel.specs import ShardSpecs, acts_on_sum
@@ -76,13 +76,7 @@ def shard(model: nn.Cell, group: Group, loaded: bool = True) -> nn.Cell:
             cut(parameter, division, group, there)
         elif role != WHOLE:
             mark(parameter, role)
-    for path, side in specs.sides.items():
-        if side == "row":
-            make_row_parallel(cells[path], group)
-    for path in specs.regions:
-        region = cells[path]
-        region.copy_to_group = CopyToGroup(group)
-        region.__class__ = region_class(type(region))
+    connect(cells, specs, group)
     for path, cell in cells.items():
         if path.startswith(model.family.layers + "."):
             for name in ("heads", "kv_heads"):
@@ -136,6 +130,18 @@ def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
 
 # Cells that talk -----------------------------------------------------------------------------------------------------
 
+
+def connect(cells: Mapping[str, nn.Cell], specs: ShardSpecs, group: Group) -> None:
+    """Makes the cells of a model, by their paths, talk to the group."""
+    for path, side in specs.sides.items():
+        if side == "row":
+            make_row_parallel(cells[path], group)
+    for path in specs.regions:
+        region = cells[path]
+        region.copy_to_group = CopyToGroup(group)
+        region.__class__ = region_class(type(region))
+
+
 _regions: dict[type, type] = {}
 _rows: dict[type, type] = {}
 
@@ -147,6 +153,9 @@ def region_class(cls: type) -> type:
         class Region(cls):
             def construct(self, x, *rest):
                 return super().construct(self.copy_to_group(x), *rest)
+
+            def trace(self, tracer, x, *rest):
+                return tracer.follow(cls, self, self.copy_to_group(x), *rest)
 
         Region.__name__ = Region.__qualname__ = f"Parallel{cls.__name__}"
         _regions[cls] = Region
@@ -162,7 +171,7 @@ def make_row_parallel(cell: nn.Cell, group: Group) -> None:
             continue
         for part in module.cells():
             if isinstance(part, Dropout):
-                split_dropout(part, group)
+                part.members, part.place = group.size, group.place
             if isinstance(part, Magnitude):
                 part.sum = GroupSum(dataclasses.replace(group, sums="float32"))  # norms of weights
                 part.__class__ = _SplitMagnitude
@@ -203,6 +212,25 @@ def row_class(cls: type) -> type:
                         y = changed if module.rows is None else select_rows(module.rows, changed, y)
                 return y
 
+            def trace(self, tracer, x):
+                if any(module.rows is not None or module.needs_base for module in self.active):
+                    tracer.refuse(type(self))
+                if self.bias is not None and self.bias.requires_grad:
+                    tracer.refuse(type(self))
+                inner = x
+                for module in self.active:
+                    if module.changes_input:
+                        inner = tracer.follow(type(module), module, inner, method="before")
+                y = tracer.follow(cls, self, inner, with_bias=self.bias_share == 1.0)
+                for module in self.active:
+                    if not module.after_sum:
+                        y = module(x, y)
+                y = self.reduce_from_group(y)
+                for module in self.active:
+                    if module.after_sum:
+                        y = module(x, y)
+                return y
+
         def multiply(self, x):
             return self.product(x, self.weight)
 
@@ -233,18 +261,3 @@ class _SplitMagnitude(Magnitude):
         change = (2.0 * self.scale * cross + self.scale * self.scale * square) / (norm * norm)
         current = norm * ops.sqrt(ops.maximum(1.0 + change, SMALLEST))
         return magnitude / ops.stop_gradient(current)
-
-
-class _SplitDropout(Dropout):
-    """Dropout of one member's columns: its part of the mask that a single process would draw for all of them."""
-
-    def places(self, x):
-        rows, columns = x.shape
-        index = int_range(rows).reshape(rows, 1) * (columns * self.members)
-        return index + int_range(columns) + self.place * columns, rows * columns * self.members
-
-
-def split_dropout(cell: Dropout, group: Group) -> None:
-    """Lets a dropout on a divided input draw its part of the whole mask."""
-    cell.members, cell.place = group.size, group.place
-    cell.__class__ = _SplitDropout

@@ -11,20 +11,23 @@ import pet
 from adapters.apply import apply, trainable_parameters
 from adapters.bitfit import BitFitConfig
 from adapters.bottleneck import BottleneckConfig
-from adapters.dropout import set_dropout_key
+from adapters.dropout import dropouts, set_dropout_key
 from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
-from model_zoo.engine import available, run as whole
+from model_zoo.engine import available, pieces, run as whole
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import alias_in_place, allocate_workspace
 from model_zoo.engine.ops import OPS, Op
 from model_zoo.engine.schedule import batches, schedule
 from model_zoo.engine.trace import SequenceTracer
+from pet.parallel.collectives import Group
+from pet.parallel.specs import ShardSpecs
 from pet.parallel.stages import PassThrough
+from pet.parallel.tensor import connect
 from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
@@ -374,13 +377,42 @@ def test_products_that_run_at_once_give_what_they_give_one_after_the_other(other
     assert several > 200
 
 
+def test_a_share_of_the_columns_is_dropped_as_in_the_whole(fixtures):
+    model = AutoModel.from_pretrained(fixtures / "llama_mha")
+    apply(model, LoRAConfig(rank=3, targets="all-linear", dropout=0.4))
+    disturb(model)
+    set_dropout_key(model, 12345, 1)
+    for cell in dropouts(model):
+        cell.members, cell.place = 3, 2
+    same(model.set_train(True), batch_of(model))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_in_pieces_give_what_those_in_one_do(family, recompute, fixtures, groups):
+    """Cut where a group adds something up, here one of one process."""
+    model = AutoModel.from_pretrained(fixtures / family)
+    apply(model, LoRAConfig(rank=3, targets="all-linear"))
+    disturb(model)
+    model.set_train(True)
+    if recompute:
+        set_recompute(model)
+    expected_total, expected = gradients(model, batch_of(model), True)
+    connect(dict(model.cells_and_names()), ShardSpecs(model.config, 2), Group("tensor", "", (0,), 0))
+    total, found = gradients(model, batch_of(model), True)
+    assert groups[-1] == [1] * model.config.dims.layers
+    assert total == expected_total
+    # ChatGLM's residuals begin where the sublayers do: the terms of their gradients are added in another order
+    assert np.abs(found - expected).max() <= (1e-6 if family == "chatglm1" else 0.0) * np.abs(expected).max()
+
+
 def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
     """With LoRA's sums, and so are their gradients."""
     model = pet.apply_lora(AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets="all-linear")
     told = []
     with pytest.MonkeyPatch.context() as patch:
-        real = whole.lower
-        patch.setattr(whole, "lower", lambda calls, *others: told.append(calls) or real(calls, *others))
+        real = pieces.lower
+        patch.setattr(pieces, "lower", lambda calls, *others: told.append(calls) or real(calls, *others))
         same(model, batch_of(model))
     sizes = [[len(group) for group in batches(calls) if OPS[group[0].op].product] for calls in told]
     # q, k and v, the output, gate and up, down: each with its sum

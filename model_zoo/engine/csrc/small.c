@@ -122,6 +122,7 @@ struct dropout {
     struct numbers x, out;
     float factor;
     uint32_t seed, threshold;
+    int64_t width, members, place; /* columns of this process, which of how many these are */
 };
 
 /* As adapters/dropout.py has it; MindSpore's integers wrap around as these do. */
@@ -136,26 +137,33 @@ static const uint32_t STRIDE = 2654435769u;
 static void dropout_part(void *arguments, int64_t first, int64_t last) {
     struct dropout of = *(struct dropout *)arguments;
     for (int64_t at = first; at < last; at += PIECE) {
-        int64_t some = last - at < PIECE ? last - at : PIECE;
+        int64_t some = last - at < PIECE ? last - at : PIECE, end = at + some;
         float rooms[2][PIECE], *out = room_for(of.out, at, rooms[1]);
         const float *x = widened(of.x, at, some, rooms[0]);
+        for (int64_t from = at; from < end;) {
+            int64_t before = of.members > 1 ? (from / of.width * (of.members - 1) + of.place) * of.width : 0;
+            int64_t to = of.members > 1 && (from / of.width + 1) * of.width < end ? (from / of.width + 1) * of.width : end;
 #pragma omp simd
-        for (int64_t i = 0; i < some; i++) {
-            uint32_t bits = mixed((uint32_t)(at + i) * STRIDE + of.seed) & 0x7FFFFFFFu;
-            out[i] = bits >= of.threshold ? x[i] * of.factor : 0.0f;
+            for (int64_t i = from - at; i < to - at; i++) {
+                uint32_t bits = mixed((uint32_t)(before + at + i) * STRIDE + of.seed) & 0x7FFFFFFFu;
+                out[i] = bits >= of.threshold ? x[i] * of.factor : 0.0f;
+            }
+            from = to;
         }
         put_back(of.out, at, some, rooms[1]);
     }
 }
 
-/* x, the key and the block's number (2), site, threshold, factor → x with some numbers zeroed and the others larger; it may
- * lie where x does. Its gradient is the same of dy. */
+/* x, the key and the block's number (2), site, threshold, factor, members, place → x with some numbers zeroed and the others
+ * larger; it may lie where x does. Its gradient is the same of dy. Where x has a process's columns of a whole that several
+ * members divide, what is zeroed is that of the whole. */
 PET_KERNEL(dropout) {
     const int32_t *key = params[1];
-    int64_t size = size_of(ndims[0], shapes[0]);
-    struct dropout of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 5), .factor = *(float *)params[4],
-                         .threshold = *(uint32_t *)params[3]};
-    of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)key[1] * (uint32_t)size * STRIDE;
+    int64_t size = size_of(ndims[0], shapes[0]), members = *(int32_t *)params[5];
+    struct dropout of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 7), .factor = *(float *)params[4],
+                         .threshold = *(uint32_t *)params[3], .width = shapes[0][ndims[0] - 1], .members = members,
+                         .place = *(int32_t *)params[6]};
+    of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)(key[1] * size * members) * STRIDE;
     pet_parallel(dropout_part, &of, size, AT_ONCE);
     return 0;
 }
