@@ -85,6 +85,7 @@ def message_seconds(distributed, kind: str, label: str, size: int) -> float:
         "data": distributed.data_group,
         "tensor": distributed.tensor_group,
         "pipeline": distributed.pipeline_group,
+        "world": collectives.world(),
     }[label]
     if kind == "receive":  # its time is that of the sending
         return 0.0
