@@ -12,8 +12,8 @@ from mindspore import Tensor
 
 OPERAND = "operand"  # what the operator was called with, or an output with a shape of its own
 RESULT, WORKSPACE = "result", "workspace"
-"""Where a buffer lies: in the first output, or in the workspace; `model_zoo.engine.pieces` has names for what outlasts
-a piece of a program."""
+"""Where a buffer lies: in the first output, or in the workspace. `model_zoo.engine.lowering.Pieces` has names for what
+outlasts a piece of a program."""
 
 
 class NotTraceable(Exception):
@@ -26,7 +26,7 @@ class Buffer:
 
     Attributes:
         size: numbers per token.
-        storage: RESULT, WORKSPACE, or a name of `model_zoo.engine.pieces`.
+        storage: RESULT, WORKSPACE, or a name of `Pieces`.
         offset: its first number there, per token.
         low: whether its numbers are rounded to bfloat16.
     """

@@ -17,8 +17,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
-from model_zoo.engine.lowering import round_between_products
-from model_zoo.engine.pieces import Pieces, read_by, without_copies, written_by
+from model_zoo.engine.lowering import Pieces, read_by, round_between_products, without_copies, written_by
 from model_zoo.engine.plain import cast, ones_like
 from model_zoo.engine.trace import SequenceTracer, Tracer
 
@@ -245,7 +244,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
 
     Layers that are recomputed in the backward pass are in operators of their own, so that one at a time is there in
     full; so are those of which most is trained, so that not all gradients are there as soon as the first. One that a
-    group of processes computes together is in several (`model_zoo.engine.pieces`).
+    group of processes computes together is in several (`model_zoo.engine.lowering.Pieces`).
 
     Args:
         weights: those whose gradients the graph is asked for, and no others.

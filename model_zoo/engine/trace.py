@@ -3,8 +3,7 @@
 A cell made of other cells is traced by its own ``construct``, whose arithmetic on values (sums, a number times a value
 in a sum, columns) the tracer follows. A cell that calls MindSpore's operators says in ``trace(tracer, …)``, with the
 arguments of ``construct``, which operations of the table these are. What cannot be followed is `NotTraceable`: a cell
-that computes something else, one with a ``bprop``, one derived from a class with ``trace`` (a share of a parallel
-group).
+that computes something else, one with a ``bprop``, one derived from a class with ``trace``.
 
 Nothing that is traced has a size in tokens. How many there are is seen when the operator runs, so that one program
 serves all batches.

@@ -17,7 +17,7 @@ from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
 from model_zoo.auto import AutoModel
-from model_zoo.engine import available, pieces, run as whole
+from model_zoo.engine import available, lowering, run as whole
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import alias_in_place, allocate_workspace
@@ -411,8 +411,8 @@ def test_queries_keys_and_values_are_products_that_run_at_once(fixtures):
     model = pet.apply_lora(AutoModel.from_pretrained(fixtures / "llama_gqa"), rank=2, targets="all-linear")
     told = []
     with pytest.MonkeyPatch.context() as patch:
-        real = pieces.lower
-        patch.setattr(pieces, "lower", lambda calls, *others: told.append(calls) or real(calls, *others))
+        real = lowering.lower
+        patch.setattr(lowering, "lower", lambda calls, *others: told.append(calls) or real(calls, *others))
         same(model, batch_of(model))
     sizes = [[len(group) for group in batches(calls) if OPS[group[0].op].product] for calls in told]
     # q, k and v, the output, gate and up, down: each with its sum
