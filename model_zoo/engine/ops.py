@@ -257,7 +257,7 @@ COLLECTIVES = (
     Op("copy_to_group", "*:low -> *:low", vjp.copy_to_group),
     Op("sum_over_group", "* -> *", vjp.sum_over_group),
 )
-"""What the processes of a group do together. No kernels: programs are cut there (`model_zoo.engine.lowering.Pieces`)."""
+"""What a group of processes does together: no kernels, but where `model_zoo.engine.lowering.Pieces` cuts a program."""
 
 OPS = {op.name: op for op in (*ROWS, *COLLECTIVES)}
 """Every operation of a program, by name."""
