@@ -55,7 +55,7 @@ class ForwardProgram(nn.Cell):
         tracer: that has traced them.
         result: what the last layer gives.
         back: the instructions of the backward pass.
-        held: buffers that it reads.
+        held: buffers of the forward pass that it reads.
         recompute: whether none of them is saved.
 
     Attributes:
