@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import select
@@ -120,7 +121,7 @@ class Control(Alone):
         self.done: set[int] = set()
         self.views: dict[int, Mapping[int, View]] = {}  # of each machine
         self.hanging: int | None = None
-        self.sent = 0.0
+        self.sent, self.asked = 0.0, math.inf
 
     def __enter__(self) -> Control:
         try:
@@ -264,6 +265,10 @@ class Control(Alone):
     def exchange(self, done: bool) -> tuple[int, str] | None:
         """As `Alone.exchange`; to be called a few times per second."""
         now = time.monotonic()
+        if now - self.asked > SILENCE / 2:  # this process was stopped (Ctrl-Z), perhaps the others with it
+            for link in self.links.values():
+                link.heard += now - self.asked
+        self.asked = now
         if done:
             self.done.add(self.node)
         if now - self.sent > 1.0:

@@ -166,6 +166,21 @@ def test_a_machine_that_came_early_is_not_taken_for_a_silent_one(machine, thread
     assert all(link.heard >= before for link in first.links.values())
 
 
+def test_a_launcher_that_was_stopped_does_not_take_the_others_for_silent(machine, threads, port, monkeypatch):
+    gathered, other = threads.submit(machine, 0, port), machine(1, port)
+    first, now = gathered.result(20), time.monotonic()
+    monkeypatch.setattr(control.time, "monotonic", lambda: now)
+    assert first.exchange(False) is None
+    now += 60.0  # both are stopped and go on
+    assert first.exchange(False) is None
+    other.exchange(False)
+    for _ in range(int(control.SILENCE)):
+        assert first.exchange(False) is None
+        now += 1.0
+    now += 1.0
+    assert first.exchange(False) == (1, "the launcher of machine 1 is gone")
+
+
 def relay(listener, connect, port, heard):
     """Passes one connection on, and keeps what goes either way."""
     near, far = listener.accept()[0], connect(port)
