@@ -90,11 +90,11 @@ class ForwardProgram(nn.Cell):
     def construct(self, x, given, frozen, trained):
         """Hidden states ``(N, H)``; start, end, key mask and tables; the weights → hidden states, and the blocks
         that the backward pass reads."""
-        given, blocks = given + frozen + trained, ()
+        blocks = ()
         for index in range(self.sums):
-            made = self.forward[index](x, self.programs[index], *given, *blocks)
+            made = self.forward[index](x, self.programs[index], *given, *frozen, *trained, *blocks)
             blocks = blocks + (self.group_sum(made[0]), made[1])
-        made = self.forward[-1](x, self.programs[-1], *given, *blocks)
+        made = self.forward[-1](x, self.programs[-1], *given, *frozen, *trained, *blocks)
         blocks, found = blocks + made[:2], (made[0],)
         for index in self.kept:
             found = found + (blocks[index],)
@@ -147,12 +147,12 @@ class TrainingProgram(ForwardProgram):
         self.back_programs, self.backward, self.ends = tuple(programs), tuple(operators), tuple(ends)
 
     def bprop(self, x, given, frozen, trained, out, dout):
-        read, blocks, gradients = given + frozen + trained + out[1:] + (dout[0],), (), ()
+        read, blocks, gradients = out[1:], (dout[0],), ()
         for index in range(self.back_sums):
-            made = self.backward[index](x, self.back_programs[index], *read, *blocks)
+            made = self.backward[index](x, self.back_programs[index], *given, *frozen, *trained, *read, *blocks)
             gradients = gradients + made[1 : self.ends[index]]
             blocks = blocks + (self.group_sum(made[0]), made[-2])
-        made = self.backward[-1](x, self.back_programs[-1], *read, *blocks)
+        made = self.backward[-1](x, self.back_programs[-1], *given, *frozen, *trained, *read, *blocks)
         if self.input_gradient:
             return made[0], given, frozen, gradients + made[1 : self.ends[-1]]
         return x, given, frozen, gradients + made[: self.ends[-1]]
