@@ -49,7 +49,6 @@ def seed_of(key, site: int, size: int, by_product: bool):
 class Dropout(nn.Cell):
     """Zeroes a share of the elements while training, and scales up the rest (Srivastava et al. 2014).
 
-
     Args:
         rate: the share, from 0 to below 1.
         name: of the cell that this stands in; cells with other names have other masks under the same key.

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 
 from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, NotTraceable, Value
-from model_zoo.engine.run import ForwardProgram, key_mask_of, replace_layers
+from model_zoo.engine.run import BY_OPERATORS, ForwardProgram, key_mask_of, replace_layers, say_once
 from model_zoo.engine.trace import SequenceTracer, Tracer, traced_calls
 
 
@@ -105,6 +105,15 @@ class TokenProgram:
         self.words, self.made = program.programs[0].asnumpy(), [np.empty(shape, np.float32) for shape in shapes]
         self.run = ctypes.CDLL(str(library())).program
 
+    @classmethod
+    def of(cls, model, cache, batch: int, positions: int) -> TokenProgram | None:
+        """The program; None where a graph takes its place, which is said once."""
+        try:
+            return cls(model, cache, batch, positions)
+        except NotTraceable as error:
+            say_once("single tokens of an answer run as a graph", str(error))
+            return None
+
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``
         → logits ``(B, V)``."""
@@ -180,7 +189,8 @@ def fuse_cached_layers(model, cache, prompt: bool) -> Iterator[None]:
     for layer in layers:
         try:
             CachedLayers([layer], caches, width, prompt)
-        except NotTraceable:
+        except NotTraceable as error:
+            say_once(BY_OPERATORS, str(error))
             groups.append(layer)
         else:
             if not (groups and isinstance(groups[-1], list)):

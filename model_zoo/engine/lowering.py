@@ -242,7 +242,7 @@ class Pieces:
             self.kept.append(allocate(kept, self.block("kept", index)))
             self.workspace.append(allocate_workspace(piece))
 
-    def lower(self, index: int, operands: Sequence[Value | str], results: Sequence[Value | str]) -> Sequence[int]:
+    def lower(self, index: int, operands: Sequence[Value | str], results: Sequence[Value | str]) -> np.ndarray:
         """The words of a piece.
 
         Args:

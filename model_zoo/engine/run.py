@@ -219,9 +219,12 @@ class FusedLayers(nn.Cell):
 
 
 @functools.cache
-def say_once(reason: str) -> None:
-    """For those who look why compiling takes longer."""
-    log.info("layers that run operator by operator: %s", reason)
+def say_once(what: str, reason: str) -> None:
+    """For those who look why compiling or an answer takes longer."""
+    log.info("%s: %s", what, reason)
+
+
+BY_OPERATORS = "layers that run operator by operator"
 
 
 @contextlib.contextmanager
@@ -272,7 +275,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
             alone = FusedLayers([layer], width, ids, wanted, recompute)
         except NotTraceable as error:
             alone = layer
-            say_once(str(error))
+            say_once(BY_OPERATORS, str(error))
         if alone is layer or alone.program.sums or apart or recompute:
             join_group()
             cells.append(alone)

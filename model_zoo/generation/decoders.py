@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.engine import NotTraceable, TokenProgram, available, fuse_cached_layers
+from model_zoo.engine import TokenProgram, available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
 
@@ -128,10 +128,7 @@ class CachedDecoder:
         if not self.fast:
             return None
         with self.attached(prefilling=False, fresh=True):
-            try:
-                return TokenProgram(self.model, self.cache, self.batch, self.position.size // self.batch)
-            except NotTraceable:
-                return None
+            return TokenProgram.of(self.model, self.cache, self.batch, self.position.size // self.batch)
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""

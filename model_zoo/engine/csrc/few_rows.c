@@ -36,7 +36,7 @@ struct line {
     const uint8_t *zeros;
 };
 
-enum { ALIGNED = CODES + 1 }; /* codes whose factors are there, in rows of whole blocks, which `codes_apart` can read */
+enum { ALIGNED = CODES + 1 }; /* codes whose factors are there, in rows that are read by runs: see `aligned` */
 
 INLINE struct line line_of(int storage, struct matrix of, int64_t row) {
     int64_t first = row * of.columns;

@@ -331,7 +331,7 @@ INLINE void fetch_stored(enum storage storage, struct matrix of, int64_t row, in
     if (storage == BFLOAT16 || storage == FLOAT16) __builtin_prefetch((const uint16_t *)of.data + row * of.columns + column);
 }
 
-/* Whether `codes_apart` can read a row, in which a run of as many codes lies within a block. */
+/* Whether rows can be read by runs of codes: they have whole blocks, none of which is shorter than what is looked up at once. */
 INLINE int aligned(struct matrix of) {
     return of.storage == CODES && of.shift >= 0 && of.block >= APART * LANES && of.columns % of.block == 0;
 }
