@@ -29,8 +29,16 @@ class Graph(nn.Cell):
         self.function, self.number = function, next(_numbers)
 
     def __call__(self, *arguments):
-        progress.tick((Graph, self.number, *(argument.shape for argument in arguments)))
+        self.tick(arguments)
         return super().__call__(*arguments)
+
+    def uncompiled(self, *arguments):
+        """What the function gives, operator by operator."""
+        self.tick(arguments)
+        return self.function(*arguments)
+
+    def tick(self, arguments) -> None:
+        progress.tick((Graph, self.number, *(argument.shape for argument in arguments)))
 
     @ms.jit(jit_level="O0")
     def construct(self, *arguments):

@@ -9,8 +9,8 @@ zero, ``start`` does not matter: so every packed document sees a prompt. Causal,
 of this form.
 
 Every cell has a plain path, which is the reference, and may have a fast one, a kernel of `model_zoo.engine`, used when
-``fast`` is set: only compiled graphs gain from it. On a device with an operator for it that takes the place of both
-(`model_zoo.ascend`). Where layers run as one operator, a cell that calls MindSpore's
+``fast`` is set, in compiled graphs and where all layers are operators of the engine. On a device with an operator for
+it that takes the place of both (`model_zoo.ascend`). Where layers run as one operator, a cell that calls MindSpore's
 operators says in ``trace`` which operations of the engine's table these are; cells made of others need none.
 """
 

@@ -1,13 +1,15 @@
-"""One operation of the table as a cell, for what runs operator by operator in compiled graphs."""
+"""One operation of the table as a cell, for what is no part of a whole layer."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
+from mindspore.common import _Function
 
 from model_zoo.engine.build import SWITCH, NoCompiler, library
 from model_zoo.engine.gradients import Backward
@@ -15,6 +17,7 @@ from model_zoo.engine.ir import OPERAND, Buffer, Instruction, Value
 from model_zoo.engine.ops import OPS, STORED, Op
 
 log = logging.getLogger("pet")
+_numbers = itertools.count()
 
 
 @functools.cache
@@ -45,7 +48,10 @@ def custom(name: str, shapes):
         return (ms.float32,) * shapes.outputs
 
     kinds = as_many if hasattr(shapes, "outputs") else dtypes
-    return ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=kinds, func_type="aot")
+    made = ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=kinds, func_type="aot")
+    # outside of graphs MindSpore would take the output shapes of another operator of this name and these inputs
+    made.add_prim_attr("number", next(_numbers))
+    return made
 
 
 def outputs(count: int):
@@ -78,10 +84,12 @@ class Differentiable(nn.Cell):
     Args:
         op: the row.
         numbers: the constants of its signature, and sizes that its inputs do not tell, by name.
+        asked: for each tensor among the inputs whether it gets a gradient; None: all that can.
     """
 
-    def __init__(self, op: Op, numbers: dict):
+    def __init__(self, op: Op, numbers: dict, asked: tuple[bool, ...] | None = None):
         super().__init__()
+        self.made_of, self.others = (op, numbers), {}
         fields = [field for field in op.inputs if not field.optional]
         values = [Value(None, None if field.constant else OPERAND) for field in fields]
         constants = {}
@@ -94,6 +102,8 @@ class Differentiable(nn.Cell):
         trained = []
         if op.vjp is not None:
             trained = [value for value, field in zip(values, fields, strict=True) if field.floats]
+        if asked is not None:
+            trained = [value for value, one in zip(tensors, asked, strict=True) if one and value in trained]
         backward = Backward([Instruction(op.name, values, made)], trained, made[0])
         # what there is while the backward pass runs: tensors, constants, outputs, the gradient, and what it computes
         known = [*tensors, *constants, *made, backward.outer]
@@ -108,6 +118,12 @@ class Differentiable(nn.Cell):
             known.index(gradient) if (gradient := backward.gradient_of(value)) is not None else -1 for value in tensors
         )
 
+    def asked_for(self, asked: tuple[bool, ...]) -> Differentiable:
+        """The same with these gradients alone."""
+        if asked not in self.others:
+            self.others[asked] = Differentiable(*self.made_of, asked)
+        return self.others[asked]
+
     def pick(self, known, places):
         given = ()
         for place in places:
@@ -119,23 +135,53 @@ class Differentiable(nn.Cell):
         made = self.forward(*self.pick(inputs + self.constants, self.places))
         return made if self.several else (made,)
 
-    def bprop(self, inputs, out, dout):
-        known = inputs + self.constants + out + (dout[0],)
+    def back(self, known):
+        """What there is when the backward pass begins → the same and what it computes."""
         for index, backward in enumerate(self.backward):
             made = backward(*self.pick(known, self.reads[index]))
             known = known + (made if isinstance(made, tuple) else (made,))
+        return known
+
+    def bprop(self, inputs, out, dout):
+        known = self.back(inputs + self.constants + out + (dout[0],))
         gradients = ()
         for index, place in enumerate(self.found):
             gradients = gradients + (ops.zeros_like(inputs[index]) if place < 0 else known[place],)
         return (gradients,)
 
 
-class Kernel(nn.Cell):
-    """The first output of an operation in C.
+class Eagerly:
+    """Within, kernels compute in C outside of graphs, too; elsewhere plain operators do, to which tests hold them."""
 
-    Outside of graphs the row's plain operators compute it: a cell with a ``bprop`` there takes a parameter that was cut
-    by tensor parallelism for whole, and its gradient is refused.
-    """
+    depth = 0
+
+    def __enter__(self):
+        Eagerly.depth += 1
+        return self
+
+    def __exit__(self, *_):
+        Eagerly.depth -= 1
+
+
+class Launch(_Function):
+    """A `Differentiable` outside of graphs. What nobody asks for is not computed, as the compiler has it in graphs."""
+
+    @staticmethod
+    def forward(ctx, cell, *inputs):
+        made = cell.construct(inputs)
+        ctx.cell, ctx.known = cell, (inputs, made)
+        return made[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        inputs, made = ctx.known
+        cell = ctx.cell.asked_for(tuple(ctx.needs_input_grad[1:]))
+        known = cell.back(inputs + cell.constants + made + (dout,))
+        return None, *(None if place < 0 else known[place] for place in cell.found)
+
+
+class Kernel(nn.Cell):
+    """The first output of an operation in C. Outside of graphs the row's plain operators compute it, but `Eagerly`."""
 
     def __init__(self, op: Op, numbers: dict):
         super().__init__()
@@ -143,7 +189,7 @@ class Kernel(nn.Cell):
         self.native = Differentiable(op, numbers)
 
     def __call__(self, *tensors):
-        return self.plain(*tensors)
+        return Launch.apply(self.native, *tensors) if Eagerly.depth else self.plain(*tensors)
 
     def construct(self, *tensors):
         return self.native(tensors)[0]
@@ -184,7 +230,7 @@ class Product(nn.Cell):
         self.kernel = native(("product_of_rows" if turned else "plain_product") + self.low)
 
     def __call__(self, left, right):
-        return self.primitive(left, right)
+        return self.construct(left, right) if Eagerly.depth else self.primitive(left, right)
 
     def construct(self, left, right):
         if left.dtype == ms.float32 and right.dtype in (ms.float32, *STORED):

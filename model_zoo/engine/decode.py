@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from mindspore import Tensor, nn
 
 from model_zoo.engine.build import library
 from model_zoo.engine.ir import OPERAND, NotTraceable, Value
-from model_zoo.engine.run import BY_OPERATORS, ForwardProgram, key_mask_of, replace_layers, say_once
+from model_zoo.engine.run import BY_OPERATORS, ForwardProgram, Fused, key_mask_of, say_once
 from model_zoo.engine.trace import SequenceTracer, Tracer, traced_calls
 
 
@@ -167,12 +166,18 @@ class CachedLayers(nn.Cell):
             result = tracer.run(layer, result)
         self.program = ForwardProgram(tracer, result)
 
+    def __call__(self, x, *rest):
+        return self.program.construct(x, self.given(rest), (), ())[0]
+
+    def given(self, rest):
+        """What the program takes of what a layer is called with behind the hidden states."""
+        if self.prompt:
+            return rest[-3], rest[-2], key_mask_of(rest[-3], rest[-1]), *rest[:-3]
+        return rest[-2], rest[-1], *rest[:-3]
+
     def construct(self, x, *rest):
         """As a layer is called."""
-        given = (rest[-2], rest[-1], *rest[:-3])
-        if self.prompt:
-            given = (rest[-3], rest[-2], key_mask_of(rest[-3], rest[-1]), *rest[:-3])
-        return self.program(x, given, (), ())[0]
+        return self.program(x, self.given(rest), (), ())[0]
 
 
 def cache_by_core(cache) -> dict:
@@ -180,10 +185,9 @@ def cache_by_core(cache) -> dict:
     return {id(core): own for (_, core), own in zip(cache.cores, cache.layers, strict=True)}
 
 
-@contextlib.contextmanager
-def fuse_cached_layers(model, cache, prompt: bool) -> Iterator[None]:
-    """Within, a model's layers are one operator over a `generation.cache.Cache`, for whole prompts or for single
-    tokens. A layer that is not traceable stays as it is."""
+def fuse_cached_layers(model, cache, prompt: bool) -> Fused:
+    """A model's layers as one operator over a `generation.cache.Cache`, for whole prompts or for single tokens, within
+    what is returned. A layer that is not traceable stays as it is."""
     layers, width, caches = model.layer_list, model.config.dims.hidden, cache_by_core(cache)
     groups: list[list[nn.Cell] | nn.Cell] = []
     for layer in layers:
@@ -197,5 +201,4 @@ def fuse_cached_layers(model, cache, prompt: bool) -> Iterator[None]:
                 groups.append([])
             groups[-1].append(layer)
     cells = [CachedLayers(group, caches, width, prompt) if isinstance(group, list) else group for group in groups]
-    with replace_layers(layers, cells):
-        yield
+    return Fused(layers, cells, all(isinstance(cell, CachedLayers) for cell in cells))

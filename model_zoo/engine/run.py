@@ -1,4 +1,4 @@
-"""All layers as one operator forward and one backward, for training and evaluation in compiled graphs.
+"""All layers as one operator forward and one backward, for training and evaluation, in compiled graphs or without.
 
 MindSpore's compiler takes time for every operator of every layer, and its runtime for every launch; layers in one piece
 take none.
@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore.common import _Function
 
+from model_zoo.engine.cells import Eagerly
 from model_zoo.engine.gradients import Backward
 from model_zoo.engine.ir import RESULT, WORKSPACE, Buffer, Instruction, NotTraceable, Value, buffers
 from model_zoo.engine.lowering import Pieces, read_by, round_between_products, without_copies, written_by
@@ -84,7 +86,7 @@ class ForwardProgram(nn.Cell):
         self.forward = tuple(pieces.operator(index) for index in range(count))
         there, sizes = {buffer.storage for buffer in saved}, pieces.block_sizes()
         self.kept = tuple(index for index, name in enumerate(sizes) if name in there)
-        self.kept_names = [name for name in sizes if name in there]
+        self.kept_names, self.input_gradient = [name for name in sizes if name in there], False
         self.saved = sum(sizes[name] for name in self.kept_names)
 
     def construct(self, x, given, frozen, trained):
@@ -176,6 +178,26 @@ def key_mask_of(start, keep):
     return mask
 
 
+class LaunchLayers(_Function):
+    """A program outside of graphs. What it keeps for the backward pass is none of its results: MindSpore would make a
+    gradient of zeros for each of these, as large as they are."""
+
+    @staticmethod
+    def forward(ctx, program, x, given, frozen, *trained):
+        found = program.construct(x, given, frozen, trained)
+        ctx.program, ctx.read = program, (x, given, frozen, trained, found)
+        return found[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        found = ctx.program.bprop(*ctx.read, (dout,))
+        return None, found[0] if ctx.program.input_gradient else None, None, None, *found[3]
+
+
+class NothingToDo(NotTraceable):
+    """Layers that give what they were given, as those of another stage do here."""
+
+
 class FusedLayers(nn.Cell):
     """Layers one after the other as one operator each way.
 
@@ -200,8 +222,8 @@ class FusedLayers(nn.Cell):
         result = tracer.hidden
         for layer in layers:
             result = tracer.run(layer, result)
-        if not isinstance(result.buffer, Buffer):  # as those of another stage
-            raise NotTraceable("layers that give what they were given")
+        if not isinstance(result.buffer, Buffer):
+            raise NothingToDo("layers that give what they were given")
         if tracer.trained:
             self.program = TrainingProgram(tracer, result, recompute)
         else:
@@ -211,11 +233,19 @@ class FusedLayers(nn.Cell):
         object.__setattr__(self, "frozen", ParameterTuple(tracer.parameters[:first]))
         object.__setattr__(self, "trained", ParameterTuple(tracer.parameters[first:]))
 
+    def __call__(self, x, *rest):
+        # MindSpore refuses a gradient for a parameter that was cut after its creation, but not for one seen as a view
+        trained = [w.view(w.shape) if getattr(w, "division", None) else w for w in self.trained]
+        return LaunchLayers.apply(self.program, x, self.given(rest), tuple(self.frozen), *trained)
+
+    def given(self, rest):
+        """What a layer is called with behind the hidden states → start, end, key mask and tables."""
+        start = rest[-3]
+        return start, rest[-2], key_mask_of(start, rest[-1]), *rest[:-3]
+
     def construct(self, x, *rest):
         """As a layer is called."""
-        start = rest[-3]
-        given = (start, rest[-2], key_mask_of(start, rest[-1]), *rest[:-3])
-        return self.program(x, given, tuple(self.frozen), tuple(self.trained))[0]
+        return self.program(x, self.given(rest), tuple(self.frozen), tuple(self.trained))[0]
 
 
 @functools.cache
@@ -240,10 +270,31 @@ def replace_layers(layers: nn.CellList, cells: Sequence[nn.Cell]) -> Iterator[No
         layers._cells.update(before)
 
 
-@contextlib.contextmanager
-def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = False) -> Iterator[None]:
-    """Within, the layers of a fast model are one operator each way, for graphs that are compiled there. A layer that is
-    not traceable stays as it is.
+class Fused:
+    """A model's layers as few operators, which take their place within, as often as one likes; kernels compute there
+    outside of graphs, too.
+
+    Attributes:
+        whole: whether all layers could be followed. Then nothing is left to compile: a graph of what are few operators
+            anyway takes a second.
+    """
+
+    def __init__(self, layers: nn.CellList, cells: Sequence[nn.Cell], whole: bool):
+        self.layers, self.cells, self.whole = layers, cells, whole
+
+    def __enter__(self) -> Fused:
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(replace_layers(self.layers, self.cells))
+        self.stack.enter_context(Eagerly())
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stack.close()
+
+
+def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = False) -> Fused:
+    """The layers of a fast model as one operator each way, within what is returned. A layer that is not traceable stays
+    as it is, and is best part of a compiled graph.
 
     Layers that are recomputed in the backward pass are in operators of their own, so that one at a time is there in
     full; so are those of which most is trained, so that not all gradients are there as soon as the first. One that a
@@ -259,6 +310,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
     inside = [[parameter for parameter in own if id(parameter) in ids] for own in held]
     apart = 2 * sum(p.size for own in inside for p in own) > sum(p.size for own in held for p in own)
     wanted = input_trained or sum(map(len, inside)) < len(ids)  # what is outside may come before the layers
+    whole = True
     cells: list[nn.Cell] = []
     group: list[tuple[nn.Cell, nn.Cell, bool]] = []  # layers, each by itself as an operator, and what it begins with
 
@@ -274,7 +326,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
         try:
             alone = FusedLayers([layer], width, ids, wanted, recompute)
         except NotTraceable as error:
-            alone = layer
+            alone, whole = layer, whole and isinstance(error, NothingToDo)
             say_once(BY_OPERATORS, str(error))
         if alone is layer or alone.program.sums or apart or recompute:
             join_group()
@@ -283,8 +335,7 @@ def fuse_layers(model, weights: Sequence[Parameter] = (), input_trained: bool = 
             group.append((layer, alone, wanted))
         wanted = wanted or bool(own)
     join_group()
-    with replace_layers(layers, cells):
-        yield
+    return Fused(layers, cells, whole)
 
 
 @dataclasses.dataclass(frozen=True)

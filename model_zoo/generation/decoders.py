@@ -60,7 +60,8 @@ class PlainDecoder:
 
 
 class CachedDecoder:
-    """A compiled graph for the prompt, and a program or a graph for a token, over a cache of fixed length.
+    """Prompts as one operator of all layers, single tokens as a program, over a cache of fixed length; compiled graphs
+    take the place of either where a layer cannot be followed.
 
     Args:
         model: in evaluation mode, its adapters as they are to be used.
@@ -90,7 +91,7 @@ class CachedDecoder:
             return model.head(hidden)
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
-        self.compiled = set()
+        self.layers: dict = {}  # of both: as operators where these run without a graph, None where it is compiled
         self.guard = AddressGuard(model.get_parameters())
         self.guard.note()
 
@@ -112,14 +113,22 @@ class CachedDecoder:
                 model.set_fast(before)
 
     def run(self, graph: Graph, *arguments):
-        """What a graph gives."""
-        fresh, prefilling = graph not in self.compiled, graph is self.prefill
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.attached(prefilling, fresh))
-            if self.fast and fresh:
-                stack.enter_context(fuse_cached_layers(self.model, self.cache, prefilling))
-            results = graph(*arguments)
-        self.compiled.add(graph)
+        """What a graph gives. For prompts there is nothing to compile where all layers are one operator; for a token
+        MindSpore takes longer operator by operator."""
+        prefilling, fresh, layers = graph is self.prefill, graph not in self.layers, self.layers.get(graph)
+        if layers is not None:  # first: without the layers' own cells there are few to choose the kernels in
+            with layers, self.attached(prefilling, fresh=True):
+                return graph.uncompiled(*arguments)
+        with self.attached(prefilling, fresh):
+            if not fresh:
+                return graph(*arguments)
+            layers = contextlib.nullcontext()
+            if self.fast:
+                layers = fuse_cached_layers(self.model, self.cache, prefilling)
+            eager = prefilling and getattr(layers, "whole", False)
+            with layers:
+                results = (graph.uncompiled if eager else graph)(*arguments)
+            self.layers[graph] = layers if eager else None
         return results
 
     @functools.cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -18,8 +17,6 @@ from pet.compat.outputs import HIDDEN, Outputs, call, tensors
 from pet.compat.paths import modules_of
 from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number, picked, same
 from pet.recipe.translation import Ignored, Refused, Translation
-
-log = logging.getLogger("pet")
 
 ENVIRONMENTS = same("standalone", "pytorch standalone") | same("data_parallel", "pytorchDDP data_parallel")
 ENVIRONMENTS |= same("optimizer_shard", "deepspeed bmtrain optimizer_shard") | same("hybrid", "deepspeed+mpu hybrid")
@@ -143,8 +140,6 @@ class Trainer:
         recipe = recipe_beside_objects(t, "flagai", self.settings.get("load_dir"))
         own = type(self).forward_step is not Trainer.forward_step
         fields = own and {"loss", "logits", *HIDDEN} & set(self.forward_step.__code__.co_names)
-        if fields:
-            log.warning("forward_step: model(**data).%s: runs operator by operator, slower than a graph", min(fields))
 
         def forward(data, model):
             return self.forward_step(data, Outputs(model) if fields else model, None)
@@ -159,7 +154,7 @@ class Trainer:
             return {name: float(call(method, logits, labels, **more)) for name, method in metric_methods}
 
         objects = Objects(model, None, train_dataset, valid_dataset, collate_fn, forward if own else None)
-        objects.compiled, objects.rates = not fields, rates
+        objects.rates = rates
         objects.metrics = metrics if metric_methods else None
         summary = run(recipe, objects, eval_schedule={"every_steps": every} if every and valid_dataset else None)
         self.directory = Path(recipe.output.dir)

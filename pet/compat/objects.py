@@ -23,7 +23,6 @@ class Objects:
             dictionaries; None for the recipe's files.
         collate_fn: from samples of an indexable dataset to a batch.
         forward_step: the script's own forward.
-        compiled: False where that cannot be compiled.
         rates: the learning rate of each step, counted from 0; None for the recipe's.
         metrics: from the batches of the evaluation to further numbers.
     """
@@ -34,7 +33,6 @@ class Objects:
     evaluation: Any = None
     collate_fn: Callable | None = None
     forward_step: Callable | None = None
-    compiled: bool = True
     rates: Callable[[int], float] | None = None
     metrics: Callable[[Iterable], dict[str, float]] | None = None
 
@@ -188,11 +186,8 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
         prepared.train_feed = make_feed(data, recipe, model, tokenizer, distributed, objects)
         prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, distributed, objects, train=False)
         objective = make_objective(recipe.train, objects.forward_step)
-        how = {"compiled": objects.compiled, "rates": objects.rates, "save": save}
-        measures = objects.measures(prepared.eval_feed)
-        return execute(
-            recipe, prepared, distributed, callbacks=callbacks, objective=objective, measures=measures, **how
-        )
+        how = {"rates": objects.rates, "save": save, "measures": objects.measures(prepared.eval_feed)}
+        return execute(recipe, prepared, distributed, callbacks=callbacks, objective=objective, **how)
 
 
 def save(recipe, prepared, directory: Path, model) -> str | None:
@@ -243,5 +238,5 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
     feed = make_feed(data, recipe, model, tokenizer, distributed, objects, train=False)
     prepared = Prepared(model, tokenizer, recipe.model.path, eval_feed=feed)
-    how = {"compiled": objects.compiled, "measures": objects.measures(feed)}
-    return run.measure(recipe, prepared, distributed, make_objective(recipe.train, objects.forward_step), **how)
+    objective, measures = make_objective(recipe.train, objects.forward_step), objects.measures(feed)
+    return run.measure(recipe, prepared, distributed, objective, measures=measures)

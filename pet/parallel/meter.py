@@ -77,11 +77,11 @@ def uncompiled(step: TrainStep) -> Iterator[None]:
     """Within, a step's passes run operator by operator."""
     parts = [part for part in (step.gradient, getattr(step.gradient, "forward", None)) if part is not None]
     parts += [part for part in (getattr(step.gradient, "backward", None), *step.last, step.add) if part is not None]
-    graphs = {id(part): (part, part.graph) for part in parts if isinstance(part, Compiled)}
+    compiled = {id(part): (part, part.compiled) for part in parts if isinstance(part, Compiled)}
     try:
-        for part, _ in graphs.values():
-            part.graph = None
+        for part, _ in compiled.values():
+            part.compiled = False
         yield
     finally:
-        for part, graph in graphs.values():
-            part.graph = graph
+        for part, before in compiled.values():
+            part.compiled = before

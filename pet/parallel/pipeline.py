@@ -75,7 +75,7 @@ class Pipeline:
             spans.append((offset, offset + len(segment.parameters)))
             offset += len(segment.parameters)
         weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
-        compiled = step.gradient.graph is not None
+        compiled = step.gradient.compiled
         parameters = list(model.get_parameters())
         self.arrays = step.objective.arrays
         self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
@@ -156,7 +156,7 @@ class PipelineMeasure:
         self.measure, self.sums, self.mesh, self.group = measure, sums, mesh, group
         self.before, self.behind = neighbours(mesh, model)
         around = functools.partial(in_whole, model)
-        self.forward = Compiled(hidden_function(model), measure.graph is not None, around, model.get_parameters())
+        self.forward = Compiled(hidden_function(model), measure.compiled, around, model.get_parameters())
 
     def __call__(self, input_ids, position_ids, start, end, *own) -> list[Tensor] | Tensor:
         x = self.before.exchange(rows=start.size)

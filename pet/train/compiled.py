@@ -1,4 +1,5 @@
-"""Graph functions: compiled once per combination of shapes, timed, and able to run uncompiled.
+"""Graph functions: compiled once per combination of shapes, timed, and able to run uncompiled, which is as fast where
+all layers are operators of the engine.
 
 Every argument is a tensor of its own. Tensors inside a tuple would count as constants, and each step would compile
 anew.
@@ -29,7 +30,8 @@ class Compiled:
     Args:
         function: takes tensors, returns tensors.
         compiled: False never compiles.
-        around: a context for each compilation.
+        around: makes, at the first call, a context for it and those that follow. Where its ``whole`` is set, there is
+            nothing in the function that is worth compiling, and it runs as it is.
         parameters: those that it reads. It is compiled anew where somebody gave one of them another tensor.
 
     Attributes:
@@ -44,26 +46,27 @@ class Compiled:
         parameters: Sequence = (),
     ):
         self.function, self.guard = function, AddressGuard(parameters)
-        self.graph = Graph(function) if compiled else None
-        self.around, self.number = around, next(_numbers)
+        self.compiled, self.graph = compiled, None
+        self.around, self.context, self.number = around, None, next(_numbers)
         self.shapes: set[tuple] = set()
         self.seconds = 0.0
 
     def __call__(self, *arguments: Tensor):
-        if self.graph is None:
+        if not self.compiled:
             progress.tick((type(self), self.number, *(argument.shape for argument in arguments)))
             return self.function(*arguments)
-        if self.guard.changed:
+        if self.graph is not None and self.guard.changed:
             log.info("a weight's tensor was replaced: compiling again")
-            self.graph = Graph(self.function)
+            self.graph = None
             self.shapes.clear()
         shapes = tuple(argument.shape for argument in arguments)
         if shapes in self.shapes:
-            return self.graph(*arguments)
+            return self.run(shapes, arguments)
         begin = time.perf_counter()
         try:
-            with self.around():
-                result = self.graph(*arguments)
+            if self.context is None:
+                self.context = self.around()
+            result = self.run(shapes, arguments)
             wait(result)
         except (
             RuntimeError,
@@ -79,12 +82,25 @@ class Compiled:
             progress.tick((type(self), self.number, shapes))
             result = self.function(*arguments)  # what fails here too is not the compiler's fault
             log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))
-            self.graph = None
+            self.compiled, self.graph = False, None
             return result
         self.shapes.add(shapes)
         self.guard.note()
         self.seconds += time.perf_counter() - begin
         return result
+
+    def run(self, shapes: tuple, arguments: Sequence[Tensor]):
+        """The function within its context, as a graph or, where that gains nothing, as it is."""
+        if getattr(self.context, "whole", False):
+            progress.tick((type(self), self.number, *shapes))
+            with self.context:
+                return self.function(*arguments)
+        if self.graph is None:
+            self.graph = Graph(self.function)
+        if shapes in self.shapes:
+            return self.graph(*arguments)
+        with self.context:
+            return self.graph(*arguments)
 
 
 def out_of_memory(error: BaseException) -> bool:

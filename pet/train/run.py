@@ -137,7 +137,6 @@ def execute(
     callbacks: Iterable = (),
     objective=None,
     save: Callable | None = None,
-    compiled: bool = True,
     rates: Callable[[int], float] | None = None,
     measures: Callable[[], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
@@ -151,7 +150,7 @@ def execute(
         objective: see `start`.
         save: `save_result`, or what stands in for it where the recipe does not say all, since model or data are
             objects. Such a run has no recipe.yaml: it could not be run again from that.
-        compiled, rates: those of `pet.train.trainer.Trainer`.
+        rates: those of `pet.train.trainer.Trainer`.
         measures: further numbers for every evaluation.
     """
     from pet.run_directory import RECIPE, open_for
@@ -165,7 +164,7 @@ def execute(
     begin, complete, save = time.perf_counter(), save is None, save or save_result
     model, directory = prepared.model, Path(recipe.output.dir)
     objective = objective or make_objective(recipe.train)
-    evaluation = make_evaluation(recipe, prepared, distributed, objective, compiled, measures)
+    evaluation = make_evaluation(recipe, prepared, distributed, objective, measures)
     counted = count(model, distributed)
     title = recipe.name or directory.name
     built_in = ["progress", "metrics", "samples", "plot"] if distributed.is_main else []
@@ -201,7 +200,6 @@ def execute(
         finish=finish,
         origins=origins_of(recipe) if distributed.is_main and complete else None,
         title=f"{title}: {recipe.adapter.method} on {Path(prepared.base).name}" if complete else title,
-        compiled=compiled,
         rates=rates,
     )
     if recipe.train.resume:
@@ -230,14 +228,13 @@ def execute(
     return summary
 
 
-def make_evaluation(recipe, prepared, distributed, objective, compiled: bool = True, measures: Callable | None = None):
+def make_evaluation(recipe, prepared, distributed, objective, measures: Callable | None = None):
     """What measures a run's model, by the recipe's ``eval`` section; None where there is nothing to measure on."""
     from pet.train.evaluate import Answers, Evaluation, LossEvaluation
 
     if prepared.eval_feed is None:
         return None
-    how, answers = {"distributed": distributed, "compiled": compiled}, None
-    losses = LossEvaluation(prepared.model, prepared.eval_feed, objective, **how)
+    losses, answers = LossEvaluation(prepared.model, prepared.eval_feed, objective, distributed=distributed), None
     if prepared.questions:
         rows = recipe.eval.batch_size or recipe.train.batch_size
         generation = recipe.generation.in_evaluations()
@@ -245,12 +242,12 @@ def make_evaluation(recipe, prepared, distributed, objective, compiled: bool = T
     return Evaluation(losses, answers, recipe.eval, measures)
 
 
-def measure(recipe, prepared, distributed, objective=None, **how) -> dict[str, float]:
-    """The metrics of a model that is not trained here; `how` is that of `make_evaluation`."""
+def measure(recipe, prepared, distributed, objective=None, measures: Callable | None = None) -> dict[str, float]:
+    """The metrics of a model that is not trained here, and those that `measures` adds."""
     from pet.train.measuring import fast
     from pet.train.objectives import make_objective
 
-    evaluation = make_evaluation(recipe, prepared, distributed, objective or make_objective(recipe.train), **how)
+    evaluation = make_evaluation(recipe, prepared, distributed, objective or make_objective(recipe.train), measures)
     with fast(prepared.model):
         return evaluation()
 

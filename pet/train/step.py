@@ -211,8 +211,9 @@ class TrainStep:
             Compiled(last(earlier), compiled, around, model.get_parameters())
             for earlier in ((0, len(spans)) if sum_in_graph is not None else ())
         ]
-        self.add = Compiled(add, compiled)
-        self.squares = Compiled(squares, compiled)
+        # of few operators: where these are kernels of the engine, compiling them takes longer than they ever do
+        self.add = Compiled(add, compiled and not available())
+        self.squares = Compiled(squares, compiled and not available())
 
     def __call__(
         self,

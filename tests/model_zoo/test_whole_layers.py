@@ -16,6 +16,7 @@ from adapters.ia3 import IA3Config
 from adapters.lora import LoRAConfig
 from adapters.low_rank_adapter import LowRankAdapterConfig
 from adapters.prefix import PrefixConfig
+from adapters.prompt import PromptConfig
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available, lowering, run as whole
 from model_zoo.engine.gradients import Backward
@@ -28,6 +29,7 @@ from pet.parallel.collectives import Group
 from pet.parallel.specs import ShardSpecs
 from pet.parallel.stages import PassThrough
 from pet.parallel.tensor import connect
+from pet.train import step as step_module
 from pet.train.objectives.causal import CausalLM
 from pet.train.optimizers import AdamW
 from pet.train.precision import set_recompute
@@ -74,22 +76,22 @@ def disturb(model) -> None:
             parameter.set_data(Tensor(generator.standard_normal(parameter.shape).astype(np.float32) * np.float32(0.1)))
 
 
-def gradients(model, batch, fast: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The summed loss of a batch, and all gradients end to end."""
+def gradients(model, batch, fast: bool, graph: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The summed loss of a batch, and all gradients end to end; `graph`: whether a graph is to compute them."""
     model.set_fast(fast)
     trained = [parameter for parameter in model.get_parameters() if parameter.requires_grad]
     step = TrainStep(model, AdamW(make_segments(trained)), CausalLM(), compiled=fast)
     total, vectors = step.accumulate([batch], 0, Tensor(0.05, ms.float32))
     model.set_fast(False)
-    assert not fast or step.gradient.graph is not None
+    assert step.gradient.compiled == fast and (step.gradient.graph is not None) == graph
     return total, np.concatenate([vector.asnumpy() for vector in vectors])
 
 
-def same(model, batch, before=lambda model: None) -> None:
+def same(model, batch, before=lambda model: None, graph: bool = False) -> None:
     """Whether both paths agree; `before` is what is done to the model before the fast one."""
     expected_total, expected = gradients(model, batch, False)
     before(model)
-    total, found = gradients(model, batch, True)
+    total, found = gradients(model, batch, True, graph)
     assert np.abs(expected).max() > 1e-3
     assert total == pytest.approx(expected_total, rel=1e-5)
     assert np.abs(found - expected).max() < 3e-5 * np.abs(expected).max()
@@ -231,7 +233,7 @@ def test_a_layer_that_is_not_traceable_stays_between_those_that_are(fixtures, gr
     disturb(model)
     for parameter in model.get_parameters():
         parameter.requires_grad = ".lora_" in parameter.name
-    same(model.set_train(True), batch_of(model))
+    same(model.set_train(True), batch_of(model), graph=True)
     assert groups == [[None, layers - 1]]
 
 
@@ -269,6 +271,27 @@ def test_narrow_weights_are_not_traceable(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha", dtype="float16")
     with pytest.raises(NotTraceable, match="Float16"):
         whole.FusedLayers([model.layer_list[0]], model.config.dims.hidden, frozenset(), False, False)
+
+
+@pytest.mark.parametrize("trained", ["lora", "all", "virtual tokens"])
+@pytest.mark.parametrize("name", ["gpt2", "glm", "gemma2"])
+def test_in_a_graph_the_same_operators_give_the_same_bits(fixtures, monkeypatch, name, trained):
+    """With layers that are not traceable among them they are part of one."""
+    model = AutoModel.from_pretrained(fixtures / name)
+    if trained != "all":
+        apply(model, LoRAConfig(rank=3) if trained == "lora" else PromptConfig(length=3))
+        disturb(model)
+    model.set_train(True)
+    (total, found), fused = gradients(model, batch_of(model), True), whole.fuse_layers
+
+    def within_graphs(*arguments):
+        made = fused(*arguments)
+        made.whole = False
+        return made
+
+    monkeypatch.setattr(step_module, "fuse_layers", within_graphs)
+    expected_total, expected = gradients(model, batch_of(model), True, graph=True)
+    assert total == expected_total and np.array_equal(found, expected) and np.abs(found).max() > 1e-3
 
 
 @pytest.fixture

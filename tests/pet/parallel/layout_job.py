@@ -83,7 +83,7 @@ def is_compiled(trainer) -> bool:
     """Whether all passes of a step are graphs."""
     passes = trainer.train_step.gradient
     parts = [passes.backward] if trainer.distributed.mesh.pipeline > 1 else [passes, *trainer.train_step.last]
-    return all(part.graph is not None for part in parts)
+    return all(part.compiled for part in parts)
 
 
 def train_alone(case: Case) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from adapters.apply import apply_lora
 from model_zoo.auto import AutoModel
+from model_zoo.engine import available
 from pet.train.evaluate import LossEvaluation
 from pet.train.feed import BatchList
 from pet.train.objectives.causal import CausalLM
@@ -50,8 +51,8 @@ def test_answers_are_those_of_the_new_weights(fixtures):
 @pytest.mark.parametrize("kind", [AdamW, Momentum])
 def test_steps_and_measurements_are_those_of_the_new_weights(fixtures, kind):
     found = []
-    for compiled in (True, False):
-        model = AutoModel.from_pretrained(fixtures / "gpt2")
+    for compiled, fast in ((True, False), (True, True), (False, False)):
+        model = AutoModel.from_pretrained(fixtures / "gpt2").set_fast(fast)
         apply_lora(model, rank=4, seed=3)
         batch = batch_for(model)
         segments = make_segments([weight for weight in model.get_parameters() if weight.requires_grad])
@@ -66,7 +67,10 @@ def test_steps_and_measurements_are_those_of_the_new_weights(fixtures, kind):
             compiling.append(result.compile_seconds > 0)
             if number in (1, 2):
                 losses.append(evaluation()["loss"])
-        assert not compiled or compiling == [True, False, True, False]
+        # a graph reads the weights where they were, kernels of whole layers and of AdamW where they are
+        again = not (fast and available() and kind is AdamW)
+        assert not compiled or compiling == [True, False, again, False]
         found.append(losses)
-    np.testing.assert_allclose(*found, rtol=1e-4)
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-4)
+    np.testing.assert_allclose(found[1], found[2], rtol=1e-4)
     assert abs(found[0][3] - found[0][1]) > 0.02  # the weights are others
