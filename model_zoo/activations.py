@@ -16,6 +16,22 @@ def tanh(x):
     return 2.0 * ops.sigmoid(2.0 * x) - 1.0
 
 
+class SoftCap(nn.Cell):
+    """``cap·tanh(x/cap)`` of float32 numbers."""
+
+    def __init__(self, cap: float):
+        super().__init__()
+        self.cap, self.inner = cap, 1.0 / cap
+        uses_kernel(self, "hyperbolic_tangent")
+
+    def construct(self, x):
+        return self.cap * self.kernel(x * self.inner)
+
+    def trace(self, tracer, x):
+        bent = tracer.emit("hyperbolic_tangent", tracer.emit("scale", x, factor=self.inner))
+        return tracer.emit("scale", bent, factor=self.cap)
+
+
 class GeluTanh(nn.Cell):
     """``0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))``, as the equal ``x·sigmoid(2·√(2/π)·(x + 0.044715·x³))``.
 

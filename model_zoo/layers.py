@@ -141,9 +141,8 @@ class Embedding(nn.Cell):
         return found if self.output_scale == 1.0 else found * self.output_scale  # ids.shape + (width,)
 
     def trace(self, tracer, ids):
-        if self.output_scale != 1.0:
-            tracer.refuse(type(self))
-        return tracer.emit("rows_of", self.weight, ids)
+        found = tracer.emit("rows_of", self.weight, ids)
+        return found if self.output_scale == 1.0 else tracer.emit("scale", found, factor=self.output_scale)
 
 
 class Parts(nn.Cell):

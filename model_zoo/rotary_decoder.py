@@ -6,13 +6,14 @@ Their configuration says everything: which cells a layer has, how wide they are,
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
-from model_zoo.activations import GATED, Joined
+from model_zoo.activations import GATED, Joined, SoftCap
 from model_zoo.causal_lm import CausalLM
+from model_zoo.engine import uses_kernel
 from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
-from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary, soft_cap
+from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
 from model_zoo.rope_config import rope_settings, rotary_scale
 from model_zoo.rotary import Rotary, RotaryTable, rotary_frequencies
 
@@ -80,6 +81,25 @@ class GatedMLP(nn.Cell):
         return self.down_proj(self.act(self.gate_proj(x), self.up_proj(x)))
 
 
+class ExpertShares(nn.Cell):
+    """A router's logits ``(N, experts)`` → the softmax, 0 for experts that a token does not go through.
+
+    Args:
+        chosen: how many a token goes through: those of the greatest shares.
+        normed: whether these are divided by their sum.
+    """
+
+    def __init__(self, chosen: int, normed: bool):
+        super().__init__()
+        uses_kernel(self, "chosen_shares", chosen=chosen, normed=normed)
+
+    def construct(self, logits):
+        return self.kernel(logits.astype(ms.float32))
+
+    def trace(self, tracer, logits):
+        return tracer.emit("chosen_shares", logits, **self.operation[1])
+
+
 class MixtureOfExperts(nn.Cell):
     """A feed-forward of several (Shazeer et al. 2017): each token goes through those that the router ``gate`` gives the
     greatest share, and gets their sum by these shares.
@@ -89,24 +109,17 @@ class MixtureOfExperts(nn.Cell):
 
     def __init__(self, config: RotaryConfig, make: CellFactory):
         super().__init__()
-        count, self.chosen, self.normed = config.experts
+        count, *choice = config.experts
         self.gate = make.layer("mlp.gate")
         self.experts = nn.CellList([GatedMLP(config.hidden_act, make, f"mlp.experts.{i}") for i in range(count)])
-        self.softmax, self.top, self.mark = ops.Softmax(-1), ops.TopK(), ops.OneHot()
-        self.one, self.nothing, self.count = ms.Tensor(1.0, ms.float32), ms.Tensor(0.0, ms.float32), count
-
-    def shares(self, x):
-        """``(N, experts)``, 0 for those that a token does not go through."""
-        shares = self.softmax(self.gate(x).astype(ms.float32))
-        _, best = self.top(shares, self.chosen)  # (N, chosen)
-        shares = shares * self.mark(best, self.count, self.one, self.nothing).sum(1)
-        return shares / shares.sum(-1, keepdims=True) if self.normed else shares
+        self.shares = ExpertShares(*choice)
 
     def construct(self, x):
-        shares = self.shares(x).astype(x.dtype)
-        total = ops.zeros_like(x)
+        shares = self.shares(self.gate(x)).astype(x.dtype)
+        total = x
         for index, expert in enumerate(self.experts):
-            total = total + expert(x) * shares[:, index : index + 1]
+            part = expert(x) * shares[:, index : index + 1]
+            total = total + part if index else part
         return total
 
 
@@ -210,11 +223,12 @@ class RotaryCausalLM(CausalLM):
         decoder = RotaryDecoder(config, make)
         self.model = decoder if config.root == "model" else LanguageModel(decoder)
         self.add_head(make, decoder.embed_tokens)
+        self.cap = SoftCap(config.logit_cap) if config.logit_cap > 0 else None
         self.finish()
 
     def head(self, hidden):
         logits = self.lm_head(hidden).astype(ms.float32)
-        return soft_cap(logits, self.config.logit_cap) if self.config.logit_cap > 0 else logits
+        return logits if self.cap is None else self.cap(logits)
 
     def hidden_states(self, input_ids, position_ids, start, end, keep=None):
         return self.model(input_ids, position_ids, start, end, keep)

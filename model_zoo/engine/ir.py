@@ -106,7 +106,11 @@ class Value:
         return NotImplemented
 
     def __mul__(self, factor):
+        if isinstance(factor, Value) and factor.width == 1:
+            return self.tracer.emit("scale_rows", self, factor)
         return Scaled(self, float(factor)) if isinstance(factor, (int, float)) else NotImplemented
+
+    dtype = ms.float32
 
     def astype(self, dtype) -> Value:
         """Itself: all is computed in float32."""

@@ -136,6 +136,7 @@ ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
 DORA = "N M:low; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
+CHOICE = "{chosen:int}; {normed:int}"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
@@ -240,6 +241,10 @@ ROWS = (
     Op("scale", "*:low; {factor} -> *:low", vjp.scale, aliases=(0,), plain=plain.scale),
     Op("scale_columns", "N H:low; H -> N H:low", vjp.scale_columns, aliases=(0,), plain=plain.scale_columns),
     Op("scale_columns_gradient", "N H:low; N H:low -> H"),
+    Op("scale_rows", "N H:low; N 1 -> N H:low", vjp.scale_rows, aliases=(0,), plain=plain.scale_columns),
+    Op("scale_rows_gradient", "N H:low; N H:low -> N 1"),
+    Op("chosen_shares", f"N E; {CHOICE} -> N E", vjp.chosen_shares, plain=plain.chosen_shares),
+    Op("chosen_shares_gradient", f"N E; {CHOICE}; N E; N E -> N E", aliases=(4,)),
     Op(
         "dropout",
         "*:low; 2:int; {site:int}; {threshold:int}; {factor}; {members:int}; {place:int} -> *:low",

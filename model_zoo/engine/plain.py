@@ -355,6 +355,19 @@ def scale_columns():
     return lambda x, factors: x * factors
 
 
+def chosen_shares(chosen, normed):
+    softmax, top, mark = ops.Softmax(-1), ops.TopK(), ops.OneHot()
+    one, nothing = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
+
+    def shares(logits):
+        found = softmax(logits)
+        _, best = top(found, chosen)  # (N, chosen)
+        found = found * mark(best, logits.shape[1], one, nothing).sum(1)
+        return found / found.sum(-1, keepdims=True) if normed else found
+
+    return shares
+
+
 def join_columns():
     return lambda a, b: ops.concat((a, b), -1)
 

@@ -132,6 +132,17 @@ def scale_columns(to, instruction: Instruction, dy: Value) -> None:
     to.give_new(x, "scale_columns", dy, factors)
 
 
+def scale_rows(to, instruction: Instruction, dy: Value) -> None:
+    x, factors = instruction.inputs
+    to.give_new(factors, "scale_rows_gradient", x, dy)
+    to.give_new(x, "scale_rows", dy, factors)
+
+
+def chosen_shares(to, instruction: Instruction, dy: Value) -> None:
+    logits = instruction.inputs[0]
+    to.give_new(logits, f"{instruction.op}_gradient", *instruction.inputs, *instruction.outputs, dy)
+
+
 def dropout(to, instruction: Instruction, dy: Value) -> None:
     x, *numbers = instruction.inputs
     to.give_new(x, "dropout", dy, *numbers)

@@ -60,8 +60,8 @@ LOW = {
     "add": ((0, 1), ()),
     "add_bias": ((0,), (0,)),
     "column_sum": ((0,), ()),
-    **dict.fromkeys(["take_columns", "put_columns", "scale", "scale_columns", "dropout"], ((0,), (0,))),
-    "scale_columns_gradient": ((0, 1), ()),
+    **dict.fromkeys(["take_columns", "put_columns", "scale", "scale_columns", "scale_rows", "dropout"], ((0,), (0,))),
+    **dict.fromkeys(["scale_columns_gradient", "scale_rows_gradient"], ((0, 1), ())),
     "join_columns": ((0, 1), (0,)),
     "split_heads": ((0,), (0,)),
     "join_heads": ((0,), (0,)),
@@ -921,6 +921,28 @@ def small(kernels):
                 assert np.array_equal(mine.reshape(expected.shape), expected)
 
 
+def experts(kernels):
+    for rows, width, chosen in ((1, 1, 1), (7, 4, 2), (33, 5, 5), (260, 128, 8)):
+        logits, dy = (3 * numbers(rows, width, seed=seed) for seed in (1, 2))
+        x = logits.astype(np.float64)
+        every = np.exp(x - x.max(-1, keepdims=True))
+        every /= every.sum(-1, keepdims=True)
+        mark = np.zeros_like(every)
+        np.put_along_axis(mark, np.argsort(-every, -1)[:, :chosen], 1, -1)
+        for normed in (0, 1):
+            choice = np.array([chosen], np.int32), np.array([normed], np.int32)
+            expected = every * mark
+            share = expected / expected.sum(-1, keepdims=True) if normed else expected
+            mine = kernels("chosen_shares", (logits, *choice), logits.shape)
+            close(mine, share)
+            assert np.array_equal(mine != 0, mark != 0)
+            slope = share * dy - (share if normed else every) * (share * dy).sum(-1, keepdims=True)
+            close(kernels("chosen_shares_gradient", (logits, *choice, mine, dy), logits.shape), slope)
+        factors = numbers(rows, 1, seed=3)
+        close(kernels("scale_rows", (dy, factors), dy.shape), dy.astype(np.float64) * factors)
+        close(kernels("scale_rows_gradient", (logits, dy), factors.shape), (x * dy).sum(-1, keepdims=True))
+
+
 def packing(kernels):
     """Codes and factors, and what comes of them, as NumPy has them."""
 
@@ -987,6 +1009,7 @@ CHECKS = (
     one_token,
     added,
     small,
+    experts,
     packing,
 )
 

@@ -17,8 +17,6 @@ from model_zoo.generation.decoders import bucket
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
-GRAPHS = "gemma", "qwen3_moe"
-"""Families whose single tokens go through a graph: what scales an embedding and chooses experts is not followed."""
 NEW = 16
 FREE = {"max_new_tokens": NEW, "eos_token_id": None}  # the references were written without an end
 
@@ -323,5 +321,5 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
         return decoder.token is not None, np.stack(found)
 
     known, ours = logits(graph=False)
-    assert known == (available() and not model.config.model_type.startswith(GRAPHS))
+    assert known == available()
     assert np.array_equal(ours, logits(graph=True)[1])

@@ -21,8 +21,7 @@ from model_zoo.engine import available, plain_products, run as whole
 from model_zoo.graph import Graph
 
 FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414", "qwen2_5", "mistral", "qwen3")
-FAMILIES += ("gemma2", "gemma3")
-APART = "qwen3_moe"  # its layers run operator by operator
+FAMILIES += ("gemma2", "gemma3", "qwen3_moe")
 TYPES = ("bfloat16", "float16", "float32")
 
 
@@ -94,7 +93,7 @@ def same(directory, config, tmp_path, **settings):
     return model
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, pytest.param(APART, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_bits_are_those_of_float32(family, mixed, tmp_path, monkeypatch):
     """With dropout, and two documents in each row; layers that are one operator stay so."""
     groups = []
@@ -106,7 +105,7 @@ def test_the_bits_are_those_of_float32(family, mixed, tmp_path, monkeypatch):
     for name, shape in model.config.shapes().items():
         wide = len(shape) == 1 or (not available() and types[name] == "bfloat16")
         assert held[name] == ("float32" if wide else types[name])
-    if available() and family != APART:
+    if available():
         assert groups and all(isinstance(cell, whole.FusedLayers) for group in groups for cell in group)
 
 

@@ -38,7 +38,8 @@ from pet.train.step import TrainStep
 
 pytestmark = pytest.mark.skipif(not available(), reason="there are no C kernels here")
 
-FAMILIES = ("llama_gqa", "mistral", "gemma2", "gemma3", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
+DENSE = ("llama_gqa", "mistral", "gemma2", "gemma3", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414")
+FAMILIES = (*DENSE, "qwen3_moe")
 
 
 def batch_of(model, rows=2, length=17, seed=0):
@@ -411,7 +412,7 @@ def test_a_share_of_the_columns_is_dropped_as_in_the_whole(fixtures):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_layers_in_pieces_give_what_those_in_one_do(family, recompute, fixtures, groups):
     """Cut where a group adds something up, here one of one process."""
     model = AutoModel.from_pretrained(fixtures / family)

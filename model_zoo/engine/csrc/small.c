@@ -58,43 +58,48 @@ PET_KERNEL(scale) {
     return 0;
 }
 
-static void add_bias_rows(void *arguments, int64_t first, int64_t last) {
+/* Kernels of x (N, W) and y → one number for each of x, which may lie where x does. */
+#define ROW_BY_ROW(name, number)                                                                                \
+    static void name##_rows(void *arguments, int64_t first, int64_t last) {                                     \
+        struct elements of = *(struct elements *)arguments;                                                     \
+        const float *y = of.y.at;                                                                               \
+        for (int64_t row = first; row < last; row++) {                                                          \
+            float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);                        \
+            const float *x = widened(of.x, row * of.width, of.width, rooms[0]);                                 \
+            _Pragma("omp simd") for (int64_t i = 0; i < of.width; i++) out[i] = number;                         \
+            put_back(of.out, row * of.width, of.width, rooms[1]);                                               \
+        }                                                                                                       \
+    }                                                                                                           \
+    PET_KERNEL(name) {                                                                                          \
+        struct elements of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]},                             \
+                              .out = numbers_of(params, dtypes, 2), .width = shapes[0][1]};                     \
+        pet_parallel(name##_rows, &of, shapes[0][0], rows_at_once(of.width));                                   \
+        return 0;                                                                                               \
+    }
+
+ROW_BY_ROW(add_bias, x[i] + y[i])      /* y (W) */
+ROW_BY_ROW(scale_columns, x[i] * y[i]) /* y (W) */
+ROW_BY_ROW(scale_rows, x[i] * y[row])  /* y (N, 1) */
+
+static void scale_rows_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct elements of = *(struct elements *)arguments;
-    const float *bias = of.y.at;
+    int64_t width = of.width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);
-        const float *x = widened(of.x, row * of.width, of.width, rooms[0]);
-#pragma omp simd
-        for (int64_t i = 0; i < of.width; i++) out[i] = x[i] + bias[i];
-        put_back(of.out, row * of.width, of.width, rooms[1]);
+        float rooms[2][width];
+        const float *x = widened(of.x, row * width, width, rooms[0]), *y = widened(of.y, row * width, width, rooms[1]);
+        floats sums = {0};
+        for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i) * load(y + i);
+        float sum = sum_of(sums);
+        for (int64_t i = whole; i < width; i++) sum += x[i] * y[i];
+        ((float *)of.out.at)[row] = sum;
     }
 }
 
-/* x (N, W), bias (W) → x + bias, which may lie where x does */
-PET_KERNEL(add_bias) {
-    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
-                        .width = shapes[0][1]};
-    pet_parallel(add_bias_rows, &of, shapes[0][0], rows_at_once(of.width));
-    return 0;
-}
-
-static void scale_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct elements of = *(struct elements *)arguments;
-    const float *factors = of.y.at;
-    for (int64_t row = first; row < last; row++) {
-        float rooms[2][of.width], *out = room_for(of.out, row * of.width, rooms[1]);
-        const float *x = widened(of.x, row * of.width, of.width, rooms[0]);
-#pragma omp simd
-        for (int64_t i = 0; i < of.width; i++) out[i] = x[i] * factors[i];
-        put_back(of.out, row * of.width, of.width, rooms[1]);
-    }
-}
-
-/* x (N, W), factors (W numbers) → x·factors, which may lie where x does */
-PET_KERNEL(scale_columns) {
-    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = {params[1]}, .out = numbers_of(params, dtypes, 2),
+/* x, dy (N, W) → the sum of each row of x·dy (N, 1) */
+PET_KERNEL(scale_rows_gradient) {
+    struct elements of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[2]},
                           .width = shapes[0][1]};
-    pet_parallel(scale_columns_rows, &of, shapes[0][0], rows_at_once(of.width));
+    pet_parallel(scale_rows_gradient_part, &of, shapes[0][0], rows_at_once(of.width));
     return 0;
 }
 
