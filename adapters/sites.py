@@ -177,6 +177,16 @@ def select_rows(rows, changed, unchanged):
     return ops.select(flags, changed.reshape(wide), unchanged.reshape(wide)).reshape(changed.shape)
 
 
+def traced_input(tracer, cell, x):
+    """What the product of a traced cell gets: x, behind the adapters that change it."""
+    if any(module.rows is not None for module in cell.active):
+        tracer.refuse(type(cell))
+    for module in cell.active:
+        if module.changes_input:
+            x = tracer.follow(type(module), module, x, method="before")
+    return x
+
+
 def _adapted_cell(cls: type) -> type:
     class Adapted(cls):
         def construct(self, x):
@@ -196,13 +206,7 @@ def _adapted_cell(cls: type) -> type:
             return y
 
         def trace(self, tracer, x):
-            if any(module.rows is not None for module in self.active):
-                tracer.refuse(type(self))
-            inner = x
-            for module in self.active:
-                if module.changes_input:
-                    inner = tracer.follow(type(module), module, inner, method="before")
-            y = base = tracer.follow(cls, self, inner)
+            y = base = tracer.follow(cls, self, traced_input(tracer, self, x))
             for module in self.active:
                 if module.needs_base:
                     if y is not base:

@@ -35,6 +35,19 @@ class InputError(ValueError):
         return error
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something, without the pages that MindSpore appends; the error's
+    type where none does."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    return lines[0] if lines else type(error).__name__
+
+
+def explain(error: BaseException) -> str:
+    """An error's type and `first_line`, short enough for a cell of a table."""
+    kind, line = type(error).__name__, first_line(error)
+    return kind if line == kind else f"{kind}: {line[:300]}"
+
+
 # What PEFT and others call a setting of ours.
 SYNONYMS = {
     "encoder_hidden_size": "projection_hidden",

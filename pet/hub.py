@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from pet.installation import needed
 
 FILES = (
@@ -96,7 +96,7 @@ def fetch(name: HubName, only_config: bool = False, fresh: bool = False) -> tupl
         except InputError as error:
             raise InputError(f"model {name.model!r} of {name.hub}: {error}") from None
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = first_line(error)
             reason = reason if len(reason) <= 200 else f"{reason[:200]}…"
             raise InputError(
                 f"model {name.model!r}: no such directory here, and not to be had from {name.hub}: {reason}; "

@@ -9,7 +9,7 @@ from typing import Any
 
 from adapters.peft_config import CONFIG
 from model_zoo.atomic import read_json, write_json, write_text
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
@@ -224,6 +224,6 @@ def _loading(stage: Path, base: Path, known: str, adapter: bool, tokenizer: Toke
         lines.append(f"vllm serve {known}{flag} --enable-lora --max-lora-rank {limit} --lora-modules tuned=.")
         after = []
     except InputError as error:
-        reason = str(error).splitlines()[0].removeprefix(f"{stage}: ")
+        reason = first_line(error).removeprefix(f"{stage}: ")
         after = ["", f"vLLM cannot serve it beside its base: {reason}"]
     return [*lines, f"pet chat --model {known} --adapter .", "```", *after]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from model_zoo.cores import available_cores
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, explain
 from pet.cli.parser import Parser
 from pet.installation import TESTED, foreign_adapters, installed
 
@@ -98,7 +98,7 @@ def device() -> Iterator[Finding]:
         import mindspore as ms
         from mindspore import ops
     except Exception as error:
-        yield "bad", "mindspore", f"cannot be imported: {type(error).__name__}: {str(error).splitlines()[0]}"
+        yield "bad", "mindspore", f"cannot be imported: {explain(error)}"
         return
     target = ms.get_context("device_target")
     yield "ok", "device", f"{target} (MindSpore {ms.__version__})"
@@ -111,7 +111,7 @@ def device() -> Iterator[Finding]:
         result = ops.MatMul(transpose_b=True)(left, left).asnumpy()
         right = np.array_equal(result, [[5.0, 14.0], [14.0, 50.0]])
     except Exception as error:
-        yield "bad", "operators", f"a matrix product fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+        yield "bad", "operators", f"a matrix product fails: {explain(error)}"
         return
     yield ("ok" if right else "bad"), "operators", "a matrix product is right" if right else "a matrix product is wrong"
     yield from kernels()

@@ -14,7 +14,7 @@ from importlib import import_module
 
 from model_zoo import progress
 from model_zoo.atomic import CannotWrite, what_is_in_the_way
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.installation import foreign_adapters, tolerate_encodings
@@ -62,12 +62,6 @@ def _shortened(text: str) -> str:
     lines = [line if len(line) <= WIDEST else f"{line[:WIDEST]} …" for line in text.splitlines()]
     left = len(lines) - MOST_LINES
     return "\n".join([*lines[:MOST_LINES], f"… and {left} more lines (--debug shows all)"] if left > 0 else lines)
-
-
-def _first_line(error: BaseException) -> str:
-    """What an unexpected error says, without the pages that MindSpore appends to it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -163,5 +157,5 @@ def answer(arguments: Sequence[str] | None) -> int:
             traceback.print_exc()
             return FAILED
         known = what_is_in_the_way(error) if isinstance(error, OSError) else None
-        _report(prog, known or f"{_first_line(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
+        _report(prog, known or f"{explain(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import first_line
 from pet.installation import needed
 
 from .records import Problems, Record
@@ -30,8 +31,7 @@ def read_arrow(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
                 if row > place[0]:
                     yield Record(row, columns, (row, 0))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {reason}")
+        problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {first_line(error)}")
 
 
 def _batches(path: Path) -> Iterator[Any]:

@@ -39,6 +39,15 @@ class Batch(dict):
         return {name: value for name, value in self.items() if isinstance(value, np.ndarray)}
 
 
+def check_division(batch_size: int, accumulation: int, rank: int, world_size: int) -> None:
+    """Refuses what divides no data."""
+    if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
+        raise InputError(
+            f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "
+            f"and rank {rank} below world_size"
+        )
+
+
 class Loader:
     """Turns samples into batches.
 
@@ -75,11 +84,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
-            raise InputError(
-                f"batch size {batch_size}, accumulation {accumulation} and world_size {world_size} must be at least 1, "
-                f"and rank {rank} below world_size"
-            )
+        check_division(batch_size, accumulation, rank, world_size)
         self.dataset = dataset
         self.batch_size, self.accumulation = batch_size, accumulation
         self.rank, self.world_size = rank, world_size

@@ -12,7 +12,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError, nearest
 
 from .dataset import IGNORED, TokenDataset, learnt
-from .loader import Batch
+from .loader import Batch, check_division
 from .packing import LayoutFunction, causal_layout, collate
 from .settings import DataSettings
 
@@ -109,8 +109,7 @@ class CollateLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if min(batch_size, accumulation, world_size) < 1 or not 0 <= rank < world_size:
-            raise InputError("batch size, accumulation and world_size must be at least 1, and rank below world_size")
+        check_division(batch_size, accumulation, rank, world_size)
         if len(dataset) == 0:
             raise InputError("dataset: no rows")
         self.dataset, self.batch_size, self.settings = dataset, batch_size, settings or DataSettings()

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, explain, nearest
 from pet.diagnosis import endings, machine
-from pet.diagnosis.report import BAD, NOTE, Row, Section, explain, read_rows, table, write_rows
+from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
 
 LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
 """Seconds after which no further section begins, and after which the present one is ended."""

@@ -10,7 +10,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from pet.diagnosis.report import NOTE, Section, explain
+from model_zoo.errors import explain
+from pet.diagnosis.report import NOTE, Section
 from pet.parallel import collectives
 from pet.parallel.join import join
 from pet.parallel.mesh import Mesh

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import write_json
+from model_zoo.errors import explain
 
 OK, NOTE, BAD = "ok", "note", "bad"
 
@@ -65,12 +66,6 @@ class Section:
             yield
         except Exception as error:
             self.add(check, otherwise, explain(error))
-
-
-def explain(error: BaseException) -> str:
-    """An error's type and the first line of its message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def write_rows(path: Path, rows: Sequence[Row], **more: Any) -> None:

@@ -18,7 +18,7 @@ import threading
 import traceback
 from datetime import timedelta
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from pet.launching.environment import Job, read_job, split_address
 from pet.launching.heartbeat import leaving, waiting
 
@@ -122,7 +122,7 @@ def _meet(job: Job, target: str) -> None:
         store = distributed.TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
     except (RuntimeError, OSError) as error:
         raise InputError(
-            f"the workers cannot meet at {job.master} ({str(error).splitlines()[0]}); if another program has this "
+            f"the workers cannot meet at {job.master} ({first_line(error)}); if another program has this "
             "port, set MASTER_PORT"
         ) from None
     if target != "CPU":

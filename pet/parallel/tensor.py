@@ -29,7 +29,7 @@ from adapters.dora import SMALLEST, Magnitude
 from adapters.dropout import Dropout
 from adapters.method import AdapterModule
 from adapters.registry import registry
-from adapters.sites import select_rows
+from adapters.sites import select_rows, traced_input
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import QuantizedLinear, is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
@@ -213,15 +213,10 @@ def row_class(cls: type) -> type:
                 return y
 
             def trace(self, tracer, x):
-                if any(module.rows is not None or module.needs_base for module in self.active):
+                trained_bias = self.bias is not None and self.bias.requires_grad
+                if trained_bias or any(module.needs_base for module in self.active):
                     tracer.refuse(type(self))
-                if self.bias is not None and self.bias.requires_grad:
-                    tracer.refuse(type(self))
-                inner = x
-                for module in self.active:
-                    if module.changes_input:
-                        inner = tracer.follow(type(module), module, inner, method="before")
-                y = tracer.follow(cls, self, inner, with_bias=self.bias_share == 1.0)
+                y = tracer.follow(cls, self, traced_input(tracer, self, x), with_bias=self.bias_share == 1.0)
                 for module in self.active:
                     if not module.after_sum:
                         y = module(x, y)

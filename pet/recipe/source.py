@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from model_zoo.atomic import open_file
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 
 KeyPath = tuple[str | int, ...]
 
@@ -175,7 +175,7 @@ def _syntax_problem(name: str, error: yaml.YAMLError) -> str:
     parts = [part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part]
     if not parts:
         reason = getattr(error, "reason", None)
-        parts = [str(reason)] if reason else [str(error).splitlines()[0]]
+        parts = [str(reason)] if reason else [first_line(error)]
     hint = ""
     if any("\\t" in part for part in parts):
         hint = "; indent with spaces, not tabs"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from mindspore import Tensor
 
 from model_zoo import progress
+from model_zoo.errors import first_line
 from model_zoo.graph import AddressGuard, Graph
 
 log = logging.getLogger("pet")
@@ -81,7 +82,7 @@ class Compiled:
                 raise
             progress.tick((type(self), self.number, shapes))
             result = self.function(*arguments)  # what fails here too is not the compiler's fault
-            log.warning("cannot be compiled and runs operator by operator, several times slower: %s", reason(error))
+            log.warning("cannot be compiled and runs operator by operator, several times slower: %s", first_line(error))
             self.compiled, self.graph = False, None
             return result
         self.shapes.add(shapes)
@@ -109,12 +110,6 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return "out of memory" in text or "memory isn't enough" in text or ("alloc" in text and "fail" in text)
-
-
-def reason(error: BaseException) -> str:
-    """The first line of a message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
-    return lines[0] if lines else type(error).__name__
 
 
 def wait(result) -> None:

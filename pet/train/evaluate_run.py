@@ -15,7 +15,6 @@ def evaluate(
     model: str | os.PathLike | None = None,
     adapter: str | os.PathLike | None = None,
     show: Callable[[str], None] = print,
-    distributed=None,
 ) -> dict[str, float]:
     """Measures a model on a recipe's held-out data, by the same code and settings as the run itself.
 
@@ -24,7 +23,6 @@ def evaluate(
         model: a checkpoint to measure in place of the recipe's base.
         adapter: an adapter directory to put on it; None measures the plain model.
         show: takes the table for the user.
-        distributed: sums over processes.
 
     Raises:
         InputError: no held-out data, or something that the recipe names is missing.
@@ -44,7 +42,7 @@ def evaluate(
     )
 
     check_available(recipe.eval.metrics)
-    distributed = distributed or make_distributed_context(recipe)
+    distributed = make_distributed_context(recipe)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
         settings = held_out_settings(recipe, deduplicate=False)

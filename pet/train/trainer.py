@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.apply import trainable_parameters
 from model_zoo import progress
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, first_line
 from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
-from pet.train.compiled import out_of_memory, reason
+from pet.train.compiled import out_of_memory
 from pet.train.distributed import DistributedContext
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
@@ -198,7 +198,7 @@ class Trainer(Measuring, Saving):
             except BaseException as error:
                 self.model.set_train(False)
                 if isinstance(error, (MemoryError, RuntimeError)) and out_of_memory(error):
-                    error = no_memory(self, reason(error))
+                    error = no_memory(self, first_line(error))
                 self.end({**self.outcome(), "error": str(error) or type(error).__name__}, failed=True)
                 raise error
             self.end(outcome)

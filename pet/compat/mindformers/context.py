@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, first_line, nearest
 
 log = logger = logging.getLogger("pet")
 
@@ -92,7 +92,7 @@ def init_context(
         try:
             ms.set_context(**context.settings)
         except (ValueError, TypeError) as error:
-            raise InputError(f"ContextConfig: {str(error).splitlines()[0]}") from None
+            raise InputError(f"ContextConfig: {first_line(error)}") from None
     if not use_parallel:
         return 0, 1
     from pet.launching.environment import read_job
