@@ -43,9 +43,9 @@ def first_line(error: BaseException) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """An error's type and `first_line`, short enough for a cell of a table."""
+    """An error's type and `first_line`."""
     kind, line = type(error).__name__, first_line(error)
-    return kind if line == kind else f"{kind}: {line[:300]}"
+    return kind if line == kind else f"{kind}: {line}"
 
 
 # What PEFT and others call a setting of ours.
