@@ -17,6 +17,7 @@ from model_zoo.atomic import CannotWrite, what_is_in_the_way
 from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
+from pet.cli.imports import import_uncollected
 from pet.installation import foreign_adapters, tolerate_encodings
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
@@ -99,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line, by default that of this process: returns the exit code."""
     if arguments is None:
         interrupts.listen()
+        import_uncollected()
     with watched():
         progress.tick()  # before anything is imported, or another process joined
         code = answer(arguments)

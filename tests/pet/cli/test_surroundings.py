@@ -139,3 +139,23 @@ def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with()
     after = ".".join([TESTED[-1].split(".")[0], str(int(TESTED[-1].split(".")[1]) + 1)])
     assert f'"mindspore>={TESTED[0]},<{after}"' in project
     assert f"mindspore=={TESTED[0]}.*" in checks
+
+
+def test_mindspore_is_imported_without_collecting():
+    """By a command's process; afterwards Python's collector works, and leaves MindSpore's modules alone."""
+    code = (
+        "import gc, sys\n"
+        "from pet.__main__ import main\n"
+        "sys.argv = ['pet', '--version']\n"
+        "main()\n"
+        "rounds = []\n"
+        "gc.callbacks.append(lambda phase, _: rounds.append(phase))\n"
+        "import mindspore\n"
+        "assert len(rounds) < 10 and gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "cell = []\n"
+        "cell.append(cell)\n"
+        "del cell\n"
+        "assert gc.collect()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
