@@ -14,6 +14,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -223,22 +224,41 @@ def build(command: list[str], sources: list[str], directory: Path, key: str) -> 
 
 
 def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
-    """Runs the compiler, with its temporary files beside the target. Raises NoCompiler with its first error."""
-    for flags in PROCESSOR:
-        progress.tick((compile_to, *flags))
+    """Runs the compiler, for as many sources at once as there are cores, with its files beside the target. Raises
+    NoCompiler with its first error."""
+    objects = [str(target.with_name(f"{Path(source).stem}.o")) for source in sources]
+    each = [["-c", source, "-o", made] for source, made in zip(sources, objects, strict=True)]
+    started: list[subprocess.Popen] = []
+    with ThreadPoolExecutor(available_cores()) as pool:
         try:
-            result = subprocess.run(
-                [*command, *COMMON, *flags, *sources, "-o", str(target), "-lm", "-lpthread"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                timeout=300,
-                env={**os.environ, "TMPDIR": str(target.parent)},
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoCompiler(f"{command[0]} does not run: {error}") from error
-        if result.returncode == 0:
-            return
-    first = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
+            for flags in PROCESSOR:
+                progress.tick((compile_to, *flags))
+                run = functools.partial(compiler_run, [*command, *COMMON, *flags], target.parent, started)
+                failed = next(filter(None, [*pool.map(run, each)]), "")
+                failed = failed or run([*objects, "-o", str(target), "-lm", "-lpthread"])
+                if not failed:
+                    return
+        finally:
+            for process in started:  # after Ctrl-C
+                process.kill()
+    first = next((line for line in failed.splitlines() if "error" in line), failed[:200])
     raise NoCompiler(f"{command[0]} cannot compile them: {first.strip()}")
+
+
+def compiler_run(command: list[str], temporary: Path, started: list[subprocess.Popen], words: list[str]) -> str:
+    """What the compiler says where it fails; "" where it does not. It is put among those that were started."""
+    try:
+        process = subprocess.Popen(
+            [*command, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        started.append(process)
+        said = process.communicate(timeout=300)[1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoCompiler(f"{command[0]} does not run: {error}") from error
+    return "" if process.returncode == 0 else said or f"error: exit code {process.returncode}"
