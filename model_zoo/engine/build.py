@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -239,8 +240,9 @@ def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
                 if not failed:
                     return
         finally:
-            for process in started:  # after Ctrl-C
-                process.kill()
+            for process in started:  # after Ctrl-C, with what a compiler has started itself
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
     first = next((line for line in failed.splitlines() if "error" in line), failed[:200])
     raise NoCompiler(f"{command[0]} cannot compile them: {first.strip()}")
 
@@ -255,6 +257,7 @@ def compiler_run(command: list[str], temporary: Path, started: list[subprocess.P
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=True,
             env={**os.environ, "TMPDIR": str(temporary)},
         )
         started.append(process)

@@ -1,4 +1,5 @@
-"""MindSpore in a fifth less time: a short ``pet finetune`` took 5.5 s on two Zen 4 cores, and takes 4.5.
+"""MindSpore in a fifth less time: a short ``pet finetune`` took 5.5 s on two Zen 4 cores, and takes 4.5 (by
+hand, medians of six turns).
 
 Of the objects that its modules make none is garbage, but Python's collector looks for some, again and again while they
 are made, and once more when the process ends. So it rests while MindSpore is imported, and then lets these objects be.

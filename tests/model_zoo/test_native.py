@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -389,6 +391,26 @@ def test_left_overs_of_killed_compilations_go_away(path, anew, monkeypatch):
     monkeypatch.setattr(build, "compile_to", lambda target, *_: target.write_bytes(path.read_bytes()))
     file = afresh()
     assert sorted(home.iterdir()) == sorted([file, home / "lock"])
+
+
+def test_an_interrupt_ends_compilers_and_what_they_have_started(anew, monkeypatch):
+    """GCC's own part would go on, and whoever reads what it says would wait for it."""
+    compiler, begun = anew / "compiler", anew / "begun"
+    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 600\ntrue\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from model_zoo.engine import build; build.library()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        while not begun.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
 
 
 def test_a_damaged_library_does_not_end_a_process(path, anew, monkeypatch):
