@@ -18,7 +18,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+# Not this directory: its `pet` would be found before the package that `pip install -e` installs.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import sets
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -169,3 +170,16 @@ def test_the_engine_is_imported_through_its_door():
         if other.startswith("model_zoo.engine.")
     ]
     assert wrong == []
+
+
+def test_no_directory_of_the_tests_hides_a_package():
+    """A directory of a package's name on the path is found before what `pip install -e` installs."""
+    here = str(Path(__file__).parent)
+    hidden = [
+        f"{entry}/{name}"
+        for entry in sys.path
+        if entry.startswith(here)
+        for name in PACKAGES
+        if (Path(entry) / name).exists()
+    ]
+    assert hidden == []

@@ -1,4 +1,4 @@
-"""Which tests are in which set (sets.py)."""
+"""Which tests are in which set (support/sets.py)."""
 
 from itertools import combinations, product
 
@@ -51,7 +51,8 @@ def collected(pytester, request):
     """Runs a matrix with this directory's conftest.py; returns how many passed and how many were left out."""
     here = request.path.parent
     pytester.makeini("[pytest]\nmarkers =\n    cover\n    full\n    quick\n    slow\n")
-    for name in ("conftest.py", "sets.py"):
+    (pytester.path / "support").mkdir()
+    for name in ("conftest.py", "support/sets.py"):
         (pytester.path / name).write_text((here / name).read_text())
     (pytester.path / "test_it.py").write_text(MATRIX)
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from itertools import combinations
 from pathlib import Path
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 # Beginnings of the paths of files that neither compile graphs nor start jobs. What takes longer in them is `slow`.
 QUICK = (
@@ -45,7 +45,7 @@ def mark(items: list) -> None:
             if number not in chosen:
                 case.add_marker("full")
     for item in items:
-        if item.path.relative_to(HERE).as_posix().startswith(QUICK) and not any(
+        if item.path.relative_to(TESTS).as_posix().startswith(QUICK) and not any(
             item.get_closest_marker(name) for name in ("slow", "full")
         ):
             item.add_marker("quick")
