@@ -67,7 +67,7 @@ def cases(*names: str):
 
 def start(output: Path, which: str, full: bool, options: list[str], name: str) -> subprocess.Popen:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
-    environment |= {"PYTHONPATH": f"{ROOT}:{HERE}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    environment |= {"PYTHONPATH": f"{ROOT}:{HERE}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
     environment["PET_LAUNCH_SECRET"] = "of both of the launchers"
     environment["LAYOUT_BASES"] = str(output / "bases")
     command = [sys.executable, "-m", "pet", "launch", *options, "--log-dir", str(output / f"log_{name}"), "--"]
