@@ -108,7 +108,8 @@ class MethodConfig(Settings):
     def __init_subclass__(cls, **options):
         """Completes the docstring by what the settings say of themselves."""
         super().__init_subclass__(**options)
-        cls.__doc__ = f"{(cls.__doc__ or cls.__base__.__doc__).rstrip()}\n\n{described(cls)}    "
+        own = cls.__doc__ or cls.__base__.__doc__ or ""  # python -OO keeps none
+        cls.__doc__ = f"{own.rstrip()}\n\n{described(cls)}    "
 
     def family_targets(self, family) -> tuple[str, ...] | None:
         """The default targets for a model of this family (a table as in model_zoo); None when it has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,14 @@ def foreign_adapters() -> str | None:
         f"the package 'adapters' {found} (AdapterHub's has this name): install mindspore-pet into an environment of "
         "its own, or pip uninstall adapters and then pip install --force-reinstall --no-deps mindspore-pet"
     )
+
+
+def check_directory() -> None:
+    """Raises InputError where the current directory was deleted, which ends a process that imports MindSpore."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current directory was deleted; change to another (cd)") from None
 
 
 def needed(package: str, extra: str, purpose: str) -> ModuleType:

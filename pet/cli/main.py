@@ -18,7 +18,7 @@ from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.cli.imports import import_uncollected
-from pet.installation import foreign_adapters, tolerate_encodings
+from pet.installation import check_directory, foreign_adapters, tolerate_encodings
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
@@ -83,6 +83,7 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError(
             f"there is no {kind} {name!r}{similar(name, (*COMMANDS, '--version', '--help'))}; see pet --help"
         )
+    check_directory()
     wrong = foreign_adapters() if name != "doctor" else None  # which lists it among its findings
     if wrong:
         raise InputError(wrong)

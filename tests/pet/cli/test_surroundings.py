@@ -90,6 +90,21 @@ def another_library(tmp_path, monkeypatch):
     return tmp_path / "adapters" / "__init__.py"
 
 
+def test_a_current_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in (["info", "llama_tiny"], ["finetune", "llama_lora"], ["doctor"]):
+        assert main(command) == 2
+        assert "the current directory was deleted; change to another (cd)" in capsys.readouterr().err
+
+
+def test_without_docstrings():
+    """``python -OO`` keeps none, which the methods' are made of."""
+    code = "import pet; pet.LoRAConfig(rank=2), pet.TrainableTokensConfig"
+    subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT)
+
+
 def test_our_own_adapters():
     assert foreign_adapters() is None
     assert Path(adapters.__file__).is_file()
