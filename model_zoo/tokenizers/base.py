@@ -227,7 +227,7 @@ class Tokenizer(ABC):
         """A finished conversation as a training example.
 
         Args:
-            messages: As in :meth:`prompt`, ending with the assistant.
+            messages: As in :meth:`prompt`, ending with the assistant; an answer with ``"weight": 0`` is no label.
             train_on: ``"answers"``: every answer; ``"last"``: the last one; ``"all"``: every token. A style whose
                 context is read in both directions (ChatGLM-6B) can only learn the last answer: ``"answers"`` means
                 ``"last"`` there and ``"all"`` is refused.
@@ -253,8 +253,11 @@ class Tokenizer(ABC):
             parts = style.render(self._checked(messages, options, answered=True))
         found = [pair for part in parts for pair in self._part_ids(part)]
         last = max((answer for _, answer in found if answer is not None), default=None)
+        answers = [message for message in messages if message["role"] == "assistant"]
+        unlearnt = {number for number, message in enumerate(answers) if message.get("weight") == 0}
         trained = [
-            train_on == "all" or (answer is not None and (train_on == "answers" or answer == last))
+            answer not in unlearnt
+            and (train_on == "all" or (answer is not None and (train_on == "answers" or answer == last)))
             for _, answer in found
         ]
         return [number for number, _ in found], trained

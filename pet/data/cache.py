@@ -7,7 +7,9 @@ check sums. It appears whole or not at all; one that does not match its sums is 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -36,7 +38,7 @@ from .settings import DataSettings
 log = logging.getLogger("pet.data")
 
 # Goes into every digest: raise it when the same input gives other samples than before.
-VERSION = 3
+VERSION = 4
 PARTS = {"tokens": np.int32, "trained": np.uint8, "lengths": np.int32, "origin": np.int64}
 # Settings that decide which samples come out; the others only arrange them.
 DECIDING = (
@@ -173,18 +175,23 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
 
 
 def writable_directory(wanted: str | os.PathLike | None) -> Path:
-    """The cache directory; a temporary one, with a warning, where it cannot be written."""
+    """The cache directory; where it cannot be written, with a warning, one that is gone when the process ends."""
     directory = Path(wanted).expanduser() if wanted else default_directory()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             return directory
     except OSError as error:
-        fallback = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
-        log.warning(
-            "%s: cannot be written (%s); tokenised data goes to %s", directory, error.strerror or error, fallback
-        )
-        return fallback
+        return fallback(directory, error.strerror or str(error))
+
+
+@functools.cache
+def fallback(directory: Path, why: str) -> Path:
+    """What stands for a directory that cannot be written, in this process."""
+    temporary = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    log.warning("%s: cannot be written (%s); tokenised data goes to %s", directory, why, temporary)
+    return temporary
 
 
 def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress: bool = True) -> TokenDataset:

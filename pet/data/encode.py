@@ -112,6 +112,7 @@ class Encoder:
         for messages in (row.messages, *row.others):
             answers = [message for message in messages if message["role"] == "assistant"]
             learnt = answers if self.settings.train_on == "answers" else answers[-1:]
+            learnt = [answer for answer in learnt if answer.get("weight") != 0]
             if not all(answer["content"].strip() or answer.get("tool_calls") for answer in learnt):
                 return True
         return False
@@ -136,7 +137,8 @@ class Encoder:
             return list(ids), list(trained)
         question = self.prompt(row, messages)
         answer = self.tokenizer.encode(messages[-1]["content"], add_special_tokens=False) + self._end()
-        return question + answer, [self.settings.train_on == "all"] * len(question) + [True] * len(answer)
+        learnt = messages[-1].get("weight") != 0
+        return question + answer, [self.settings.train_on == "all"] * len(question) + [learnt] * len(answer)
 
     def prompt(self, row: Row, messages: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids that a model is given to answer the last question of a row.

@@ -62,7 +62,8 @@ class Row:
     Attributes:
         path: its file.
         line: where it begins there.
-        messages: ``[{"role": "system" | "user" | "assistant" | "tool", "content": str}, …]``.
+        messages: ``[{"role": "system" | "user" | "assistant" | "tool", "content": str}, …]``; an answer that is not
+            learnt has ``"weight": 0`` besides.
         tools: JSON schemas of the functions that may be called, for chat templates.
         text: raw text.
         tokens: (ids, trained) of a row that was tokenised before.

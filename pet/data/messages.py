@@ -3,7 +3,8 @@
 ``{"role", "content"}`` or ShareGPT's ``{"from", "value"}``. A call of tools is an assistant's message with
 ``tool_calls``, or a message from ``function_call`` whose text is the JSON of one call or of several; a tool's answer is
 from ``tool`` or ``observation``. Of calls only the function's name and its arguments are kept, the latter as an object,
-as chat templates expect them.
+as chat templates expect them. ``weight``, ``train`` or ``training`` of 0 or false says that an answer is read and not
+learnt; text in parts, ``[{"type": "text", "text"}]``, is one text.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ NEXT = {
 }
 KEPT = ("name", "tool_call_id", "reasoning_content")
 """What else of a message chat templates read."""
+FLAGS = ("weight", "train", "training")
+"""Whether a message is learnt, as OpenAI's, SlimOrca's and axolotl's data say it."""
 
 
 class Wrong(Exception):
@@ -71,6 +74,8 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     if role is None or content is None:
         names = ", ".join(map(repr, turn)) or "nothing"
         raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
+    if isinstance(content, list) and content:
+        content = "".join(_part(number, part) for part in content)
     if not isinstance(content, str):
         raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
     if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
@@ -79,11 +84,34 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
         calls, content = parsed(content, f"message {number}: function_call"), ""
     message: dict[str, Any] = {"role": ROLE_NAMES[role.lower()], "content": checked_text(content)}
     message |= {key: checked_text(turn[key]) for key in KEPT if isinstance(turn.get(key), str)}
+    if not _learnt(number, turn, message["role"]):
+        message["weight"] = 0
     if calls is not None:
         if message["role"] != "assistant":
             raise Wrong(f"message {number}: tool_calls are the assistant's, this is from {role!r}")
         message["tool_calls"] = [_call(number, call) for call in (calls if isinstance(calls, list) else [calls])]
     return message
+
+
+def _part(number: int, part: Any) -> str:
+    """The text of one part of a message."""
+    kind = part.get("type", "text") if isinstance(part, dict) else type_name(part)
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise Wrong(f"message {number}: content: expected a string or parts of the type 'text', found {kind!r}")
+    return part["text"]
+
+
+def _learnt(number: int, turn: dict[str, Any], role: str) -> bool:
+    """False for an answer that is not to be learnt."""
+    given = {name: turn[name] for name in FLAGS if turn.get(name) is not None}
+    for name, value in given.items():
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            raise Wrong(f"message {number}: {name}: expected 0 or 1, or true or false, found {value!r}")
+        if value and role != "assistant":
+            raise Wrong(f"message {number}: {name}: only answers can be learnt, this is from {role!r}")
+    if len(set(given.values())) > 1:
+        raise Wrong(f"message {number}: {' and '.join(given)} contradict each other")
+    return role != "assistant" or all(given.values())
 
 
 def _call(number: int, call: Any) -> dict[str, Any]:

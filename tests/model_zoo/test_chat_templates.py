@@ -134,6 +134,18 @@ def test_labels_are_the_answers_with_their_ends(made, template):
     assert ids[: trained.index(True)] == ours.prompt(TALK[:2]), "what is learnt continues the prompt"
 
 
+def test_an_answer_of_weight_0_is_no_label(made):
+    first = next(number for number, message in enumerate(TALK) if message["role"] == "assistant")
+    talk = [{**message, "weight": 0} if number == first else message for number, message in enumerate(TALK)]
+    templated = [AutoTokenizer.from_pretrained(made(template)) for template in (CHATML, MARKED)]
+    styled = AutoTokenizer.from_pretrained(made(CHATML), prompt_style="chatml")
+    for ours in (*templated, styled):
+        assert learnt(ours, talk).startswith("| There.<|im_end|>")  # the template writes a newline behind it
+        assert ours.example(talk)[0] == ours.example(TALK)[0]
+        ids, trained = ours.example(talk, train_on="all")
+        assert 0 < sum(trained) < len(ids)
+
+
 def test_calls_of_tools_are_learnt_and_their_results_are_not(made):
     ours = AutoTokenizer.from_pretrained(made(CHATML))
     call = '<tool_call>\n{"name": "find", "arguments": {"what": "店"}}\n</tool_call><|im_end|>'

@@ -85,6 +85,28 @@ ROWS = {
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
         [system("s"), user("a"), assistant("b")],
     ),
+    "text in parts": (
+        {"messages": [user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), assistant("c")]},
+        [user("ab"), assistant("c")],
+    ),
+    "weights": (
+        {"messages": [user("a"), {**assistant("b"), "weight": 0}, user("c"), {**assistant("d"), "weight": 1}]},
+        [user("a"), {**assistant("b"), "weight": 0}, user("c"), assistant("d")],
+    ),
+    "sharegpt with weights of all": (
+        {
+            "conversations": [
+                {"from": "system", "value": "s", "weight": None},
+                {"from": "human", "value": "a", "weight": 0.0},
+                {"from": "gpt", "value": "b", "weight": 1.0},
+            ]
+        },
+        [system("s"), user("a"), assistant("b")],
+    ),
+    "sharegpt with train": (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "train": False}]},
+        [user("a"), {**assistant("b"), "weight": 0}],
+    ),
 }
 
 
@@ -240,6 +262,22 @@ BROKEN = {
     "string as message": (
         '{"messages": ["hello"]}',
         "message 1: expected an object with role and content, found a string",
+    ),
+    "image": (
+        json.dumps({"messages": [user([{"type": "image", "image": "a.png"}]), assistant("b")]}),
+        "message 1: content: expected a string or parts of the type 'text', found 'image'",
+    ),
+    "half a weight": (
+        json.dumps({"messages": [user("a"), {**assistant("b"), "weight": 0.5}]}),
+        "message 2: weight: expected 0 or 1, or true or false, found 0.5",
+    ),
+    "a question to learn": (
+        json.dumps({"messages": [{**user("a"), "train": True}, assistant("b")]}),
+        "message 1: train: only answers can be learnt, this is from 'user'",
+    ),
+    "two flags": (
+        json.dumps({"messages": [user("a"), {**assistant("b"), "weight": 0, "training": True}]}),
+        "message 2: weight and training contradict each other",
     ),
     "object as messages": ('{"messages": {"a": 1}}', "column 'messages': expected a list, found an object"),
     "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),

@@ -271,6 +271,26 @@ def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_pa
     assert len(dataset) == 1 and "cannot be written" in caplog.text
 
 
+def test_a_directory_instead_of_the_cache_is_gone_with_its_process(write, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "temporary").mkdir()
+    arguments = [write("rows.jsonl", CHAT), tmp_path / "file/cache", bundled_models()["llama_tiny"]]
+    command = [sys.executable, "-c", ELSEWHERE, *arguments]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert str(tmp_path / "temporary" / "mindspore-pet-") in ended.stderr
+    assert not list((tmp_path / "temporary").glob("mindspore-pet-*"))
+
+
+@pytest.mark.parametrize("template", [None, "{prompt}:"])
+def test_a_row_of_answers_of_weight_0_alone_is_left_out(write, settings, template):
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    rows = [{"messages": [question, answer]}] * 2 + [{"messages": [question, {**answer, "weight": 0}]}]
+    dataset = load_dataset(write("rows.jsonl", rows), tokenizer, settings=settings(template=template))
+    assert len(dataset) == 2 and dataset.counts.dropped_unlabelled == 1
+
+
 ELSEWHERE = """
 import sys
 from model_zoo.tokenizers import AutoTokenizer
