@@ -89,20 +89,18 @@ def test_the_smallest_numbers_are_what_the_caller_takes_them_for(path):
 PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
 
 
-@pytest.mark.parametrize(
-    ("without", "kind"), [((), None), (("-mno-amx-bf16",), 1), (("-mno-avx512f",), 0), (("-mno-avx2",), 0)]
-)
-def test_products_in_bfloat16_on_other_processors(path, tmp_path, without, kind):
+@pytest.mark.parametrize(("without", "kind"), [("-mno-amx-bf16", 1), ("-mno-avx512f", 0), ("-mno-avx2", 0)])
+def test_products_in_bfloat16_on_other_processors(tmp_path, without, kind):
     """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
-    command = [*build.compiler(), *build.COMMON, *build.PROCESSOR[0], *without, "-lpthread", "-lm"]
+    # which code is compiled does not depend on -O, and how long that takes does
+    command = [*build.compiler(), *build.COMMON, "-O1", *build.PROCESSOR[0], without, "-lpthread", "-lm"]
     sources = [str(build.SOURCES / f"{name}.c") for name in PRODUCTS_ALONE]
     library = tmp_path / "other.so"
     done = subprocess.run([*command, *sources, "-o", library], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"this compiler does not know the flags: {done.stderr[:200]}")
     other = Kernels(library)
-    found = other.library.pet_bf16()
-    assert found in (0, kind) if kind is not None else found == Kernels(path).library.pet_bf16()
+    assert other.library.pet_bf16() in (0, kind)
     native_checks.products(other)
     native_checks.rounded(other)
     native_checks.sums(other)

@@ -32,7 +32,7 @@ def rows_of(path: Path) -> dict[str, list[dict]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_runs_whole_on_a_cpu(here, all_cores, capsys):
     assert main(["doctor", "--full", "--device", "CPU", "--processes", "2"]) == 0, capsys.readouterr().out
     out, found = capsys.readouterr().out, rows_of(here / "doctor.json")
