@@ -47,7 +47,7 @@ def rope_settings(config, local: bool = False) -> dict:
     merged.update(config.rope_scaling or {})
     if local and hasattr(config, "rope_local_base_freq"):
         merged = {"rope_theta": config.rope_local_base_freq, "partial_rotary_factor": 1.0}
-    given = config.rope_parameters or {}
+    given = _rope_parameters(config)
     if any(kind in given for kind in LAYER_TYPES):
         given = given.get(LAYER_TYPES[local]) or {}
         check_types("config.json", {"rope_parameters": given}, {"rope_parameters": dict})
@@ -62,9 +62,28 @@ def rope_settings(config, local: bool = False) -> dict:
         raise InputError(f"config.json: rotary rope_type {kind!r} needs {', '.join(missing)}")
     if kind == "llama3" and merged["high_freq_factor"] <= merged["low_freq_factor"]:
         raise InputError("config.json: rotary high_freq_factor must be above low_freq_factor")
+    if not hasattr(config, "partial_rotary_factor"):
+        part = config.extra.get("partial_rotary_factor") or merged["partial_rotary_factor"]
+        if part != 1:
+            raise InputError(
+                f"config.json: partial_rotary_factor is {shown(part)}; {config.model_type} rotates whole heads: 1"
+            )
     if merged.get("original_max_position_embeddings") is None:  # as transformers has it
         merged["original_max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
     return merged
+
+
+def _rope_parameters(config) -> dict:
+    """The current form, where it is one that the family's models are computed by: transformers puts in what is not
+    there, and takes no notice of what it does not look for."""
+    given, scaling = config.rope_parameters or {}, config.rope_scaling or {}
+    if given and scaling and given != scaling:
+        raise InputError("config.json: rope_parameters and rope_scaling are both there and differ; leave out one")
+    by_kind = [kind for kind in LAYER_TYPES if kind in given]
+    if given and hasattr(config, "rope_local_base_freq") != bool(by_kind):
+        expected = "one object for each of " + ", ".join(LAYER_TYPES) if not by_kind else "one for all layers"
+        raise InputError(f"config.json: rope_parameters is {shown(given)}; {config.model_type} has {expected}")
+    return given
 
 
 def rotary_scale(settings: dict) -> float:

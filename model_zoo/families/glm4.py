@@ -24,6 +24,7 @@ class GlmConfig(RotaryConfig):
     head_dim: int = 128
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1.5625e-07
+    attention_bias: bool = True
     partial_rotary_factor: float = 0.5
     model_type: str = "glm"
 

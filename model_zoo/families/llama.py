@@ -4,10 +4,22 @@ Mistral, and DeepSeek-R1's distillations of Llama and Qwen2.5."""
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec
 from model_zoo.families.rotary import RotaryConfig, rotary_family
+
+ASSUMED = {
+    "qwen2": {
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+    "mistral": {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+}
+"""What transformers assumes for the siblings where it is not what it assumes for LLaMA."""
 
 
 @dataclasses.dataclass
@@ -23,6 +35,10 @@ class LlamaConfig(RotaryConfig):
 
     mlp_bias: bool = False
     model_type: str = "llama"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]):
+        return super().from_dict({**ASSUMED.get(values.get("model_type"), {}), **values})
 
     def slides(self, layer: int) -> bool:
         return self.model_type == "mistral" or (self.model_type == "qwen2" and self.slides_as_qwen(layer))

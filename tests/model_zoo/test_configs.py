@@ -65,6 +65,28 @@ def test_rotary_settings(key, wrong):
         config_class(values).from_dict(values)
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 5e4}
+BY_KIND = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
+MISLEADING = {
+    "both forms": ("llama3_8b", {"rope_parameters": DEFAULT, "rope_scaling": ROPE}, "rope_parameters and rope_scaling"),
+    "by kinds of layers": ("qwen3_8b", {"rope_parameters": BY_KIND}, "rope_parameters .* one for all layers"),
+    "for all kinds": ("gemma3_1b", {"rope_parameters": DEFAULT}, "rope_parameters .* one object for each of full_att"),
+    "half of a head": ("llama3_8b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; llama rotates"),
+    "within": ("qwen2_5_7b", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+}
+
+
+@pytest.mark.parametrize("name", MISLEADING)
+def test_rotary_settings_that_transformers_would_not_follow(name):
+    """It computes such models without a word by other frequencies than the file seems to say."""
+    model, changes, message = MISLEADING[name]
+    values = {**preset(model), **changes}
+    with pytest.raises(InputError, match=message):
+        config_class(values).from_dict(values)
+    same = {**preset("llama3_8b"), "rope_parameters": ROPE, "rope_scaling": ROPE}
+    assert config_class(same).from_dict(same).rope_parameters == ROPE
+
+
 def test_rotary_frequencies_in_order():
     values = {**preset("llama3_8b"), "rope_scaling": {**ROPE, "high_freq_factor": 1.0}}
     with pytest.raises(InputError, match="high_freq_factor must be above low_freq_factor"):

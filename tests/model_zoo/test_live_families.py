@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import warnings
@@ -16,6 +17,8 @@ from tiny_tokenizers import write_byte_level
 import pet
 from model_zoo.auto import AutoModel
 from model_zoo.engine import available
+from model_zoo.families import CONFIGS, config_class
+from model_zoo.rope_config import rope_settings
 from model_zoo.tokenizers import AutoTokenizer
 from pet.data.packing import collate
 from pet.export import merge_checkpoint
@@ -220,6 +223,25 @@ def test_logits_and_config(case, prompts, tmp_path):
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     assert np.abs(logits_of(again, ids, mask) - padded)[mask == 1].max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", [kind for config in CONFIGS for kind in config.architectures if kind != "chatglm"])
+def test_what_config_json_leaves_out_is_what_transformers_assumes(kind):
+    there = transformers.AutoConfig.for_model(kind)
+    text = getattr(there, "text_config", there)
+    config = config_class({"model_type": kind}).from_dict({"model_type": kind, "text_config": {}})
+    unknown = {"model_type", "extra", "rope_theta", "rope_parameters", "rope_scaling", "num_local_experts"}
+    fields = {field.name for field in dataclasses.fields(config)} - unknown
+    expected = {name: getattr(text, name) for name in fields if hasattr(text, name)}
+    found = {name: getattr(config, name) for name in expected}
+    for name, value in {"num_key_value_heads": config.dims.kv_heads, "head_dim": config.dims.head_dim}.items():
+        if name in expected:
+            found[name] = value
+    assert found == expected and len(expected) > 8
+    rope = getattr(text, "rope_parameters", None)
+    if rope is not None:
+        assert rope_settings(config).items() >= rope.get("full_attention", rope).items()
+        assert rope_settings(config, local=True).items() >= rope.get("sliding_attention", rope).items()
 
 
 def test_greedy_ids(case, prompts):
