@@ -44,6 +44,7 @@ COMPANIONS = (
     "ice_text.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "*processor_config.json",
     "*.py",
     "*LICENSE*",
@@ -180,5 +181,7 @@ def copy_companions(source: str | Path, stage: Path, directory: str | Path) -> N
         return
     for pattern in COMPANIONS:
         for file in source.glob(pattern):
-            if file.is_file() and not (stage / file.name).exists():
-                shutil.copyfile(file, stage / file.name)
+            copied = stage / file.relative_to(source)
+            if file.is_file() and not copied.exists():
+                copied.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copied)

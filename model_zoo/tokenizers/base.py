@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
-from model_zoo.tokenizers.special import named_token
+from model_zoo.tokenizers.special import named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder
 
 TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -49,8 +49,11 @@ class Tokenizer(ABC):
     leading_spaces = 0
     #: whether the algorithm itself puts a space before every text
     adds_space = False
+    #: whether it does so only before the first text of a rendered chat template
+    first_space_only = False
     #: whether ``__call__`` returns ``token_type_ids``
     has_token_types = False
+    added: Sequence[dict] = ()  # tokens, as tokenizer.json describes them
 
     def __init__(
         self,
@@ -76,9 +79,7 @@ class Tokenizer(ABC):
         self._files = dict(files)
         self._settings = dict(settings or {})
         self._before, self._after = list(before), list(after)
-        self._control = {}
-        for name, number in self.special_tokens.items():
-            self._control.setdefault(number, name)
+        self._control = {number: name for name, number in reversed(self.special_tokens.items())}
 
         chosen = prompt_style or self._settings.get("prompt_style")
         self._styled = chosen is not None
@@ -98,8 +99,9 @@ class Tokenizer(ABC):
         if text and self.takes_template and not self._styled:
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
-            given = {key: name for key, name in names.items() if name}
-            self.template = ChatTemplate(text, source, self.special_tokens, self._stops, given, self.adds_space)
+            names = {key: name for key, name in names.items() if name}
+            spaces, strips = self.adds_space and not self.first_space_only, stripping(self.added, self._settings)
+            self.template = ChatTemplate(text, source, self.special_tokens, self._stops, names, spaces, strips)
 
     @classmethod
     @abstractmethod
@@ -109,6 +111,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text that is not empty, without control tokens."""
+
+    def encode_further(self, text: str) -> list[int]:
+        """Ids of a text behind a control token, which is not empty."""
+        return self.encode_text(text)
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
@@ -190,7 +196,7 @@ class Tokenizer(ABC):
         other._styled, other.takes_template = False, True
         other._settings = {key: one for key, one in self._settings.items() if key != "prompt_style"}
         other._settings["chat_template"] = text
-        other._files = {name: data for name, data in self._files.items() if name != "chat_template.jinja"}
+        other._files = {name: data for name, data in self._files.items() if not name.endswith(".jinja")}
         other._set_template(text, source)
         return other
 
@@ -334,17 +340,17 @@ class Tokenizer(ABC):
     def save_pretrained(self, directory) -> list[Path]:
         """Writes the tokenizer in its family's own files, each one atomically; returns their paths."""
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         settings = {"tokenizer_class": self.class_name, **self._settings, **self.own_settings()}
         if self.template is None:
             settings["prompt_style"] = self.prompt_style
         text = json.dumps(settings, ensure_ascii=False, indent=2) + "\n"
         files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}
         for name, data in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / name, data)
         return [directory / name for name in files]
 
-    def _encode_checked(self, text) -> list[int]:
+    def _encode_checked(self, text, further: bool = False) -> list[int]:
         if not isinstance(text, str):
             raise InputError(f"a tokenizer encodes text, found {type(text).__name__}: {text!r:.80}")
         try:
@@ -353,7 +359,7 @@ class Tokenizer(ABC):
             raise InputError(
                 f"text holds half of a surrogate pair at character {error.start}: no valid Unicode"
             ) from None
-        return self.encode_text(text) if text else []
+        return (self.encode_further if further else self.encode_text)(text) if text else []
 
     def _part_ids(self, part: Part) -> Iterable[tuple[int, int | None]]:
         """(id, number of the answer it is a label of) for each token of a rendered part."""
@@ -364,7 +370,7 @@ class Tokenizer(ABC):
         if part.kind == "eos":
             return [(self.eos_token_id, part.answer)]
         text = part.text if self.adds_space or not part.after_space else " " + part.text
-        ids = self._encode_checked(text)
+        ids = self._encode_checked(text, part.further)
         if not part.spans:
             return [(number, part.answer) for number in ids]
         return zip(ids, self._answers_at(text, ids, part.spans), strict=True)

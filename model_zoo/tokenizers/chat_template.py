@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,7 @@ class ChatTemplate:
         stops: those that end an answer, the usual one first.
         variables: names of single tokens for the template (``bos_token`` …).
         adds_space: whether the tokenizer puts a space before every text, so that a text can only be cut at a space.
+        strips: the control tokens that take the blanks before them, and those that take the blanks behind them.
 
     Attributes:
         empty_thoughts: examples so far whose prompt opens a thought and whose data has none.
@@ -167,9 +168,11 @@ class ChatTemplate:
         stops: Iterable[str],
         variables: Mapping[str, str],
         adds_space: bool = False,
+        strips: tuple[Collection[str], Collection[str]] = ((), ()),
     ):
         self.renderer, self.empty_thoughts = Renderer(text, source), 0
         self.source, self.stops, self.variables, self.adds_space = source, list(stops), dict(variables), adds_space
+        self.strips = strips
         self.marks_answers = _GENERATION.search(text) is not None
         ordered = sorted(filter(None, controls), key=len, reverse=True)  # the longest of two that begin alike
         self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
@@ -296,10 +299,14 @@ class ChatTemplate:
         place = 0
         for found in [*self.control.finditer(text), None]:
             stop = len(text) if found is None else found.start()
+            if found is not None and found[0] in self.strips[0]:
+                stop = place + len(text[place:stop].rstrip())
             yield from self._texts(text, place, stop, spans)
             if found is not None:
                 yield Part("token", found[0], _answer_at(found.start(), spans))
                 place = found.end()
+                if found[0] in self.strips[1]:
+                    place += len(text[place:]) - len(text[place:].lstrip())
 
     def _texts(self, text: str, start: int, stop: int, spans: Sequence[tuple[int, int]]) -> Iterator[Part]:
         borders = {border for span in spans for border in span if start < border < stop}
@@ -315,7 +322,7 @@ class ChatTemplate:
             answer, inner = _answer_at(first, spans), ()
             if any(first < border < last for border in borders):
                 answer, inner = None, tuple(self._within(text, first + after_space, last, spans))
-            yield Part("text", piece, answer, inner, after_space)
+            yield Part("text", piece, answer, inner, after_space, first > 0)
 
     def _within(self, text: str, first: int, last: int, spans: Sequence[tuple[int, int]]) -> Iterator[tuple]:
         """The answers in a piece of the text, by the places that they have without marks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 
@@ -59,10 +60,14 @@ class FastTokenizer(Tokenizer):
                     f"{source}: {name!r} is id {controls[name]} here, but tokenizer_config.json says {number}; "
                     "the two files are of different models"
                 )
+        self.added = added
         self._byte_level, self.leading_spaces = _decoding(description, source)
         self.adds_space = self.leading_spaces > 0
         self.undecodable = "replace" if self._byte_level else "model_zoo.one_mark_per_byte"
         self._engine = _engine(description, controls, source)
+        following = _without_first_space(description)
+        self.first_space_only = following.get("pre_tokenizer") != description.get("pre_tokenizer")
+        self._further = _engine(following, controls, source) if self.first_space_only else self._engine
         self._plain_added = {token["id"]: token["content"] for token in added if not token.get("special", False)}
         before, after = _template(description, controls)
 
@@ -104,6 +109,9 @@ class FastTokenizer(Tokenizer):
 
     def encode_text(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
+
+    def encode_further(self, text: str) -> list[int]:
+        return self._further.encode(text, add_special_tokens=False).ids
 
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
         if token_id in self._plain_added:
@@ -155,6 +163,15 @@ def _engine(description: dict, controls: dict[str, int], source: str):
     model["vocab"] = {**model["vocab"], **{token["content"]: token["id"] for token in kept}}
     plain.update(added_tokens=kept, model=model)
     return _build(plain, source)
+
+
+def _without_first_space(description: dict) -> dict:
+    """The same for texts that are not the first: without the space that ``Metaspace`` puts before that one."""
+    words = copy.deepcopy(description.get("pre_tokenizer"))
+    for step in steps(words, "pretokenizers"):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    return {**description, "pre_tokenizer": words}
 
 
 def _joined(merge) -> str:

@@ -25,6 +25,8 @@ SETTINGS = {
     "tokenizer_class": str,
 }
 """What is read of config.json and of tokenizer_config.json."""
+TEMPLATES = "additional_chat_templates"
+"""The directory of further templates beside chat_template.jinja, one file for each name."""
 
 
 class TokenizerFiles:
@@ -64,7 +66,8 @@ class TokenizerFiles:
         return read_bytes(self.directory / name).decode("utf-8", errors="replace") if self.has(name) else ""
 
     def companions(self) -> dict[str, bytes]:
-        return {name: read_bytes(self.directory / name) for name in COMPANIONS if self.has(name)}
+        further = [f"{TEMPLATES}/{path.name}" for path in sorted((self.directory / TEMPLATES).glob("*.jinja"))]
+        return {name: read_bytes(self.directory / name) for name in (*COMPANIONS, *further) if self.has(name)}
 
     def chat_template(self) -> str:
         """The chat template, in whichever of its three places it stands; the file of its own comes first.
@@ -72,6 +75,8 @@ class TokenizerFiles:
         Of named templates it is the one for tools where a conversation has any, and otherwise the default one.
         """
         template = self.text("chat_template.jinja") or self.settings.get("chat_template")
+        if isinstance(template, str) and self.has(f"{TEMPLATES}/tool_use.jinja"):
+            template = {"default": template, "tool_use": self.text(f"{TEMPLATES}/tool_use.jinja")}
         if not template and self.has("chat_template.json"):
             template = self.json("chat_template.json").get("chat_template", "")
         if isinstance(template, str) or not template:

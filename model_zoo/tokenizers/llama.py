@@ -9,6 +9,9 @@ from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read
 from model_zoo.tokenizers.sentencepiece_model import SPACE, SentencePieceTokenizer, control_pieces
 from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
+NO_FIRST_SPACE = b"\x1a\x02\x18\x00"
+"""Behind a sentencepiece model, whose fields count as its last say: ``normalizer_spec.add_dummy_prefix`` is false."""
+
 
 class LlamaTokenizer(SentencePieceTokenizer):
     """LLaMA-1 and LLaMA-2, and what uses their format (Mistral and others): ``<s>`` in front, ``</s>`` at the end.
@@ -18,9 +21,10 @@ class LlamaTokenizer(SentencePieceTokenizer):
 
     Args:
         vocab_file: Path of ``tokenizer.model``.
-        legacy: Decode as Transformers does with ``legacy=True``: one space more than the algorithm's own is lost at
-            the start of a text. The ids are the same. False where nothing is said, because only then does decoding
-            give back what was encoded; published LLaMA-1 files that mean True say so or say nothing.
+        legacy: In decoding, whether one space more than the algorithm's own is lost at the start of a text, as in
+            transformers; not where nothing is said, because only then does decoding give back what was encoded. In a
+            chat template every text has a space put before it, but with ``legacy=False`` the first one alone. The ids
+            of a text by itself are the same.
         add_bos_token, add_eos_token: What ``add_special_tokens`` adds.
         prompt_style: Chat format; without a chat template among the files it is ``"plain"``.
         settings: Contents of ``tokenizer_config.json``.
@@ -59,8 +63,11 @@ class LlamaTokenizer(SentencePieceTokenizer):
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         self.leading_spaces = (2 if self.legacy else 1) if self.adds_space else 0
         cuts = [f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in controls if name not in own]
+        self.first_space_only = self.adds_space and legacy is False
+        self._further = parse_sentencepiece(data + NO_FIRST_SPACE, vocab_file) if self.first_space_only else processor
         self._cuts = re.compile("|".join(cuts)) if cuts and not self.adds_space else None
-        self._own = {"legacy": self.legacy, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
+        said = {} if legacy is None else {"legacy": self.legacy}
+        self._own = {**said, "add_bos_token": bool(add_bos), "add_eos_token": bool(add_eos)}
         super().__init__(
             processor,
             str(vocab_file),
@@ -80,6 +87,9 @@ class LlamaTokenizer(SentencePieceTokenizer):
     def encode_text(self, text: str) -> list[int]:
         parts = [text] if self._cuts is None else self._cuts.split(text)
         return [number for part in parts for number in self.processor.encode(part)]
+
+    def encode_further(self, text: str) -> list[int]:
+        return self._further.encode(text) if self.first_space_only else self.encode_text(text)
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> LlamaTokenizer:

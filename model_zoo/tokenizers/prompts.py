@@ -26,6 +26,7 @@ class Part:
         answer: The number of the answer whose label this part is (its text and its end token), or None.
         spans: Answers inside a longer text: (first character, one past the last, number of the answer).
         after_space: The text follows a space. Tokenizers that put a space before every text already have it.
+        further: The text is not the first one, and read as transformers reads one behind a control token.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Part:
     answer: int | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     after_space: bool = False
+    further: bool = False
 
 
 @dataclass(frozen=True)

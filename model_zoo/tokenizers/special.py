@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
 from model_zoo.tokenizers.files import TokenizerFiles
@@ -25,6 +27,18 @@ def extra_tokens(settings: dict) -> dict[str, int]:
         if entry.get("special", False):
             found[entry["content"]] = int(number)
     return found
+
+
+def stripping(added: Iterable[dict], settings: dict) -> tuple[frozenset[str], frozenset[str]]:
+    """The added tokens that take the blanks to their left, and those that take the blanks to their right.
+
+    Args:
+        added: what tokenizer.json says of them.
+        settings: tokenizer_config.json.
+    """
+    entries = [*added, *(settings.get("added_tokens_decoder") or {}).values()]
+    left, right = (frozenset(one.get("content") for one in entries if one.get(key)) for key in ("lstrip", "rstrip"))
+    return left, right
 
 
 def stop_ids(files: TokenizerFiles, special_tokens: dict[str, int]) -> list[int]:

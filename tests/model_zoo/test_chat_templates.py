@@ -9,6 +9,7 @@ from itertools import groupby
 import pytest
 from tiny_tokenizers import write_byte_level
 
+from model_zoo.checkpoint.saving import copy_companions
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.chat_template import LARGEST, Renderer
@@ -346,6 +347,75 @@ def test_a_template_that_needs_tools_says_so(made):
     needs = CHATML.replace("{%- if tools %}", "{%- if true %}")
     with pytest.raises(InputError, match=r"'NoneType' object is not iterable; it may be a template .* with tools"):
         AutoTokenizer.from_pretrained(made(needs)).prompt(TALK[:2])
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_control_tokens_take_the_blanks_beside_them(made, tmp_path, side):
+    """As their flags say; where they have none, CHATML's lines stay."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((made(CHATML) / name).read_bytes())
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    for token in description["added_tokens"]:
+        token[side] = token["special"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    plain, ours = AutoTokenizer.from_pretrained(made(CHATML)), AutoTokenizer.from_pretrained(tmp_path)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    for messages in (TALK[:2], TALK[:-1]):
+        found = ours.prompt(messages)
+        assert found == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert len(found) < len(plain.prompt(messages))
+    assert "It is here, at No. 12.<|im_end|>" in learnt(ours, TALK)
+
+
+def test_templates_in_a_directory_of_their_own(made, tmp_path):
+    """As transformers 5 saves several; they are saved again, and copied with a model."""
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(made(CHATML))
+    theirs.chat_template = {"default": "D{{ messages[0].content }}", "tool_use": "T{{ tools[0].function.name }}"}
+    theirs.save_pretrained(tmp_path / "theirs")
+    further = "additional_chat_templates/tool_use.jinja"
+    assert (tmp_path / "theirs" / further).is_file()
+    AutoTokenizer.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "saved")
+    (tmp_path / "copied").mkdir()
+    copy_companions(tmp_path / "saved", tmp_path / "copied", tmp_path / "copied")
+    for name in ("theirs", "saved", "copied"):
+        ours = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert (tmp_path / name / further).is_file()
+        assert ours.decode(ours.prompt(TALK[:2])) == "DBe  kind."
+        assert ours.decode(ours.prompt(TALK[:2], tools=TOOLS)) == "Tfind"
+    other = ours.with_chat_template(CHATML, "own.jinja")
+    other.save_pretrained(tmp_path / "own")
+    assert not (tmp_path / "own" / further).exists()
+
+
+TURNS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} {{ eos_token }}{% else %}"
+    "{{ bos_token }}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_space_before_the_first_text_alone(fixtures, tmp_path, legacy):
+    """sentencepiece's model, and the tokenizer.json that transformers makes of it: texts behind a control token have a
+    space put before them in legacy files only."""
+    transformers = pytest.importorskip("transformers")
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= {"legacy": legacy, "chat_template": TURNS, "add_bos_token": True}
+    talk = [message for message in TALK if message["role"] != "system"]
+    (tmp_path / "tokenizer.model").write_bytes((fixtures / "tok_llama" / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(talk[:-1], return_dict=False)
+    ours = AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.prompt(talk[:-1]) == expected
+    assert ours.example(talk)[0] == theirs.apply_chat_template(talk, return_dict=False)
+    assert learnt(ours, talk).count("</s>") == 2
+    if not legacy:
+        theirs.save_pretrained(tmp_path / "fast")
+        fast = AutoTokenizer.from_pretrained(tmp_path / "fast")
+        assert type(fast).__name__ == "FastTokenizer" and fast.prompt(talk[:-1]) == expected
+        assert fast.example(talk) == ours.example(talk)
+    ours.save_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").prompt(talk[:-1]) == expected
 
 
 def test_named_templates_the_file_of_its_own_and_saving(made, tmp_path):
