@@ -170,8 +170,12 @@ class StoredAdapter:
                 grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
         copies = [grouped.get((name, "rows")) for name in head or ()]
         contents = {self.tensor(key).tobytes() for rows in copies if rows for key in rows.values()}
-        if copies and all(copies) and len(contents) == 1:
-            del grouped[head[0], "rows"]  # PEFT writes a tied head's rows a second time
+        if copies and all(copies):
+            ids = [self.token_rows(name.removesuffix(".weight"), shapes[name][0]) for name in head]
+            if ids[0] != ids[1]:  # as loading says it
+                problems.append(f"trainable_tokens: {head[0]} shares {head[1]}; same ids expected")
+            elif len(contents) == 1:
+                del grouped[head[0], "rows"]  # PEFT writes a tied head's rows a second time
         found, absent = [], []
         for (name, kind), tensors in grouped.items():
             if name not in shapes:

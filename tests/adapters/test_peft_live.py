@@ -13,6 +13,7 @@ from mindspore import nn, ops
 
 import pet
 from adapters.registry import registry
+from model_zoo.errors import InputError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = peft = transformers = None
@@ -231,6 +232,18 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
     merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
+
+
+def test_rows_of_a_tied_head_other_than_the_embeddings_are_refused(pairs, fixtures, tmp_path):
+    """By loading and by merging on disk alike: one table cannot have both."""
+    pair, rows = pairs("gpt2"), {"wte": [4], "lm_head": [3, 5]}
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], trainable_token_indices=rows, task_type="CAUSAL_LM")
+    peft.get_peft_model(copy.deepcopy(pair.theirs), config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(InputError, match="lm_head shares transformer.wte.* same ids"):
+        pet.load_adapter(pair.ours, tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"lm_head.weight shares transformer.wte.* same ids"):
+        pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "theirs", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_patterns_keep_their_order_through_peft(pairs, tmp_path):
