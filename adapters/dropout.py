@@ -89,7 +89,7 @@ class Dropout(nn.Cell):
         if not self.training:
             return x
         numbers = {"site": self.site, "threshold": self.threshold, "factor": self.factor}
-        return tracer.emit("dropout", x, self.key, **numbers, members=self.members, place=self.place)
+        return tracer.emit("dropout", x, self.key, *tracer.rows, **numbers, members=self.members, place=self.place)
 
 
 def set_dropout_key(model: nn.Cell, key: int, block: int = 0) -> None:

@@ -10,7 +10,7 @@ from mindspore import nn
 
 from model_zoo.activations import GATED, Joined, SoftCap
 from model_zoo.causal_lm import CausalLM
-from model_zoo.engine import uses_kernel
+from model_zoo.engine import mixture, uses_kernel
 from model_zoo.factory import CellFactory
 from model_zoo.families.rotary import RotaryConfig
 from model_zoo.layers import AttentionCore, SplitHeads, SplitRotary
@@ -97,14 +97,16 @@ class ExpertShares(nn.Cell):
         return self.kernel(logits.astype(ms.float32))
 
     def trace(self, tracer, logits):
-        return tracer.emit("chosen_shares", logits, **self.operation[1])
+        """Shares, and the rows that `model_zoo.engine.mixture` takes."""
+        return tracer.emit_all("chosen_shares", logits, **self.operation[1])
 
 
 class MixtureOfExperts(nn.Cell):
     """A feed-forward of several (Shazeer et al. 2017): each token goes through those that the router ``gate`` gives the
     greatest share, and gets their sum by these shares.
 
-    Every expert computes every token, and what was not chosen counts 0 times: exact, at the price of all experts.
+    In a program of the engine each expert computes the tokens that chose it. By operators every expert computes every
+    token, and what was not chosen counts 0 times: the same, at the price of all experts.
     """
 
     def __init__(self, config: RotaryConfig, make: CellFactory):
@@ -115,7 +117,13 @@ class MixtureOfExperts(nn.Cell):
         self.shares = ExpertShares(*choice)
 
     def construct(self, x):
-        shares = self.shares(self.gate(x)).astype(x.dtype)
+        return self.mix(x, self.shares(self.gate(x)).astype(x.dtype))
+
+    def trace(self, tracer, x):
+        shares, *rows = self.shares(self.gate(x))
+        return mixture(tracer, self.experts, x, shares, rows)
+
+    def mix(self, x, shares):
         total = x
         for index, expert in enumerate(self.experts):
             part = expert(x) * shares[:, index : index + 1]

@@ -9,7 +9,8 @@ handed a `trace.Tracer`.
     plain.py, plain_attention.py   the plain column     cells.py        one operation as a cell
     ir.py           values, buffers, instructions       trace.py        from cells to instructions
     gradients.py    the backward pass                   schedule.py     GEMM batching
-    lowering.py     pieces, buffers, the program        run.py          all layers, forward and backward
+    experts.py      mixtures of experts                 lowering.py     pieces, buffers, the program
+    run.py          all layers, forward and backward
     decode.py       over a cache; a token as one call   loss.py         the head and the loss in one
     updates.py      the optimizer's work                packing.py      matrices in 8 and 4 bits
     speed.py        whether bfloat16 products are fast
@@ -34,6 +35,7 @@ from model_zoo.engine import build, cells
 from model_zoo.engine.build import NoCompiler, switched_off
 from model_zoo.engine.cells import available, precision_suffix, stored_rows
 from model_zoo.engine.decode import TokenProgram, fuse_cached_layers
+from model_zoo.engine.experts import mixture
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
 from model_zoo.engine.packing import packed_product, packed_words, packing_kernels, unpacking
@@ -60,6 +62,7 @@ __all__ = [
     "kernels_name",
     "logit_bytes",
     "memory_profile",
+    "mixture",
     "no_bf16",
     "packed_product",
     "packed_words",

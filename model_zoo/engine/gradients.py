@@ -33,7 +33,7 @@ class Backward:
         for instruction in instructions:
             if any(self.wants(value) for value in instruction.inputs):
                 self.wanted.update(self.key(value) for value in instruction.outputs)
-        self.outer = Value(result.per_token, OPERAND)
+        self.outer, self.group = Value(result.per_token, OPERAND), None
         self.pending[self.key(result)] = self.outer
         for instruction in reversed(instructions):
             out = instruction.outputs[0]
@@ -41,6 +41,7 @@ class Backward:
                 gradient, rule = self.pending.pop(self.key(out), None), OPS[instruction.op].vjp
                 if gradient is None or rule is None:
                     self.refuse(f"{instruction.op} in a backward pass")
+                self.group = instruction.group
                 rule(self, instruction, self.shaped(gradient, out))
 
     def refuse(self, what: str) -> NoReturn:
@@ -53,7 +54,8 @@ class Backward:
 
     @staticmethod
     def key(value: Value) -> Buffer | Value:
-        """Views of the same numbers have one gradient."""
+        """Views of the same numbers have one gradient. Of experts' weights all are trained, or none."""
+        value = value.each[0] if value.each else value
         return value.buffer if isinstance(value.buffer, Buffer) else value
 
     def wants(self, value: Value) -> bool:
@@ -68,7 +70,7 @@ class Backward:
     # What rules do
 
     def emit(self, op: str, *inputs: Value, outputs: list[Value]) -> None:
-        self.instructions.append(Instruction(op, list(inputs), outputs))
+        self.instructions.append(Instruction(op, list(inputs), outputs, self.group))
 
     def constant(self, value: np.generic) -> Value:
         return Value((1,), None, value)
@@ -79,10 +81,12 @@ class Backward:
 
     def of_weight(self, weight: Value) -> Value:
         """The output that is a weight's gradient."""
-        if weight in self.of_weights:
+        singles = weight.each or (weight,)
+        if any(one in self.of_weights for one in singles) or (self.group is not None and not weight.each):
             self.refuse("a weight that is used twice")
-        self.of_weights[weight] = Value(None, OPERAND)
-        return self.of_weights[weight]
+        made = tuple(Value(None, OPERAND) for _ in singles)
+        self.of_weights.update(zip(singles, made, strict=True))
+        return Value(None, OPERAND, each=made) if weight.each else made[0]
 
     def readers(self, x: Value) -> list[Instruction]:
         """The instructions of the forward pass that read a value."""

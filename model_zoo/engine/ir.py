@@ -69,6 +69,7 @@ class Value:
         constant: a number that is the same in every run.
         packed: what it is made of, of a packed matrix.
         bound: what the program knows by its address, or holds, and is not called with.
+        each: what stands for it in each run of a `Group`: an expert's own weight or number.
         tracer: what follows the layers that compute with it (`model_zoo.engine.trace.Tracer`).
     """
 
@@ -77,6 +78,7 @@ class Value:
     constant: np.generic | None = None
     packed: Packed | None = None
     bound: Tensor | None = None
+    each: tuple[Value, ...] = ()
     tracer: Any = dataclasses.field(default=None, repr=False)
 
     @property
@@ -147,13 +149,28 @@ class Scaled:
         return NotImplemented
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+    """Experts of one make: what one of them computes, each does with its own weights and the rows that chose it.
+
+    Attributes:
+        rows: for each row that chose an expert which one, in the order of these. All that an instruction of the group
+            has in buffers are such rows.
+        members: the experts, by number.
+    """
+
+    rows: Value
+    members: tuple[int, ...]
+
+
 @dataclasses.dataclass(eq=False)
 class Instruction:
-    """An operation of the table, and what it is applied to."""
+    """An operation of the table, and what it is applied to; with a group, once for each of its members."""
 
     op: str
     inputs: list[Value]
     outputs: list[Value]
+    group: Group | None = None
 
     @property
     def values(self) -> list[Value]:

@@ -129,16 +129,20 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value | str]) 
     """
     where = {one: index for index, one in enumerate(operands) if isinstance(one, str)}
     number = {id(one): index for index, one in enumerate(operands) if isinstance(one, Value)}
-    own, constants = [], []
+    own, constants, groups = [], [], {}
+
+    def name(value: Value | None) -> None:
+        if value is not None and id(value) not in number:
+            for one in (*value.each, *(value.packed.parts if value.packed else ())):
+                name(one)
+            number[id(value)] = len(operands) + len(own)
+            own.append(value)
+
     for instruction in instructions:
-        for value in instruction.values:
-            parts = value.packed.parts if value.packed else ()
-            for one in (*parts, value):
-                if one is not None and id(one) not in number:
-                    number[id(one)] = len(operands) + len(own)
-                    own.append(one)
+        for value in (*instruction.values, instruction.group and instruction.group.rows):
+            name(value)
     words = []
-    behind = 3 + 5 * len(own) + sum(4 + len(instruction.values) for instruction in instructions)
+    behind = 3 + 5 * len(own) + sum(5 + len(instruction.values) for instruction in instructions)
     for value in own:
         if value.constant is not None:
             words += [-1, behind + len(constants), 0, 0, 1]
@@ -147,6 +151,9 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value | str]) 
             words += [-2, behind + len(constants), 0, *value.per_token]
             parts = [-1 if part is None else number[id(part)] for part in value.packed.parts]
             constants += [value.packed.storage, value.packed.block, *parts]
+        elif value.each:
+            words += [-4, behind + len(constants), 0, 0, 0]
+            constants += [number[id(one)] for one in value.each]
         elif value.bound is not None:
             words += [-3, behind + len(constants), 0, 0, 0]
             constants += bound(value.bound)
@@ -158,8 +165,13 @@ def lower(instructions: Sequence[Instruction], operands: Sequence[Value | str]) 
     path = library()
     for batch in batches(instructions):
         for instruction in batch:
-            values = instruction.values
-            words += [*address(path, instruction.op), int(instruction is not batch[-1]), len(values)]
+            values, group = instruction.values, instruction.group
+            if group is not None and group not in groups:
+                groups[group] = behind + len(constants)
+                constants += [number[id(group.rows)], len(group.members), *group.members]
+            # an expert's gradient is to be written even where no row chose it
+            how = int(instruction is not batch[-1]) + 2 * any(value.each for value in instruction.outputs)
+            words += [*address(path, instruction.op), how, groups.get(group, 0), len(values)]
             words += [number[id(value)] for value in values]
     return np.array([len(operands), len(own), len(instructions), *words, *constants], np.int32)
 

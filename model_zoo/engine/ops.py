@@ -136,7 +136,8 @@ ATTENTION = f"B h S d; B g T d; B g T d; B S:int; B S:int; B T:int; {SCORES}"
 LOW_ATTENTION = ATTENTION.replace(" d;", " d:low;")
 PREFIXED = f"B h S d; B g S d; B g S d; B S:int; B S:int; B S:int; {SCORES}; T 2*g*d"
 DORA = "N M:low; O I:stored; R K; M R; M; M; {scale}; {transposed:int}; M?"
-CHOICE = "{chosen:int}; {normed:int}"
+CHOICE, ROWS_OF = "{chosen:int}; {normed:int}", "N chosen:int; N chosen:int; N chosen:int"
+SUMMED = "N*k H:low; N E; N k:int; N k:int"
 HEADS, TABLES = "B*S h*d", "b 1 S w; b 1 S w"
 
 ROWS = (
@@ -243,11 +244,16 @@ ROWS = (
     Op("scale_columns_gradient", "N H:low; N H:low -> H"),
     Op("scale_rows", "N H:low; N 1 -> N H:low", vjp.scale_rows, aliases=(0,), plain=plain.scale_columns),
     Op("scale_rows_gradient", "N H:low; N H:low -> N 1"),
-    Op("chosen_shares", f"N E; {CHOICE} -> N E", vjp.chosen_shares, plain=plain.chosen_shares),
+    Op("chosen_shares", f"N E; {CHOICE} -> N E; {ROWS_OF}", vjp.chosen_shares, plain=plain.chosen_shares),
     Op("chosen_shares_gradient", f"N E; {CHOICE}; N E; N E -> N E", aliases=(4,)),
+    Op("rows_to_experts", "N H:low; N k:int; N k:int -> N*k H:low", vjp.rows_to_experts, plain=plain.rows_to_experts),
+    Op("rows_from_experts", "N*k H:low; N k:int -> N H:low"),
+    Op("sum_by_share", f"{SUMMED} -> N H:low", vjp.sum_by_share, plain=plain.sum_by_share),
+    Op("sum_by_share_gradient", f"{SUMMED}; N H:low -> N*k H:low; N E", aliases=(0,)),
+    Op("rows_of_some", "N k:int; N k:int; E:int -> N k:int"),
     Op(
         "dropout",
-        "*:low; 2:int; {site:int}; {threshold:int}; {factor}; {members:int}; {place:int} -> *:low",
+        "*:low; 2:int; {site:int}; {threshold:int}; {factor}; {members:int}; {place:int}; R 1:int?; T W? -> *:low",
         vjp.dropout,
         aliases=(0,),
     ),

@@ -368,6 +368,18 @@ def chosen_shares(chosen, normed):
     return shares
 
 
+def rows_to_experts():
+    return lambda x, tokens, rows: ops.gather(x, tokens.reshape(-1), 0)
+
+
+def sum_by_share():
+    def total(x, shares, rows, experts):
+        own = ops.gather(experts.reshape(-1), rows, 0)  # (N, chosen)
+        return (ops.gather(x, rows, 0) * ops.gather_elements(shares, 1, own).expand_dims(-1)).sum(1)
+
+    return total
+
+
 def join_columns():
     return lambda a, b: ops.concat((a, b), -1)
 

@@ -45,8 +45,8 @@ def split_low_rank(instructions: Sequence[Instruction]) -> list[Instruction]:
             parts.append(instruction)
             continue
         (y, x, a, b, scale), (out, inner) = instruction.inputs, instruction.outputs
-        parts.append(Instruction("low_rank_inner", [x, a, scale], [inner]))
-        parts.append(Instruction("product_of_rows_onto", [inner, b, y], [out]))
+        parts.append(Instruction("low_rank_inner", [x, a, scale], [inner], instruction.group))
+        parts.append(Instruction("product_of_rows_onto", [inner, b, y], [out], instruction.group))
     return parts
 
 
@@ -166,7 +166,8 @@ def pieces_of_weights(backward: Backward, again: Sequence[Instruction]) -> dict[
     weights = {gradient: weight for weight, gradient in backward.of_weights.items()}
     for one in backward.instructions:
         index += one.op == "sum_over_group"
-        found.update({weights[value]: index for value in one.outputs if value in weights})
+        made = [single for value in one.outputs for single in value.each or (value,)]
+        found.update({weights[value]: index for value in made if value in weights})
     return found
 
 

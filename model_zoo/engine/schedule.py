@@ -67,7 +67,7 @@ def may_join(instruction: Instruction, batch: Sequence[Instruction]) -> bool:
         return False
     made, read = buffers(instruction.outputs), set(buffers(factors(instruction)))
     return all(
-        instruction.inputs[0].rows == other.inputs[0].rows
+        (instruction.group, instruction.inputs[0].rows) == (other.group, other.inputs[0].rows)
         and not read.intersection(buffers(other.outputs))
         and not set(made).intersection(buffers(factors(other)))
         and (OPS[instruction.op].product == "adds" or made != buffers(other.outputs))

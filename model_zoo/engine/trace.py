@@ -70,6 +70,7 @@ class Tracer(abc.ABC):
         instructions: the operations so far.
         parameters: the weights that they use, which are the last operands, in the order of these.
         group_sum: the cell that adds something up over a group of processes, if any of them does.
+        rows: within an expert each row's token, and what says how many tokens there are; () elsewhere.
     """
 
     def __init__(self, width: int, layer: nn.Cell):
@@ -80,6 +81,7 @@ class Tracer(abc.ABC):
         self.operand()
         self.start = self.end = self.key_mask = None
         self.group_sum: nn.Cell | None = None
+        self.rows: tuple[Value, ...] = ()
         self.inputs()
         count = len(inspect.signature(type(layer).construct).parameters) - AROUND_TABLES
         self.tables = [self.operand() for _ in range(count)]
@@ -130,8 +132,12 @@ class Tracer(abc.ABC):
         operands = tuple(self.parameter(parts[name], types) if name in parts else None for name in names)
         return Value(shape, OPERAND, packed=Packed(storage, block, operands), tracer=self)
 
-    def emit(self, name: str, *inputs: Value | Parameter, outputs=None, **numbers) -> Value:
-        """Applies an operation of the table. Returns its first output.
+    def emit(self, name: str, *inputs: Value | Parameter, **numbers) -> Value:
+        """The first output of `emit_all`."""
+        return self.emit_all(name, *inputs, **numbers)[0]
+
+    def emit_all(self, name: str, *inputs: Value | Parameter, outputs=None, **numbers) -> list[Value]:
+        """Applies an operation of the table. Returns its outputs.
 
         Args:
             numbers: the constants of its signature, and sizes that its inputs do not tell.
@@ -151,7 +157,7 @@ class Tracer(abc.ABC):
             shapes = op.shapes([value.per_token for value in values], **{"B": 1, "S": 1, **numbers})
             outputs = [self.place(shape) for shape in shapes]
         self.instructions.append(Instruction(name, values, outputs))
-        return outputs[0]
+        return outputs
 
     def place(self, shape: tuple[int, ...]) -> Value:
         """A result in a buffer of its own."""
@@ -208,6 +214,17 @@ class Tracer(abc.ABC):
     def columns(self, x: Value, first: int, width: int) -> Value:
         """Some columns."""
         return self.emit("take_columns", x, first=first, w=width)
+
+    # Mixtures of experts
+
+    @contextlib.contextmanager
+    def apart(self, token_of: Value) -> Iterator[list[Instruction]]:
+        """Within, the operations of an expert are noted in what this gives. Its rows are these tokens'."""
+        before, self.instructions, self.rows = self.instructions, [], (token_of, self.hidden)
+        try:
+            yield self.instructions
+        finally:
+            self.instructions, self.rows = before, ()
 
     # What the processes of a group do together
 

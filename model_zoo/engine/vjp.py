@@ -139,8 +139,20 @@ def scale_rows(to, instruction: Instruction, dy: Value) -> None:
 
 
 def chosen_shares(to, instruction: Instruction, dy: Value) -> None:
-    logits = instruction.inputs[0]
-    to.give_new(logits, f"{instruction.op}_gradient", *instruction.inputs, *instruction.outputs, dy)
+    logits, shares = instruction.inputs[0], instruction.outputs[0]
+    to.give_new(logits, "chosen_shares_gradient", *instruction.inputs, shares, dy)
+
+
+def rows_to_experts(to, instruction: Instruction, dy: Value) -> None:
+    x, _, rows = instruction.inputs
+    to.give_new(x, "rows_from_experts", dy, rows)
+
+
+def sum_by_share(to, instruction: Instruction, dy: Value) -> None:
+    outs = [to.fresh(value) for value in instruction.inputs[:2]]
+    to.emit("sum_by_share_gradient", *instruction.inputs, dy, outputs=outs)
+    for value, out in zip(instruction.inputs, outs, strict=False):
+        to.give(value, out)
 
 
 def dropout(to, instruction: Instruction, dy: Value) -> None:

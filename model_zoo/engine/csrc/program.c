@@ -18,8 +18,9 @@ PET_KERNEL(plain_product_bf16_added);
 typedef int (*kernel)(int, void **, int *, int64_t **, const char **, void *, void *);
 
 enum { DIMENSIONS = 4, MOST_OPERANDS = 20 };
-enum { HEADER = 3, WORDS = 5, CONSTANT = -1, PACKED = -2, BOUND = -3, BY_HEAD = 1, LOW = 2 }; /* of the program */
-enum { ADDRESS = 2, NAME = 3 };                                                               /* words of a bound operand */
+enum { HEADER = 3, WORDS = 5, INSTRUCTION = 5 }; /* words of the program, of a value, and of an instruction but for its values */
+enum { CONSTANT = -1, PACKED = -2, BOUND = -3, EACH = -4, BY_HEAD = 1, LOW = 2, TOGETHER = 1, ALWAYS = 2 };
+enum { ADDRESS = 2, NAME = 3 }; /* words of a bound operand */
 
 /* The kernels that may run at once with others, and what they compute. */
 static const struct {
@@ -92,85 +93,155 @@ static struct matrix packed(const int32_t *words, void **params, const int32_t *
     return of;
 }
 
+/* A program that runs, and of which member of a group of experts, whose rows these are: `rows` of `all`, from `first` on.
+ * Without a group `all` is 0. */
+struct state {
+    void **params;
+    int *ndims;
+    int64_t **shapes;
+    const char **dtypes;
+    const int32_t *words;
+    int64_t tokens, batch, length;
+    int32_t member;
+    int64_t first, rows, all;
+    void *stream, *extra;
+};
+
+/* What an instruction uses. */
+struct uses {
+    void *its[MOST_OPERANDS];
+    const char *types[MOST_OPERANDS];
+    int dimensions[MOST_OPERANDS];
+    int64_t *shapes[MOST_OPERANDS], made[MOST_OPERANDS][DIMENSIONS];
+    struct matrix matrices[MOST_OPERANDS];
+};
+
+/* Puts a value among those that an instruction uses. Gives 0, or 1 where there is no such value. */
+static int use(const struct state *run, int value, struct uses *to, int i) {
+    const int32_t *words = run->words;
+    int operands = words[0], values = operands + words[1];
+    to->types[i] = "float32";
+    if (value < 0 || value >= values) return 1;
+    if (value < operands) {
+        to->its[i] = run->params[value];
+        if (run->dtypes) to->types[i] = run->dtypes[value];
+        to->dimensions[i] = run->ndims[value];
+        to->shapes[i] = run->shapes[value];
+        return 0;
+    }
+    const int32_t *its = words + HEADER + (int64_t)(value - operands) * WORDS;
+    if (its[0] >= operands || its[0] < EACH) return 1;
+    if (its[0] == EACH) return use(run, words[its[1] + run->member], to, i);
+    int64_t rows = its[3], width = its[4], *made = to->made[i];
+    to->shapes[i] = made;
+    if (its[0] == BOUND) {
+        const int32_t *held = words + its[1], *its_type = held + ADDRESS, *sizes = its_type + NAME + 1;
+        to->its[i] = bound(held);
+        to->types[i] = (const char *)its_type;
+        to->dimensions[i] = its_type[NAME];
+        for (int j = 0; j < to->dimensions[i] && j < DIMENSIONS; j++) made[j] = sizes[j];
+        return 0;
+    }
+    to->dimensions[i] = 2;
+    memcpy(made, (int64_t[]){rows, width, 1, 1}, sizeof to->made[i]);
+    if (its[0] == PACKED) {
+        to->matrices[i] = packed(words + its[1], run->params, words, rows, width);
+        to->its[i] = to->matrices + i;
+        to->types[i] = MATRIX;
+        return 0;
+    }
+    if (its[2] & LOW) to->types[i] = "bfloat16";
+    if (its[0] == CONSTANT) {
+        to->its[i] = (void *)(words + its[1]);
+        return 0;
+    }
+    to->its[i] = (float *)run->params[its[0]] + its[1] * run->tokens;
+    if (its[2] & BY_HEAD) {
+        to->dimensions[i] = 4;
+        memcpy(made, (int64_t[]){run->batch, rows, run->length, width}, sizeof to->made[i]);
+    } else if (run->all) { /* of a member's rows each has so many here */
+        int64_t here = run->tokens * rows / run->all;
+        made[0] = run->rows * here;
+        to->its[i] = (char *)to->its[i] + run->first * here * width * (its[2] & LOW ? 2 : 4);
+    } else {
+        made[0] = run->tokens * rows;
+    }
+    return 0;
+}
+
+/* Computes an instruction, and those that run at once with it. Gives how many these are, or 0 where one failed. */
+static int run_together(const struct state *run, const int32_t **word) {
+    struct gathered gathered;
+    gathered.count = gathered.bf16 = 0;
+    for (int instruction = 1;; instruction++) {
+        kernel does;
+        struct uses uses;
+        const int32_t *head = *word, *its = head + INSTRUCTION;
+        int together = head[2] & TOGETHER, count = head[4];
+        memcpy(&does, head, sizeof does);
+        *word = its + count;
+        if (count > MOST_OPERANDS) return 0;
+        for (int i = 0; i < count; i++)
+            if (use(run, its[i], &uses, i)) return 0;
+        if (!together && instruction == 1)
+            return !does(count, uses.its, uses.dimensions, uses.shapes, uses.types, run->stream, run->extra);
+        if (gather(&gathered, does, count, uses.its, uses.shapes, uses.types)) return 0;
+        if (together) continue;
+        for (int i = 0; i < gathered.count; i++) gathered.products[i].bf16 = gathered.bf16;
+        return products(gathered.products, gathered.count, gathered.rows) ? 0 : instruction;
+    }
+}
+
+/* The first row of those, in the order of their experts, that chose this expert or one behind it. */
+static int64_t first_row(const int32_t *experts, int64_t rows, int32_t expert) {
+    int64_t first = 0;
+    while (first < rows) {
+        int64_t middle = first + (rows - first) / 2;
+        if (experts[middle] < expert) first = middle + 1;
+        else rows = middle;
+    }
+    return first;
+}
+
+/* The same for each member of a group. */
+static int run_group(struct state run, const int32_t **word) {
+    const int32_t *start = *word, *group = run.words + start[3];
+    struct uses uses;
+    int instructions = 1;
+    for (; (*word)[2] & TOGETHER; *word += INSTRUCTION + (*word)[4]) instructions++;
+    const int32_t *end = *word + INSTRUCTION + (*word)[4];
+    if (use(&run, group[0], &uses, 0)) return 0;
+    int64_t all = uses.shapes[0][0] * uses.shapes[0][1];
+    for (run.member = 0; run.member < group[1]; run.member++) {
+        int32_t expert = group[2 + run.member];
+        run.first = first_row(uses.its[0], all, expert);
+        run.rows = first_row(uses.its[0], all, expert + 1) - run.first;
+        run.all = all;
+        *word = start;
+        if ((run.rows || start[2] & ALWAYS) && !run_together(&run, word)) return 0;
+    }
+    *word = end;
+    return instructions;
+}
+
 /* Inputs and then outputs, of which the first is (N, …), the second the program, and the third (B, S) with N = B·S.
  *
  * The program, int32: how many operands there are, outputs included; how many values besides, how many instructions.
  * For each value besides: in which operand it lies, or among the program's own words; at which number per token, or
- * which word; BY_HEAD and LOW, whether it is in bfloat16; how many rows it has, and how wide they are: (N·rows, width), or (B, rows, S,
- * width), or of a packed matrix (rows, width); a bound one says so itself. For each instruction the address of its kernel in two words; whether it is a product that runs at once with
- * the next one; how many values it uses, and which: the operands are the first, those besides follow. */
+ * which word; BY_HEAD and LOW, whether it is in bfloat16; how many rows it has, and how wide they are: (N·rows, width), or
+ * (B, rows, S, width), or of a packed matrix (rows, width); a bound one says so itself, and EACH stands for other values,
+ * one for each member of a group. For each instruction the address of its kernel in two words; TOGETHER, where it is a
+ * product that runs at once with the next one, and ALWAYS, where it runs for a member without rows, too; at which word
+ * its group is, or 0; how many values it uses, and which: the operands are the first, those besides follow. For each
+ * group the value that has its rows' experts, in their order; how many members it has, and which experts these are. */
 PET_KERNEL(program) {
-    const int32_t *words = params[1], *own = words + HEADER;
-    int operands = words[0], values = operands + words[1];
-    if (count != operands) return 1;
-    int64_t tokens = shapes[0][0], batch = shapes[2][0], length = shapes[2][1];
-    const int32_t *word = own + (int64_t)words[1] * WORDS;
-    struct gathered gathered = {0};
-    for (int instruction = 0; instruction < words[2]; instruction++) {
-        kernel does;
-        memcpy(&does, word, sizeof does);
-        int together = word[2], uses = word[3];
-        word += 4;
-        void *its[MOST_OPERANDS];
-        const char *types[MOST_OPERANDS];
-        int dimensions[MOST_OPERANDS];
-        int64_t *its_shapes[MOST_OPERANDS], made[MOST_OPERANDS][DIMENSIONS];
-        struct matrix matrices[MOST_OPERANDS];
-        if (uses > MOST_OPERANDS) return 1;
-        for (int i = 0; i < uses; i++) {
-            int value = *word++;
-            types[i] = "float32";
-            if (value < 0 || value >= values) return 1;
-            if (value < operands) {
-                its[i] = params[value];
-                if (dtypes) types[i] = dtypes[value];
-                dimensions[i] = ndims[value];
-                its_shapes[i] = shapes[value];
-                continue;
-            }
-            const int32_t *its_own = own + (int64_t)(value - operands) * WORDS;
-            int64_t rows = its_own[3], width = its_own[4];
-            int by_head = its_own[2] & BY_HEAD;
-            if (its_own[0] >= operands || its_own[0] < BOUND) return 1;
-            if (its_own[0] == BOUND) {
-                const int32_t *held = words + its_own[1], *its_type = held + ADDRESS, *sizes = its_type + NAME + 1;
-                its[i] = bound(held);
-                types[i] = (const char *)its_type;
-                dimensions[i] = its_type[NAME];
-                for (int j = 0; j < dimensions[i] && j < DIMENSIONS; j++) made[i][j] = sizes[j];
-                its_shapes[i] = made[i];
-                continue;
-            }
-            if (its_own[0] == PACKED) {
-                matrices[i] = packed(words + its_own[1], params, words, rows, width);
-                its[i] = matrices + i;
-                types[i] = MATRIX;
-                dimensions[i] = 2;
-                memcpy(made[i], (int64_t[]){rows, width, 1, 1}, sizeof made[i]);
-                its_shapes[i] = made[i];
-                continue;
-            }
-            if (its_own[0] == CONSTANT)
-                its[i] = (void *)(words + its_own[1]);
-            else
-                its[i] = (float *)params[its_own[0]] + its_own[1] * tokens;
-            if (its_own[2] & LOW) types[i] = "bfloat16";
-            dimensions[i] = by_head ? 4 : 2;
-            memcpy(made[i], by_head ? (int64_t[]){batch, rows, length, width} : (int64_t[]){tokens * rows, width, 1, 1},
-                   sizeof made[i]);
-            its_shapes[i] = made[i];
-        }
-        int failed = 0;
-        if (!together && !gathered.count) {
-            failed = does(uses, its, dimensions, its_shapes, types, stream, extra);
-        } else if (gather(&gathered, does, uses, its, its_shapes, types)) {
-            failed = 1;
-        } else if (!together) {
-            for (int i = 0; i < gathered.count; i++) gathered.products[i].bf16 = gathered.bf16;
-            failed = products(gathered.products, gathered.count, gathered.rows);
-            gathered.count = gathered.bf16 = 0;
-        }
-        if (failed) return failed;
+    struct state run = {.params = params, .ndims = ndims, .shapes = shapes, .dtypes = dtypes, .words = params[1],
+                      .tokens = shapes[0][0], .batch = shapes[2][0], .length = shapes[2][1], .stream = stream, .extra = extra};
+    const int32_t *words = run.words, *word = words + HEADER + (int64_t)words[1] * WORDS;
+    if (count != words[0]) return 1;
+    for (int done = 0, some; done < words[2]; done += some) {
+        some = word[3] ? run_group(run, &word) : run_together(&run, &word);
+        if (!some) return 1;
     }
     return 0;
 }

@@ -128,6 +128,7 @@ struct dropout {
     float factor;
     uint32_t seed, threshold;
     int64_t width, members, place; /* columns of this process, which of how many these are */
+    const int32_t *token_of;       /* of each row, where rows are not tokens in their order */
 };
 
 /* As adapters/dropout.py has it; MindSpore's integers wrap around as these do. */
@@ -146,8 +147,12 @@ static void dropout_part(void *arguments, int64_t first, int64_t last) {
         float rooms[2][PIECE], *out = room_for(of.out, at, rooms[1]);
         const float *x = widened(of.x, at, some, rooms[0]);
         for (int64_t from = at; from < end;) {
-            int64_t before = of.members > 1 ? (from / of.width * (of.members - 1) + of.place) * of.width : 0;
-            int64_t to = of.members > 1 && (from / of.width + 1) * of.width < end ? (from / of.width + 1) * of.width : end;
+            int64_t before = 0, to = end;
+            if (of.members > 1 || of.token_of) {
+                int64_t row = from / of.width, token = of.token_of ? of.token_of[row] : row;
+                before = (token * of.members + of.place - row) * of.width;
+                to = least((row + 1) * of.width, end);
+            }
 #pragma omp simd
             for (int64_t i = from - at; i < to - at; i++) {
                 uint32_t bits = mixed((uint32_t)(before + at + i) * STRIDE + of.seed) & 0x7FFFFFFFu;
@@ -161,14 +166,17 @@ static void dropout_part(void *arguments, int64_t first, int64_t last) {
 
 /* x, the key and the block's number (2), site, threshold, factor, members, place → x with some numbers zeroed and the others
  * larger; it may lie where x does. Its gradient is the same of dy. Where x has a process's columns of a whole that several
- * members divide, what is zeroed is that of the whole. */
+ * members divide, what is zeroed is that of the whole; so it is where x has some tokens' rows: then these tokens follow, and
+ * what has as many rows as there are tokens. */
 PET_KERNEL(dropout) {
     const int32_t *key = params[1];
-    int64_t size = size_of(ndims[0], shapes[0]), members = *(int32_t *)params[5];
-    struct dropout of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 7), .factor = *(float *)params[4],
-                         .threshold = *(uint32_t *)params[3], .width = shapes[0][ndims[0] - 1], .members = members,
-                         .place = *(int32_t *)params[6]};
-    of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)(key[1] * size * members) * STRIDE;
+    int64_t size = size_of(ndims[0], shapes[0]), members = *(int32_t *)params[5], width = shapes[0][ndims[0] - 1];
+    int some = count > 8;
+    struct dropout of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1),
+                         .factor = *(float *)params[4], .threshold = *(uint32_t *)params[3], .width = width,
+                         .members = members, .place = *(int32_t *)params[6], .token_of = some ? params[7] : NULL};
+    int64_t whole = (some ? shapes[8][0] * width : size) * members;
+    of.seed = mixed((uint32_t)key[0] * 668265263u + *(uint32_t *)params[2]) + (uint32_t)(key[1] * whole) * STRIDE;
     pet_parallel(dropout_part, &of, size, AT_ONCE);
     return 0;
 }
