@@ -176,6 +176,11 @@ class Instruction:
     def values(self) -> list[Value]:
         return [*self.inputs, *self.outputs]
 
+    @property
+    def read(self) -> list[Value]:
+        """Its inputs, and what says whose rows these are."""
+        return [*self.inputs, *([self.group.rows] if self.group else [])]
+
 
 def buffers(values: Sequence[Value]) -> list[Buffer]:
     """Those of values that have one."""

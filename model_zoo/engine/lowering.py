@@ -24,7 +24,7 @@ def alias_in_place(instructions: Sequence[Instruction], held: set[Buffer]) -> No
     Args:
         held: buffers that are read by others than these instructions.
     """
-    last = {buffer: index for index, one in enumerate(instructions) for buffer in buffers(one.values)}
+    last = {buffer: index for index, one in enumerate(instructions) for buffer in buffers([*one.read, *one.outputs])}
     for index, instruction in enumerate(instructions):
         op = OPS[instruction.op]
         if set(buffers(instruction.outputs)).intersection(buffers(instruction.inputs)):
@@ -75,7 +75,7 @@ def allocate_workspace(instructions: Sequence[Instruction]) -> int:
     """Puts what lies in the workspace where nothing else is at the same time. Returns the size of the whole."""
     spans: dict[Buffer, list[int]] = {}
     for index, batch in enumerate(batches(instructions)):
-        for buffer in buffers([value for instruction in batch for value in instruction.values]):
+        for buffer in buffers([value for one in batch for value in (*one.read, *one.outputs)]):
             if buffer.storage is WORKSPACE:
                 spans.setdefault(buffer, [index, index])[1] = index
     placed: list[Buffer] = []
@@ -304,7 +304,7 @@ def written_by(instructions: Sequence[Instruction]) -> dict[Buffer, None]:
 
 def read_by(instructions: Sequence[Instruction]) -> dict[Buffer, None]:
     """The buffers that these read."""
-    return dict.fromkeys(buffers([value for one in instructions for value in one.inputs]))
+    return dict.fromkeys(buffers([value for one in instructions for value in one.read]))
 
 
 def without_copies(instructions: Sequence[Instruction], others: Sequence[Instruction]) -> list[Instruction]:

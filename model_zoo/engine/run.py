@@ -28,12 +28,12 @@ log = logging.getLogger("pet")
 
 def needed(instructions: Sequence[Instruction], by: Sequence[Instruction]) -> list[Instruction]:
     """Those of the instructions whose results the others read, by themselves or by one another."""
-    wanted = set(buffers([value for instruction in by for value in instruction.inputs]))
+    wanted = set(buffers([value for instruction in by for value in instruction.read]))
     kept = []
     for instruction in reversed(instructions):
         if wanted.intersection(buffers(instruction.outputs)):
             kept.append(instruction)
-            wanted.update(buffers(instruction.inputs))
+            wanted.update(buffers(instruction.read))
     return kept[::-1]
 
 

@@ -19,7 +19,7 @@ def factors(product: Instruction) -> list[Value]:
 def conflict(one: Instruction, other: Instruction) -> bool:
     """Whether an instruction cannot change places with one before it."""
     made, others = set(buffers(one.outputs)), set(buffers(other.outputs))
-    return bool(made & others or made.intersection(buffers(other.inputs)) or others.intersection(buffers(one.inputs)))
+    return bool(made & others or made.intersection(buffers(other.read)) or others.intersection(buffers(one.read)))
 
 
 def schedule(instructions: Sequence[Instruction]) -> list[Instruction]:

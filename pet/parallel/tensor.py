@@ -13,6 +13,8 @@ whole within a region gets one term of its gradient on each member (`PARTIAL`); 
 together, which is smaller by far than a sum per layer would be. What acts on a sublayer's output (bottleneck adapters)
 comes after the sum and is whole in every respect.
 
+The experts of a mixture are one region together, summed once behind all of them. The router is outside of it.
+
 Embedding and head stay whole on every member. They are frozen, so they cost memory but no gradient; the loss then needs
 no communication, and generation sees the same logits everywhere.
 """
@@ -30,6 +32,7 @@ from adapters.dropout import Dropout
 from adapters.method import AdapterModule
 from adapters.registry import registry
 from adapters.sites import select_rows, traced_input
+from model_zoo.engine import mixture
 from model_zoo.errors import InputError
 from model_zoo.quantization.cells import QuantizedLinear, is_quantized
 from pet.parallel.collectives import CopyToGroup, Group, GroupSum, ReduceFromGroup
@@ -133,16 +136,36 @@ def adapter_modules(cell: nn.Cell) -> list[AdapterModule]:
 
 def connect(cells: Mapping[str, nn.Cell], specs: ShardSpecs, group: Group) -> None:
     """Makes the cells of a model, by their paths, talk to the group."""
+    mixtures = [path for path, cell in cells.items() if hasattr(cell, "mix") and sums_once(cell)]
+
+    def is_expert(path: str) -> bool:
+        return any(path.startswith(f"{above}.") for above in mixtures)
+
     for path, side in specs.sides.items():
         if side == "row":
-            make_row_parallel(cells[path], group)
+            make_row_parallel(cells[path], group, None if is_expert(path) else ReduceFromGroup(group))
     for path in specs.regions:
-        region = cells[path]
-        region.copy_to_group = CopyToGroup(group)
-        region.__class__ = region_class(type(region))
+        if not is_expert(path):
+            region = cells[path]
+            region.copy_to_group = CopyToGroup(group)
+            region.__class__ = region_class(type(region))
+    for path in mixtures:
+        cell = cells[path]
+        cell.copy_to_group, cell.reduce_from_group, cell.join = (
+            CopyToGroup(group),
+            ReduceFromGroup(group),
+            ops.Concat(1),
+        )
+        cell.__class__ = mixture_class(type(cell))
+
+
+def sums_once(cell: nn.Cell) -> bool:
+    """Whether a mixture's experts are added up by one sum over the group: no adapter needs an expert's whole output."""
+    return not any(acts_on_sum(module) for _, inner in cell.cells_and_names() for module in adapter_modules(inner))
 
 
 _regions: dict[type, type] = {}
+_mixtures: dict[type, type] = {}
 _rows: dict[type, type] = {}
 
 
@@ -162,8 +185,36 @@ def region_class(cls: type) -> type:
     return _regions[cls]
 
 
-def make_row_parallel(cell: nn.Cell, group: Group) -> None:
-    """Turns a linear cell, with or without adapters, into one whose output is summed over the group."""
+def mixture_class(cls: type) -> type:
+    """A mixture's class whose experts are one region, and whose router is outside of it.
+
+    Shares enter it together with the input, so that the gradients of both are one message.
+    """
+    if cls not in _mixtures:
+
+        class Mixture(cls):
+            def construct(self, x):
+                width = x.shape[1]
+                within = self.copy_to_group(self.join((x, self.shares(self.gate(x)).astype(x.dtype))))
+                return self.reduce_from_group(self.mix(within[:, :width], within[:, width:]))
+
+            def trace(self, tracer, x):
+                shares, *rows = self.shares(self.gate(x))
+                within = self.copy_to_group(tracer.emit("join_columns", x, shares))
+                inner, own = tracer.columns(within, 0, x.width), tracer.columns(within, x.width, shares.width)
+                return self.reduce_from_group(mixture(tracer, self.experts, inner, own, rows))
+
+        Mixture.__name__ = Mixture.__qualname__ = f"Parallel{cls.__name__}"
+        _mixtures[cls] = Mixture
+    return _mixtures[cls]
+
+
+def make_row_parallel(cell: nn.Cell, group: Group, reduce: ReduceFromGroup | None) -> None:
+    """Turns a linear cell, with or without adapters, into one with split input.
+
+    Args:
+        reduce: what sums its output over the group; None where that is done behind it.
+    """
     cls = getattr(type(cell), "plain", type(cell))
     for module in adapter_modules(cell):
         module.after_sum = acts_on_sum(module)
@@ -177,7 +228,7 @@ def make_row_parallel(cell: nn.Cell, group: Group) -> None:
                 part.__class__ = _SplitMagnitude
     if "active" not in cell.__dict__:
         object.__setattr__(cell, "active", ())
-    cell.reduce_from_group = ReduceFromGroup(group)
+    cell.reduce_from_group = nn.Identity() if reduce is None else reduce
     # the bias belongs to the sum, so one member adds it
     cell.bias_share = 1.0 if group.place == 0 else 0.0
     object.__setattr__(cell, "__class__", row_class(cls))

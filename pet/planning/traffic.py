@@ -95,9 +95,12 @@ def graph_sums(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int, 
     runs = 1  # of the forward, beside the backward
     if steps.pipeline > 1 and stage < steps.pipeline - 1:
         runs += 1  # once to send on, once more with the backward
-    calls = runs * forward + 2 * len(twice) + gradient_sums(meta_model, layout, stage, twice)
+    back, experts = gradient_sums(meta_model, layout, stage, twice), meta_model.config.feed_forwards
+    calls = runs * forward + 2 * len(twice) + back
+    # the gradients of experts' shares go with those of what the experts read
+    of_shares = (back + 1) // 2 * steps.tokens * experts * steps.sums if experts > 1 else 0
     small_calls, small_bytes = runs * small_calls + small_again, runs * small_bytes + bytes_again
-    return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes)
+    return steps.pieces * (calls + small_calls), steps.pieces * (calls * block + small_bytes + of_shares)
 
 
 def gathers(meta_model: MetaModel, layout: Layout, steps: Steps, stage: int) -> tuple[int, int]:

@@ -239,7 +239,7 @@ def test_rows_of_a_tied_head_other_than_the_embeddings_are_refused(pairs, fixtur
     pair, rows = pairs("gpt2"), {"wte": [4], "lm_head": [3, 5]}
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], trainable_token_indices=rows, task_type="CAUSAL_LM")
     peft.get_peft_model(copy.deepcopy(pair.theirs), config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(InputError, match="lm_head shares transformer.wte.* same ids"):
+    with pytest.raises(InputError, match=r"lm_head shares transformer.wte.* same ids"):
         pet.load_adapter(pair.ours, tmp_path / "theirs")
     with pytest.raises(InputError, match=r"lm_head.weight shares transformer.wte.* same ids"):
         pet.merge_checkpoint(fixtures / "gpt2", tmp_path / "theirs", tmp_path / "merged")

@@ -62,6 +62,8 @@ LOW = {
     "column_sum": ((0,), ()),
     **dict.fromkeys(["take_columns", "put_columns", "scale", "scale_columns", "scale_rows", "dropout"], ((0,), (0,))),
     **dict.fromkeys(["scale_columns_gradient", "scale_rows_gradient"], ((0, 1), ())),
+    **dict.fromkeys(["rows_to_experts", "rows_from_experts", "sum_by_share"], ((0,), (0,))),
+    "sum_by_share_gradient": ((0, 4), (0,)),
     "join_columns": ((0, 1), (0,)),
     "split_heads": ((0,), (0,)),
     "join_heads": ((0,), (0,)),
@@ -933,11 +935,36 @@ def experts(kernels):
             choice = np.array([chosen], np.int32), np.array([normed], np.int32)
             expected = every * mark
             share = expected / expected.sum(-1, keepdims=True) if normed else expected
-            mine = kernels("chosen_shares", (logits, *choice), logits.shape)
+            mine, *places = kernels("chosen_shares", (logits, *choice), logits.shape, *[(rows, chosen)] * 3)
+            row_of, expert_of, token_of = (place.view(np.int32) for place in places)
+            tokens, ones = np.nonzero(mark)
+            order = np.argsort(ones, kind="stable")  # by experts, and by tokens of one
+            assert np.array_equal(expert_of.reshape(-1), ones[order])
+            assert np.array_equal(token_of.reshape(-1), tokens[order])
+            assert np.array_equal(row_of.reshape(-1), np.argsort(order))
             close(mine, share)
             assert np.array_equal(mine != 0, mark != 0)
             slope = share * dy - (share if normed else every) * (share * dy).sum(-1, keepdims=True)
             close(kernels("chosen_shares_gradient", (logits, *choice, mine, dy), logits.shape), slope)
+        hidden, parts, d_total = numbers(rows, 19), numbers(rows * chosen, 19, seed=4), numbers(rows, 19, seed=5)
+        gathered = kernels("rows_to_experts", (hidden, token_of, row_of), parts.shape)
+        assert np.array_equal(gathered, hidden[token_of.reshape(-1)])
+        close(kernels("rows_from_experts", (parts, row_of), hidden.shape), parts[row_of].astype(np.float64).sum(1))
+        meant = (np.arange(width) % 3 == 0).astype(np.int32)
+        some = kernels("rows_of_some", (row_of, expert_of, meant), row_of.shape).view(np.int32)
+        of_meant = meant[expert_of.reshape(-1)][row_of] != 0
+        assert np.array_equal(some, np.where(of_meant, row_of, -1))
+        for which, there in ((row_of, np.ones_like(of_meant)), (some, of_meant)):
+            by = np.take_along_axis(mine, expert_of.reshape(-1)[row_of], 1).astype(np.float64) * there
+            summed = parts, mine, which, expert_of
+            close(kernels("sum_by_share", summed, hidden.shape), (parts[row_of] * by[..., None]).sum(1))
+            outputs = kernels("sum_by_share_gradient", (*summed, d_total), parts.shape, mine.shape, holding=0.0)
+            d_parts, d_shares = np.zeros(parts.shape), np.zeros(mine.shape)
+            d_parts[row_of] = by[..., None] * d_total[:, None]
+            along = (parts[row_of].astype(np.float64) * d_total[:, None]).sum(-1) * there
+            np.put_along_axis(d_shares, expert_of.reshape(-1)[row_of], along, 1)
+            close(outputs[0], d_parts)
+            close(outputs[1], d_shares)
         factors = numbers(rows, 1, seed=3)
         close(kernels("scale_rows", (dy, factors), dy.shape), dy.astype(np.float64) * factors)
         close(kernels("scale_rows_gradient", (logits, dy), factors.shape), (x * dy).sum(-1, keepdims=True))

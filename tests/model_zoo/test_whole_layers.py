@@ -121,6 +121,32 @@ def test_gradients_of_every_matrix_adapted_are_those_of_the_plain_path(family, f
     assert groups == [[model.config.dims.layers]]
 
 
+MOE = {
+    "dropout": LoRAConfig(rank=3, targets="all-linear", dropout=0.4),
+    "dora": LoRAConfig(rank=3, targets="all-linear", use_dora=True, dropout=0.3),
+    "ia3": IA3Config(),
+    "behind": BottleneckConfig(size=5, non_linearity="relu", dropout=0.3),
+    "router": LoRAConfig(rank=3, targets=["mlp.gate", "down_proj"]),
+    "ranks": LoRAConfig(rank=3, targets="all-linear", dropout=0.4, rank_pattern={r"experts\.[02]\.up_proj": 5}),
+    "some": LoRAConfig(
+        rank=3, targets=["model.layers.0.mlp.experts.1.up_proj", "model.layers.1.mlp.experts.3.down_proj"]
+    ),
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", MOE)
+def test_gradients_of_adapted_experts_are_those_of_the_plain_path(name, recompute, fixtures, groups):
+    """What is dropped of a token does not depend on who chose it; experts may differ in what is on them."""
+    model = AutoModel.from_pretrained(fixtures / "qwen3_moe")
+    apply(model, MOE[name])
+    disturb(model)
+    set_dropout_key(model, 12345, 1)
+    same(model.set_train(True), batch_of(model), set_recompute if recompute else lambda model: None)
+    layers = model.config.dims.layers
+    assert groups == [[1] * layers if recompute else [layers]]
+
+
 HEAD_NORMS = {
     "model_type": "qwen3",
     "vocab_size": 61,
@@ -412,7 +438,7 @@ def test_a_share_of_the_columns_is_dropped_as_in_the_whole(fixtures):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_layers_in_pieces_give_what_those_in_one_do(family, recompute, fixtures, groups):
     """Cut where a group adds something up, here one of one process."""
     model = AutoModel.from_pretrained(fixtures / family)

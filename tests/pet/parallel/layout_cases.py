@@ -116,6 +116,7 @@ class Case:
 TWO = (
     Case("llama_gqa", "lora", tensor=2, whole=True, layers=2),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, whole=True),  # the embedding is tied to the head, stages apart
+    Case("qwen3_moe", "lora", tensor=2, layers=1),  # experts are summed once behind all of them
     Case("llama_gqa", "lora", pipeline=2, micro_batches=2),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
     Case("chatglm2", "dora", tensor=2, layers=1),
