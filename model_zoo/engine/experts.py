@@ -79,9 +79,8 @@ def joined(same: Sequence[Instruction], group: Group) -> Instruction:
 
     def of(values: Sequence[Value]) -> Value:
         first = values[0]
-        alike = all(
-            value is first or (value.constant is not None and value.constant == first.constant) for value in values
-        )
+        alike = all(value is first for value in values) and len(values) > 1  # what is one's alone may be its weight
+        alike = alike or (first.constant is not None and all(value.constant == first.constant for value in values))
         if alike or isinstance(first.buffer, Buffer):
             return first
         return Value(first.per_token, OPERAND, each=tuple(values), tracer=first.tracer)

@@ -32,7 +32,7 @@ class Backward:
         self.wanted = {self.key(value) for value in trained}
         for instruction in instructions:
             if any(self.wants(value) for value in instruction.inputs):
-                self.wanted.update(self.key(value) for value in instruction.outputs)
+                self.wanted.add(self.key(instruction.outputs[0]))  # what it gives besides has none
         self.outer, self.group = Value(result.per_token, OPERAND), None
         self.pending[self.key(result)] = self.outer
         for instruction in reversed(instructions):
