@@ -9,11 +9,10 @@ handed a `trace.Tracer`.
     plain.py, plain_attention.py   the plain column     cells.py        one operation as a cell
     ir.py           values, buffers, instructions       trace.py        from cells to instructions
     gradients.py    the backward pass                   schedule.py     GEMM batching
-    experts.py      mixtures of experts                 lowering.py     pieces, buffers, the program
-    run.py          all layers, forward and backward
-    decode.py       over a cache; a token as one call   loss.py         the head and the loss in one
-    updates.py      the optimizer's work                packing.py      matrices in 8 and 4 bits
-    speed.py        whether bfloat16 products are fast
+    lowering.py     pieces, buffers, the program        run.py          all layers, forward and backward
+    experts.py      mixtures of experts                 loss.py         the head and the loss in one
+    decode.py       over a cache; a token as one call   updates.py      the optimizer's work
+    packing.py      matrices in 8 and 4 bits            speed.py        whether bfloat16 products are fast
     build.py        compiles and keeps csrc/
 
     csrc/program.c  runs a program                      pool.c          threads
