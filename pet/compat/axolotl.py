@@ -23,6 +23,7 @@ from pet.compat.job_files import (
     base_model,
     either,
     entry_problems,
+    packing,
     preferences,
     put_data,
     revision,
@@ -130,6 +131,12 @@ def _four_bits(t: Translation, name: str, value: Any) -> None:
         t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
 
 
+def _every_linear(t: Translation, name: str, value: Any) -> None:
+    """All linear cells, beside what lora_target_modules names."""
+    if value:
+        t.put("adapter.targets", [*t.get("adapter.targets", []), "all-linear"])
+
+
 def _peft(t: Translation, name: str, value: Any) -> None:
     """LoftQ in 4 bits: the base is packed as PEFT packs it, and the adapter begins with what that leaves out."""
     loftq = value.get("loftq_config") or {}
@@ -192,7 +199,7 @@ TABLE = {
     "lora_model_dir": "adapter.load",
     "lora_r": "adapter.rank",
     "lora_target_modules": targets,
-    "lora_target_linear": flag("adapter.targets", ["all-linear"]),
+    "lora_target_linear": _every_linear,
     "lora_modules_to_save": "adapter.modules_to_save",
     "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
@@ -208,7 +215,7 @@ TABLE = {
     "val_set_size": share("data.eval_fraction"),
     "sequence_len": "data.max_length",
     "max_packed_sequence_len": _packed_length,
-    "sample_packing": either("data.packing", "pack", "longest"),
+    "sample_packing": packing,
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": either("data.shuffle", True, False),
     "train_on_inputs": flag("data.train_on", "all"),
@@ -284,9 +291,6 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     elif values.get("rl") and values["rl"] not in RL:  # how its data sets are read is no matter
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
-    # of micro_batch_size, of datasets, of the schedule and of base_model
-    last = ("batch_size", "test_datasets", "lr_quadratic_warmup", "revision_of_model")
-    order = sorted(given, key=lambda name: name in last)
-    t.apply({name: given[name] for name in order}, TABLE)
+    t.apply(given, TABLE)
     without_evaluation(t)
     return t

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError, similar
-from pet.compat.translation import ANY_LAYOUT, COMPILED, same
+from pet.compat.mindformers.parallel import TABLE as PARALLEL
+from pet.compat.mindformers.training_arguments import ENGINE
+from pet.compat.translation import ANY_LAYOUT, picked, same
 from pet.installation import tolerate_encodings
+from pet.recipe.translation import Ignored, Translation
 
-log = logging.getLogger("pet")
-
-# Arguments of MindFormers' scripts that choose how its engine works; the results are the same without them.
 WITHOUT_MEANING = {
-    **same("the compiler decides for itself", "enable_graph_kernel graph_kernel_flags max_call_depth"),
-    **same(COMPILED.why, "sink_mode sink_size"),
-    **same(ANY_LAYOUT.why, "auto_trans_ckpt src_strategy strategy_load_checkpoint transform_process_num"),
-    "mode": "training is compiled in any case",
-    "device_target": "the device of this machine is used",
-    "device_id": "pet launch --devices chooses",
-    "vocab_emb_dp": "the vocabulary is divided where its size allows it",
-    "gradient_aggregation_group": "gradients travel as one vector",
-    "full_batch": "every process reads its own rows",
-    "gradients_mean": "gradients are always those of the mean over the batch",
-    "save_graphs": "MindSpore's own MS_DEV_SAVE_GRAPHS does it",
-    "save_graphs_path": "MindSpore's own MS_DEV_SAVE_GRAPHS_PATH does it",
-    "max_device_memory": "memory is taken as it is needed",
-    "num_workers": "data is read ahead in any case",
-    "predict_batch_size": "an answer does not depend on the others",
-    "trust_remote_code": "no code is loaded with a model",
-    "modal_type": "models here read text only",
+    **ENGINE,
+    **picked(PARALLEL, "vocab_emb_dp gradient_aggregation_group"),
+    "graph_kernel_flags": ENGINE["enable_graph_kernel"],
+    "strategy_load_checkpoint": ANY_LAYOUT,
+    "num_workers": Ignored("data is read ahead in any case"),
+    "predict_batch_size": Ignored("an answer does not depend on the others"),
+    "trust_remote_code": Ignored("no code is loaded with a model"),
+    "modal_type": Ignored("models here read text only"),
 }
+"""Arguments of MindFormers' scripts that choose how its engine works; the results are the same without them."""
 
 
 def boolean(text: str) -> bool:
@@ -90,26 +81,23 @@ def read(
     """
     parser.allow_abbrev = False  # --mode is no short form of --model_type
     known, left = parser.parse_known_args(arguments)
-    ignored, problems = {}, []
+    t = Translation(parser.prog)
     own = [name.lstrip("-") for action in parser._actions for name in action.option_strings]
     while left:
         word = left.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("--"):
-            problems.append(f"argument {word!r} is not known")
+            t.refuse(repr(word), "is not known")
             continue
         if not equals and left and not left[0].startswith("--"):
             value = left.pop(0)
         if dotted and "." in name:
             known.options.append(f"{name}={value}")
         elif name in WITHOUT_MEANING:
-            ignored[name] = WITHOUT_MEANING[name]
+            t.ignore(f"--{name}", WITHOUT_MEANING[name].why)
         else:
-            problems.append(f"--{name} is not known{similar(name, own)}")
-    if problems:
-        raise InputError.collect(problems)
-    if ignored:
-        log.warning("ignored: %s", "; ".join(f"--{name}: {why}" for name, why in ignored.items()))
+            t.refuse(f"--{name}", f"is not known{similar(name, own)}")
+    t.finish()
     return known
 
 

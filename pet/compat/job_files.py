@@ -89,6 +89,12 @@ def either(key: str, on: Any, off: Any) -> Rules:
     return lambda t, n, v: t.put(key, on if v else off)
 
 
+def packing(t: Translation, name: str, value: Any) -> None:
+    """Whether rows are filled with several samples; where they are not, those of like length may come together."""
+    if value or t.get("data.packing") == "pack":
+        t.put("data.packing", "pack" if value else "longest")
+
+
 def share(key: str) -> Rules:
     """A share of the training rows."""
     return lambda t, n, v: t.put(key, float(v)) if v < 1 else t.refuse(n, f"{v}: a share below 1 is supported")

@@ -22,7 +22,7 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
-    either,
+    packing,
     preferences,
     put_data,
     revision,
@@ -72,6 +72,7 @@ def _double(t: Translation, name: str, value: Any) -> None:
 
 
 TABLE = {
+    "preprocessing_num_workers": "data.workers",  # dataloader_num_workers, which is read after it, wins
     **ARGUMENTS,
     **COMMON,
     # the base
@@ -110,7 +111,7 @@ TABLE = {
     "cutoff_len": "data.max_length",
     "max_samples": "data.max_samples",
     "val_size": share("data.eval_fraction"),
-    "packing": either("data.packing", "pack", "longest"),
+    "packing": packing,
     **same(flag("data.packing", "pack"), "neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
     "mask_history": flag("data.train_on", "last"),
@@ -118,7 +119,6 @@ TABLE = {
     "buffer_size": "data.stream_window",
     **same(MIXED, "mix_strategy interleave_probs"),
     "disable_shuffling": flag("data.shuffle", False),
-    "preprocessing_num_workers": "data.workers",
     **same(CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
     **same(NO_IMAGES, "image_* video_*"),
     **same(MEDIA, "visual_inputs media_dir"),
@@ -193,9 +193,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
-    # of what quantization_bit and model_name_or_path say
-    order = sorted(given, key=lambda name: name in ("double_quantization", "model_revision"))
-    t.apply({name: given[name] for name in order}, TABLE)
+    t.apply(given, TABLE)
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")

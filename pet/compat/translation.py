@@ -9,7 +9,7 @@ from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
 from pet.recipe.translation import Ignored, Rule, Translation
 
-COMPILED = Ignored("a step is one compiled graph in any case")
+OWN_STEP = Ignored("the engine here decides how a step is executed")
 ANY_LAYOUT = Ignored("checkpoints are whole and open on any layout")
 
 
@@ -116,6 +116,13 @@ def both_betas(index: int) -> Callable[[Translation, str, Any], None]:
         translation.put("train.betas", betas)
 
     return rule
+
+
+def per_process(t: Translation, copies: int, *keys: str) -> None:
+    """Numbers of rows, which these systems count for each process, as those of all processes."""
+    for key in keys:
+        if isinstance(t.get(key), int):
+            t.put(key, t.get(key) * copies)
 
 
 def clip(translation: Translation, name: str, value: Any) -> None:

@@ -33,6 +33,7 @@ class Refused:
     harmless: tuple = (0,)
 
 
+NOT_GIVEN = (None, "None", "")
 UNUSED = "not known here, but empty or off"
 
 
@@ -100,20 +101,21 @@ class Translation:
         self.missing.append((key, f"{self.system}: {name}: {why}; give {key}=PATH"))
 
     def apply(self, given: Mapping[str, Any], table: Mapping[str, Rule], prefix: str = "") -> None:
-        """Translates settings by a table, whose names may end in ``*``. Those that are None (also as a word, or an
-        empty string) count as not given. Unknown ones are problems, but for those whose values say that they are not
-        used.
+        """Translates settings by a table, whose names may have ``*`` in them, in the table's order: a rule may look at
+        what those before it have put. Settings that are None (also as a word, or an empty string) count as not given.
+        Unknown ones are problems, but for those whose values say that they are not used.
         """
-        for name, value in given.items():
-            shown = prefix + str(name)
-            rule = table.get(name) or next((table[each] for each in table if fnmatch(str(name), each)), None)
+        place = {name: number for number, name in enumerate(table)}
+        entries = {name: _entry(table, name) for name in given}
+        for name in sorted(given, key=lambda name: place.get(entries[name], len(place))):
+            shown, value, rule = prefix + str(name), given[name], table.get(entries[name])
             if rule is None:
                 if is_off(value):
                     self.ignore(shown, UNUSED)
                 else:
                     self.refuse(shown, f"is not known{similar(str(name), table)}")
                 continue
-            if value in (None, "None", ""):
+            if value in NOT_GIVEN:
                 continue
             if isinstance(rule, str):
                 self.put(rule, value)
@@ -126,6 +128,12 @@ class Translation:
             else:
                 with self.reading(shown, value):
                     rule(self, shown, value)
+
+    def take(self, other: Translation, prefix: str = "") -> None:
+        """Adds what another translation has found: its settings over those that are there, its notes and problems."""
+        self.settings.update(other.settings)
+        self.ignored.update({prefix + name: why for name, why in other.ignored.items()})
+        self.problems += other.problems
 
     @contextlib.contextmanager
     def reading(self, name: str, value: Any) -> Iterator[None]:
@@ -161,3 +169,8 @@ class Translation:
         for name, why in self.ignored.items():
             names.setdefault(why, []).append(name)
         return [f"{', '.join(group)}: {why}" for why, group in names.items()]
+
+
+def _entry(table: Mapping[str, Rule], name: Any) -> str | None:
+    """The name in a table, perhaps with a ``*``, that stands for a setting's."""
+    return name if name in table else next((each for each in table if fnmatch(str(name), each)), None)

@@ -33,3 +33,8 @@ def translate_parallel(given: dict[str, Any], system: str = "parallel_config") -
     if translation.get("parallel.pipeline", 1) == 1:
         translation.settings.pop("parallel.micro_batches", None)
     return translation
+
+
+def rows_of(layout: Translation) -> int:
+    """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch."""
+    return layout.get("parallel.data", 1) * layout.get("parallel.micro_batches", 1)

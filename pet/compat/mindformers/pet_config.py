@@ -19,10 +19,10 @@ PET = {
     "exclude_layers": "adapter.exclude",
     "lora_a_init": Ignored("A starts Kaiming-uniform, adapter.init chooses otherwise"),
     "lora_b_init": Ignored("B starts at zero"),
-    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
     "mid_dim": lambda t, n, v: (t.put("adapter.projection", True), t.put("adapter.projection_hidden", v)),
     **same("adapter.length", "prefix_seq_len pre_seq_len prefix_token_num num_virtual_tokens"),
     **same("adapter.projection", "projection prefix_projection"),
+    "projection_dim": lambda t, n, v: t.put("adapter.projection_hidden", v if t.get("adapter.projection") else None),
     **same(elsewhere, "pet_type target_modules"),  # targets depend on the model
     **same(Ignored("the matrices' own widths are taken"), "in_channels out_channels"),
     **same(Ignored("a prefix has no dropout of its own here"), "dropout_rate dropout_prob"),

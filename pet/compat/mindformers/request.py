@@ -12,7 +12,7 @@ from adapters.settings import named
 from model_zoo.errors import InputError
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
-from pet.compat.mindformers.parallel import TABLE as LAYOUT, translate_parallel
+from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
 from pet.compat.modelarts import output_directory
@@ -125,7 +125,7 @@ class Request:
 
         given = self._layout()
         layout = translate_parallel(given or {}, "set_parallel_config")
-        translation = translate_arguments(self.arguments, copies=_rows_of(layout))
+        translation = translate_arguments(self.arguments, copies=rows_of(layout))
         translation.settings.update(layout.settings)
         if self.layout:  # what a file says, its own translation reports
             translation.ignored.update(layout.ignored)
@@ -307,8 +307,3 @@ class Request:
 def _parallel_keys(layout: dict[str, Any]) -> dict[str, Any]:
     """A layout as a MindFormers file says it; empty for one process."""
     return {"use_parallel": bool(layout), "parallel_config": dict(layout)}
-
-
-def _rows_of(layout: Translation) -> int:
-    """By what a batch size of MindFormers is multiplied to be that of a recipe: it counts one copy's micro-batch."""
-    return layout.get("parallel.data", 1) * layout.get("parallel.micro_batches", 1)

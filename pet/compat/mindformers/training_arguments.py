@@ -9,8 +9,8 @@ from model_zoo.errors import InputError, similar
 from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.translation import (
     ANY_LAYOUT,
-    COMPILED,
     OPTIMIZERS,
+    OWN_STEP,
     SCHEDULES,
     both_betas,
     callback,
@@ -21,6 +21,7 @@ from pet.compat.translation import (
     first_of,
     flag,
     number,
+    per_process,
     positive,
     same,
 )
@@ -47,20 +48,31 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 
 
-# fields of MindFormers' class that say how its engine works, or settings of what is off
-ENGINE = (
-    "mode use_cpu device_id device_target enable_graph_kernel max_call_depth max_device_memory save_graphs "
-    "save_graphs_path parallel_mode gradients_mean loss_repeated_mean enable_alltoall full_batch dataset_strategy "
-    "search_mode gradient_accumulation_shard parallel_optimizer_threshold optimizer_weight_shard_size "
-    "strategy_ckpt_save_file capacity_factor aux_loss_factor layer_decay num_experts_chosen select_recompute "
+ENGINE = {
+    "mode": OWN_STEP,
+    "device_target": Ignored("the device of this machine is used"),
+    "device_id": Ignored("pet launch --devices chooses"),
+    "full_batch": Ignored("every process reads its own rows"),
+    "gradients_mean": Ignored("gradients are always those of the mean over the batch"),
+    "max_device_memory": Ignored("memory is taken as it is needed"),
+    **same(Ignored("the compiler decides for itself"), "enable_graph_kernel max_call_depth"),
+    **same(Ignored("MindSpore's own MS_DEV_SAVE_GRAPHS and …_PATH do it"), "save_graphs save_graphs_path"),
+    **same(OWN_STEP, "sink_mode sink_size"),
+    **same(ANY_LAYOUT, "auto_trans_ckpt src_strategy transform_process_num"),
+}
+"""How MindFormers' engine works, which changes nothing of the results; its scripts have arguments for these, too."""
+WITHOUT_INFLUENCE = (
+    "use_cpu parallel_mode loss_repeated_mean enable_alltoall dataset_strategy search_mode "
+    "gradient_accumulation_shard parallel_optimizer_threshold optimizer_weight_shard_size strategy_ckpt_save_file "
+    "capacity_factor aux_loss_factor layer_decay num_experts_chosen select_recompute "
     "parallel_optimizer_comm_recompute mp_comm_recompute recompute_slice_activation lr_scale_factor dataset_task "
     "dataset_type train_dataset_in_columns train_dataset_out_columns eval_dataset_in_columns eval_dataset_out_columns "
     "python_multiprocessing numa_enable prefetch_size wrapper_type scale_sense loss_scale_value loss_scale_factor "
     "loss_scale_window max_scale_window min_scale_window metric_type save_directory save_seconds "
     "keep_checkpoint_per_n_minutes save_on_each_node integrated_save save_network_params async_save "
-    "save_trainable_params profile_start_step profile_end_step init_start_profile profile_memory profile_communication "
-    "auto_tune filepath_prefix autotune_per_step hub_strategy hub_token hub_private_repo hub_always_push "
-    "check_for_nan_in_loss_and_grad calculate_per_token_loss"
+    "save_trainable_params profile_start_step profile_end_step init_start_profile profile_memory "
+    "profile_communication auto_tune filepath_prefix autotune_per_step hub_strategy hub_token hub_private_repo "
+    "hub_always_push check_for_nan_in_loss_and_grad calculate_per_token_loss"
 )
 TABLE = {
     "run_name": "name",
@@ -100,8 +112,8 @@ TABLE = {
     "warmup_steps": "train.warmup",
     "warmup_ratio": number("train.warmup"),
     "warmup_epochs": Refused("give warmup_steps or warmup_ratio"),
-    "lr_end": final_rate,
     **same(choice("train.schedule", SCHEDULES), "lr_scheduler_type lr_scheduler"),
+    "lr_end": final_rate,
     **same(choice("train.optimizer", OPTIMIZERS), "optim optimizer"),
     **same(Refused("there are no such schedules"), "layer_scale lr_scale warmup_lr_init"),
     "total_steps": Refused("the schedule ends with the run", harmless=(0, -1)),
@@ -110,11 +122,11 @@ TABLE = {
     "save_steps": "train.save_every",
     "save_prefix": "train.save_prefix",
     "save_total_limit": "train.keep_last",
-    **same(_strategy, "save_strategy eval_strategy evaluation_strategy"),
     **same("train.log_every", "logging_steps report_interval"),
     "eval_steps": "eval.every_steps",
     "eval_step_interval": positive("eval.every_steps"),
     **same(positive("eval.every_epochs", float), "eval_epoch_interval eval_epochs"),
+    **same(_strategy, "save_strategy eval_strategy evaluation_strategy"),
     "metric_for_best_model": lambda t, n, v: t.put("eval.best_metric", str(v).removeprefix("eval_")),
     "greater_is_better": lambda t, n, v: t.put("eval.best_mode", "max" if v else "min"),
     "load_best_model_at_end": flag("eval.load_best_model_at_end"),
@@ -135,9 +147,8 @@ TABLE = {
     "expert_num": Refused("there are no expert layers", harmless=(0, 1)),
     "ddp_timeout": Ignored("pet launch watches the workers"),
     **same(Refused("use set_parallel_config(optimizer_shard=True)"), "deepspeed fsdp"),
-    **same(ANY_LAYOUT, "auto_trans_ckpt src_strategy transform_process_num"),
-    **same(Ignored("nothing of it changes the results"), ENGINE),
-    **same(COMPILED, "sink_mode sink_size"),
+    **ENGINE,
+    **same(Ignored("nothing of it changes the results"), WITHOUT_INFLUENCE),
 }
 
 STEPS_WIN = (("warmup_steps", "warmup_ratio"), ("max_steps", "num_train_epochs"))
@@ -174,24 +185,11 @@ class TrainingArguments:
         return f"TrainingArguments({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
 
 
-def translate_arguments(given: Mapping[str, Any], copies: int = 1, translation: Translation | None = None):
-    """Training arguments as a `Translation`.
-
-    Args:
-        given: by MindFormers' names.
-        copies: processes that share the batch. MindFormers counts rows per process, a recipe over all of them.
-        translation: is added to.
-    """
-    translation = translation or Translation("TrainingArguments")
-    given = first_of(given, *STEPS_WIN)
-    if str(given.get("save_strategy", "")).lower() == "no":
-        given.pop("save_steps", None)
-    translation.apply(given, TABLE)
-    for name, key in (
-        ("batch_size", "train.batch_size"),
-        ("per_device_train_batch_size", "train.batch_size"),
-        ("per_device_eval_batch_size", "eval.batch_size"),
-    ):
-        if given.get(name) is not None:
-            translation.put(key, given[name] * copies)
+def translate_arguments(given: Mapping[str, Any], copies: int = 1) -> Translation:
+    """Training arguments, by MindFormers' names, as a `Translation` for so many processes that share the batch."""
+    translation = Translation("TrainingArguments")
+    translation.apply(first_of(given, *STEPS_WIN), TABLE)
+    per_process(translation, copies, "train.batch_size")
+    if "per_device_eval_batch_size" in given:  # eval_batch_size is that of all devices there, too
+        per_process(translation, copies, "eval.batch_size")
     return translation

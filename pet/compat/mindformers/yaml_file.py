@@ -11,7 +11,7 @@ from typing import Any
 from model_zoo.counting import layout_of
 from model_zoo.errors import InputError
 from pet.compat.mindformers.config import DROPOUTS
-from pet.compat.mindformers.parallel import translate_parallel
+from pet.compat.mindformers.parallel import rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
@@ -19,24 +19,34 @@ from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import (
     ANY_LAYOUT,
-    COMPILED,
     OPTIMIZERS,
+    OWN_STEP,
     SCHEDULES,
     both_betas,
     choice,
     clip,
     elsewhere,
     number,
+    per_process,
     picked,
     same,
 )
 from pet.recipe.callback_names import translate_callbacks
-from pet.recipe.translation import Ignored, Refused, Translation
+from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
 LOADERS = Ignored("rows are read and packed by this library")
 PLACEHOLDER = "please input"
 """How the address begins that stands in MindFormers' own files until a user gives one."""
 ACCELERATOR = Ignored("nothing of it changes the results")
+
+
+def _recompute(t: Translation, name: str, value: Any) -> None:
+    if whole := name == "recompute_config.recompute":
+        t.put("train.recompute", bool(value) or None)
+    if value and not (whole and value is True):
+        t.ignore("recompute_config", "layers are recomputed as a whole or not at all")
+
+
 TOP = {
     **picked(ARGUMENTS, "seed eval_step_interval eval_epoch_interval resume_training only_save_strategy profile"),
     "output_dir": lambda t, n, v: t.put("output.dir", output_directory(v)),
@@ -61,32 +71,48 @@ TRAINER = {
     "type": Refused("only text generation", harmless=("CausalLanguageModelingTrainer", "GeneralTaskTrainer")),
     "model_name": elsewhere,
 }
+WRAPPER = {
+    "max_grad_norm": clip,
+    "use_clip_grad": ARGUMENTS["use_clip_grad"],
+    "scale_sense": Ignored("losses are scaled with train.precision: fp16 only; see train.loss_scale"),
+    "*": elsewhere,
+}
 RUNNER = {
     "epochs": number("train.epochs"),
     **picked(ARGUMENTS, "batch_size gradient_accumulation_steps"),
-    **same(COMPILED, "sink_mode sink_size sink_per_epoch"),
+    **same(OWN_STEP, "sink_mode sink_size sink_per_epoch"),
     **same(ACCELERATOR, "num_classes image_size"),
 }
-OPTIMIZER_NAMES = {**OPTIMIZERS, **same("adamw", "adamweightdecayx fp32stateadamweightdecay pmaadamw")}
 OPTIMIZER = {
     **picked(ARGUMENTS, "learning_rate weight_decay"),
-    "type": choice("train.optimizer", OPTIMIZER_NAMES),
+    "type": choice("train.optimizer", OPTIMIZERS | same("adamw", "adamweightdecayx fp32stateadamweightdecay pmaadamw")),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
     "beta1": both_betas(0),
     "beta2": both_betas(1),
     "eps": number("train.eps"),
 }
-# what MindFormers does where a file says nothing
-OPTIMIZER_DEFAULTS = {"eps": 1e-6}
-SCHEDULE_DEFAULTS = {"warmup_steps": 0}
-POLYNOMIAL_DEFAULTS = {"power": 1.0, "lr_end": 1e-7}
 SCHEDULE = {
-    **picked(ARGUMENTS, "learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
     "type": choice("train.schedule", SCHEDULES),
+    **picked(ARGUMENTS, "learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
     "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
 }
+SECTIONS = {
+    "trainer": TRAINER,
+    "runner_config": RUNNER,
+    "runner_wrapper": WRAPPER,
+    "optimizer": OPTIMIZER,
+    "lr_schedule": SCHEDULE,
+    "recompute_config": same(_recompute, "recompute *"),
+}
+# what MindFormers does where a section that is there says nothing
+DEFAULTS = {
+    "runner_wrapper": {"use_clip_grad": False},
+    "optimizer": {"eps": 1e-6},
+    "lr_schedule": {"warmup_steps": 0},
+}
+POLYNOMIAL = {"power": 1.0, "lr_end": 1e-7}
 
 
 def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ()) -> Translation:
@@ -98,26 +124,21 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         changes: the keys that the command has put there: what the file says otherwise is noted, not refused.
     """
     t = Translation.of_file(file)
-    sections = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     t.apply(values, TOP)
-    t.apply(_section(sections, "trainer"), TRAINER, "trainer.")
+    for name, table in SECTIONS.items():
+        section = {key: value for key, value in _section(values, name).items() if value not in NOT_GIVEN}
+        if name == "lr_schedule":
+            section = {key: value for key, value in section.items() if value != -1}
+            polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"
+            section = {**(POLYNOMIAL if polynomial else {}), **section}
+        t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
     _model(t, values, "load_checkpoint" in changes)
-    t.apply(_section(sections, "runner_config"), RUNNER, "runner_config.")
-    _wrapper(t, _section(sections, "runner_wrapper"))
-    schedule, optimizer = _section(sections, "lr_schedule"), _section(sections, "optimizer")
-    t.apply({**OPTIMIZER_DEFAULTS, **optimizer} if optimizer else {}, OPTIMIZER, "optimizer.")
-    if schedule:
-        polynomial = SCHEDULES.get(str(schedule.get("type")).lower()) == "polynomial"
-        schedule = {**SCHEDULE_DEFAULTS, **(POLYNOMIAL_DEFAULTS if polynomial else {}), **schedule}
-    order = sorted(schedule, key=lambda name: (name != "type", name == "lr_end"))  # it is a share of the peak
-    t.apply({name: schedule[name] for name in order if schedule[name] != -1}, SCHEDULE, "lr_schedule.")
     if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
         t.settings.pop("train.betas", None)
         t.settings.pop("train.eps", None)
     _layout(t, values)
-    _recompute(t, _section(sections, "recompute_config"))
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
-        _data(t, _section(sections, name), key)
+        _data(t, _section(values, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         for key in ("data.eval", "data.eval_format", "data.eval_columns", "eval.every_steps", "eval.every_epochs"):
             t.settings.pop(key, None)
@@ -133,7 +154,15 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return dict(values.get(name) or {})
+    """A section as a dictionary of its own.
+
+    Raises:
+        InputError: something else stands there.
+    """
+    section = values.get(name) or {}
+    if not isinstance(section, Mapping):
+        raise InputError(f"{name}: {section!r}; a section was expected")
+    return dict(section)
 
 
 def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
@@ -229,17 +258,6 @@ def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], 
         t.refuse(f"model.model_config.{name}", why)
 
 
-def _wrapper(t: Translation, wrapper: dict[str, Any]) -> None:
-    if wrapper and not wrapper.get("use_clip_grad"):  # off unless it is turned on
-        t.settings["train.clip_norm"] = None
-    elif wrapper.get("max_grad_norm") is not None:
-        clip(t, "max_grad_norm", wrapper["max_grad_norm"])
-    if wrapper.get("scale_sense"):
-        t.ignore(
-            "runner_wrapper.scale_sense", "losses are scaled with train.precision: fp16 only; see train.loss_scale"
-        )
-
-
 def _layout(t: Translation, values: dict[str, Any]) -> None:
     section = _section(values, "parallel_config")
     if not values.get("use_parallel"):
@@ -247,19 +265,8 @@ def _layout(t: Translation, values: dict[str, Any]) -> None:
             t.ignore("parallel_config", "use_parallel is off")
         return
     layout = translate_parallel(section)
-    t.settings.update(layout.settings)
-    t.ignored.update({f"parallel_config.{name}": why for name, why in layout.ignored.items()})
-    t.problems += layout.problems
-    rows = t.get("parallel.data", 1) * t.get("parallel.micro_batches", 1)
-    if "train.batch_size" in t.settings:  # MindFormers counts the rows of one micro-batch of one copy
-        t.put("train.batch_size", t.get("train.batch_size") * rows)
-
-
-def _recompute(t: Translation, section: dict[str, Any]) -> None:
-    on = section.pop("recompute", None)
-    t.put("train.recompute", bool(on) or None)
-    if on not in (None, True, False) or any(map(bool, section.values())):
-        t.ignore("recompute_config", "layers are recomputed as a whole or not at all")
+    t.take(layout, "parallel_config.")
+    per_process(t, rows_of(layout), "train.batch_size")
 
 
 def _data(t: Translation, section: dict[str, Any], key: str) -> None:

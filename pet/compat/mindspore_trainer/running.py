@@ -18,7 +18,7 @@ from pet.compat.mindspore_trainer.model import Measured, outputs, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import tensors
-from pet.compat.translation import COMPILED, OPTIMIZERS, SCHEDULES, choice, clip, elsewhere, number, positive
+from pet.compat.translation import OPTIMIZERS, OWN_STEP, SCHEDULES, choice, clip, elsewhere, number, positive
 from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
@@ -59,9 +59,9 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     "data_workers": (int, None, Ignored("data is read ahead in any case")),
     "allreduce_post_accumulation": (str, None, Ignored("gradients are summed once per step in any case")),
     "tag": (str, None, Ignored("name the output directory")),
-    "run_mode": (str, None, COMPILED),
-    "enable_data_sink": (boolean, None, COMPILED),
-    "data_sink_steps": (int, None, COMPILED),
+    "run_mode": (str, None, OWN_STEP),
+    "enable_data_sink": (boolean, None, OWN_STEP),
+    "data_sink_steps": (int, None, OWN_STEP),
     "debug": (boolean, None, Ignored("tokens are cached in any case")),
     "resume_opt_path": (str, None, Refused("--load_checkpoint_path of a run goes on with its optimizer too")),
     "load_opt_path": (str, None, Refused("--load_checkpoint_path of a run goes on with its optimizer too")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -172,6 +173,22 @@ def test_a_missing_base_and_data_on_a_hub_are_an_error_unless_the_command_line_h
     assert "nothing is downloaded; give data.train=PATH" in str(error.value)
     given = [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64"]
     assert load_any(job(), given).data.train == [str(base / "data.jsonl")]
+
+
+def test_the_order_of_keys_changes_nothing():
+    base = {"base_model": "llama_tiny", "adapter": "lora", "micro_batch_size": 2, "batch_size": 8}
+    base |= {"lora_target_linear": True, "lora_target_modules": ["embed_tokens"]}
+    base |= {"group_by_length": True, "sample_packing": False}
+    for values in (base, dict(reversed(base.items()))):
+        found = axolotl.translate(values, Path("x.yaml"))
+        assert found.get("adapter.targets") == ["embed_tokens", "all-linear"]
+        assert (found.get("data.packing"), found.get("train.accumulation")) == ("buckets", 4)
+    base = {"model_name_or_path": "llama_tiny", "quantization_bit": 4, "double_quantization": False}
+    base |= {"eval_steps": 5, "eval_strategy": "no", "preprocessing_num_workers": 16, "dataloader_num_workers": 4}
+    for values in (base, dict(reversed(base.items()))):
+        found = llama_factory.translate(values, Path("x.yaml"))
+        assert (found.get("model.quantization.double"), found.get("data.workers")) == (False, 4)
+        assert found.get("eval.every_steps") is None
 
 
 def test_keys_that_are_off_or_without_influence_are_noted_by_reason(job, base, caplog):

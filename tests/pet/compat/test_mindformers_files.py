@@ -208,5 +208,5 @@ def test_the_arguments_of_run_mindformer(job, rows, monkeypatch, caplog):
     assert (train.schedule, train.weight_decay) == ("linear", 0.5)
     assert "--predict_batch_size: an answer does not depend on the others" in notes(caplog)
     monkeypatch.setattr(sys, "argv", ["run_mindformer.py", *words.split(), "--register_path", "research"])
-    with pytest.raises(InputError, match="--register_path is not known"):
+    with pytest.raises(InputError, match="--register_path: is not known"):
         script["main"]()

@@ -116,6 +116,13 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
             load_any(write(tmp_path / "run.yaml", changed))
 
 
+@pytest.mark.parametrize("name", ("optimizer", "runner_config", "model"))
+def test_what_is_no_section_is_refused(base, tmp_path, name):
+    values = {**yaml.safe_load(MINDFORMERS.format(base=base, parallel=False)), name: "adam"}
+    with pytest.raises(InputError, match=f"{name}: 'adam'; a section was expected"):
+        load_any(write(tmp_path / "run.yaml", yaml.safe_dump(values)))
+
+
 # What MindFormers' own files say of a model, besides its sizes.
 ENGINE = {
     "batch_size": 1, "use_flash_attention": False, "use_prompt_flash_attention": False, "param_init_type": "float16",
