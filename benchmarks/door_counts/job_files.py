@@ -75,6 +75,9 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
             "pairs": {"prompt": question, "chosen": answer, "rejected": "No."},
             "labelled": {"prompt": question, "answer": answer, "label": number % 2 == 0},
         }[kind]
+        if "messages" in columns and kind in ("pairs", "labelled"):  # the question stands in a conversation
+            turns = [("human", row.pop("prompt"))] + ([("gpt", row.pop("answer"))] if kind == "labelled" else [])
+            row["messages"] = [{"from": role, "value": text} for role, text in turns]
         own = NAMES.get(kind, {})
         lines.append({columns.get(role, own.get(role, role)): value for role, value in row.items()})
     path = directory / f"{kind}{'_'.join(['', *sorted(columns.values())])}.jsonl"
