@@ -203,13 +203,8 @@ def test_a_bias_is_added_by_the_operator_for_all_types(monkeypatch):
 
 def test_a_cache_is_written_by_points(monkeypatch):
     config = {"model_type": "mistral", "sliding_window": 4, "hidden_size": 32, "intermediate_size": 48}
-    config |= {
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "max_position_embeddings": 64,
-    }
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config |= {"vocab_size": 64, "max_position_embeddings": 64}
     prompt, found = np.arange(10, 22).reshape(2, 6), []
     monkeypatch.setattr("model_zoo.engine.switched_off", lambda: True)
     monkeypatch.setattr(decoders, "available", lambda: False)
