@@ -13,7 +13,7 @@ import numpy as np
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
-from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, recognise_style
+from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.special import named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder
 
@@ -258,15 +258,7 @@ class Tokenizer(ABC):
         else:
             parts = style.render(self._checked(messages, options, answered=True))
         found = [pair for part in parts for pair in self._part_ids(part)]
-        last = max((answer for _, answer in found if answer is not None), default=None)
-        answers = [message for message in messages if message["role"] == "assistant"]
-        unlearnt = {number for number, message in enumerate(answers) if message.get("weight") == 0}
-        trained = [
-            answer not in unlearnt
-            and (train_on == "all" or (answer is not None and (train_on == "answers" or answer == last)))
-            for _, answer in found
-        ]
-        return [number for number, _ in found], trained
+        return [number for number, _ in found], labels([answer for _, answer in found], messages, train_on)
 
     def __call__(
         self,

@@ -7,7 +7,7 @@ the messages before the last answer: the model is trained on the very ids it lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from model_zoo.errors import InputError, nearest
@@ -301,6 +301,21 @@ def check_style(name: str, special_tokens: dict[str, int], source: str) -> str:
             f"{source}: prompt style {name!r} needs the control tokens {', '.join(missing)}, not found here"
         )
     return name
+
+
+def labels(answers: Sequence[int | None], messages: Sequence[Mapping], train_on: str) -> list[bool]:
+    """Which tokens of an example are labels.
+
+    Args:
+        answers: for each token the number of the answer that it belongs to, or None.
+        messages: the conversation; an answer with ``"weight": 0`` is no label, whatever `train_on` says.
+        train_on: one of `TRAIN_ON`.
+    """
+    last = max((answer for answer in answers if answer is not None), default=None)
+    given = [message for message in messages if message["role"] == "assistant"]
+    unlearnt = {number for number, message in enumerate(given) if message.get("weight") == 0}
+    learnt = {"all": {*answers}, "answers": {*answers} - {None}, "last": {last} - {None}}[train_on] - unlearnt
+    return [answer in learnt for answer in answers]
 
 
 def check_messages(messages, answered: bool) -> Conversation:
