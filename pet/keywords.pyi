@@ -112,9 +112,9 @@ class TrainingArgumentSettings(TypedDict, total=False):
     warmup_steps: Any
     warmup_ratio: Any
     warmup_epochs: Any
-    lr_end: Any
     lr_scheduler_type: Any
     lr_scheduler: Any
+    lr_end: Any
     optim: Any
     optimizer: Any
     layer_scale: Any
@@ -125,15 +125,15 @@ class TrainingArgumentSettings(TypedDict, total=False):
     save_steps: Any
     save_prefix: Any
     save_total_limit: Any
-    save_strategy: Any
-    eval_strategy: Any
-    evaluation_strategy: Any
     logging_steps: Any
     report_interval: Any
     eval_steps: Any
     eval_step_interval: Any
     eval_epoch_interval: Any
     eval_epochs: Any
+    save_strategy: Any
+    eval_strategy: Any
+    evaluation_strategy: Any
     metric_for_best_model: Any
     greater_is_better: Any
     load_best_model_at_end: Any
@@ -173,23 +173,25 @@ class TrainingArgumentSettings(TypedDict, total=False):
     ddp_timeout: Any
     deepspeed: Any
     fsdp: Any
+    mode: Any
+    device_target: Any
+    device_id: Any
+    full_batch: Any
+    gradients_mean: Any
+    max_device_memory: Any
+    enable_graph_kernel: Any
+    max_call_depth: Any
+    save_graphs: Any
+    save_graphs_path: Any
+    sink_mode: Any
+    sink_size: Any
     auto_trans_ckpt: Any
     src_strategy: Any
     transform_process_num: Any
-    mode: Any
     use_cpu: Any
-    device_id: Any
-    device_target: Any
-    enable_graph_kernel: Any
-    max_call_depth: Any
-    max_device_memory: Any
-    save_graphs: Any
-    save_graphs_path: Any
     parallel_mode: Any
-    gradients_mean: Any
     loss_repeated_mean: Any
     enable_alltoall: Any
-    full_batch: Any
     dataset_strategy: Any
     search_mode: Any
     gradient_accumulation_shard: Any
@@ -244,5 +246,3 @@ class TrainingArgumentSettings(TypedDict, total=False):
     hub_always_push: Any
     check_for_nan_in_loss_and_grad: Any
     calculate_per_token_loss: Any
-    sink_mode: Any
-    sink_size: Any
