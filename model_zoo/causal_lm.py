@@ -16,6 +16,7 @@ from model_zoo.factory import CellFactory
 from model_zoo.inputs import as_int_tensor
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
+from model_zoo.turns import in_turn
 
 if TYPE_CHECKING:
     from model_zoo.generation.generate import generate
@@ -124,6 +125,13 @@ class CausalLM(nn.Cell):
         """Names the parameters by their place, once all cells are there."""
         name_parameters(self)
 
+    def __reduce_ex__(self, protocol):
+        raise InputError(
+            "a model cannot be copied or pickled, since compiled programs know its weights by their addresses; open it "
+            "again by pet.AutoModel.from_pretrained, and its adapters by pet.load_adapter"
+        )
+
+    @in_turn
     def __call__(self, input_ids, attention_mask=None, position_ids=None):
         """Logits ``(B, S, V)``, float32.
 

@@ -9,6 +9,14 @@ from mindspore import Tensor
 from model_zoo.errors import InputError
 
 
+def as_array(name: str, value) -> np.ndarray:
+    """A list, array or Tensor as an array; InputError when its rows differ in length."""
+    try:
+        return np.asarray(value.asnumpy() if isinstance(value, Tensor) else value)
+    except ValueError as error:
+        raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
+
+
 def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
     """A list, array or Tensor as an int32 Tensor; InputError when it is not integers of this rank."""
     if isinstance(value, Tensor):
@@ -16,10 +24,7 @@ def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
             value = value.astype(ms.int32)
         shape = value.shape
     else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise InputError(f"{name}: rows of different lengths; pad them and give attention_mask") from error
+        array = as_array(name, value)
         if array.dtype == object or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
             raise InputError(f"{name}: integers expected, got {array.dtype}; rows must have equal lengths")
         shape, value = array.shape, Tensor(array.astype(np.int32))

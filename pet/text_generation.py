@@ -61,7 +61,8 @@ class TextGeneration:
         Returns:
             ``[{"text_generation_text": [text]}, …]``, one entry per text.
         """
-        texts = list(text) if isinstance(text, Collection) and not isinstance(text, str) else [text]
+        several = isinstance(text, Collection) and not isinstance(text, (str, Mapping))
+        texts = list(text) if several else [text]
         if not texts or not all(isinstance(one, str) for one in texts):
             raise InputError(f"pipeline: a text or a list of texts was expected, got {text!r}")
         options = {**self.defaults, **settings}

@@ -9,7 +9,8 @@ from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
-from model_zoo.inputs import as_int_tensor
+from model_zoo.inputs import as_array, as_int_tensor
+from model_zoo.turns import in_turn
 
 
 class Default:
@@ -27,6 +28,7 @@ SHORT = Default(f"{SHORT_ANSWER}, or up to max_length")
 OWN_ENDS = Default("the model's own")
 
 
+@in_turn
 def generate(
     model,
     input_ids,
@@ -79,15 +81,19 @@ def generate(
     """
     if model.scoring:
         raise InputError("the active adapter is a reward model's: it scores answers and writes none (pet.scores)")
-    ids = np.asarray(input_ids.asnumpy() if hasattr(input_ids, "asnumpy") else input_ids)
+    ids = as_array("input_ids", input_ids)
     ids = as_int_tensor("input_ids", ids[None] if ids.ndim == 1 else ids, 2).asnumpy().astype(np.int64)
     if attention_mask is None:
         mask = np.ones_like(ids)
     else:
-        mask = np.asarray(attention_mask.asnumpy() if hasattr(attention_mask, "asnumpy") else attention_mask)
-        mask = (mask[None] if mask.ndim == 1 else mask).astype(np.int64)
+        mask = as_array("attention_mask", attention_mask)
+        mask = mask[None] if mask.ndim == 1 else mask
         if mask.shape != ids.shape:
             raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}")
+        if not np.isin(mask, (0, 1)).all():
+            wrong = mask[~np.isin(mask, (0, 1))][0]
+            raise InputError(f"attention_mask holds {wrong}; 1 for real tokens and 0 for padding expected")
+        mask = mask.astype(np.int64)
         if not mask[:, -1].all():
             raise InputError("attention_mask: the last column must be real; pad on the left to generate")
     model.check_ids(as_int_tensor("input_ids", ids, 2))
@@ -98,7 +104,15 @@ def generate(
             f"{longest} tokens and {new_tokens} new ones are beyond the context of {context}; lower max_new_tokens"
         )
     eos = end_ids(model.eos_token_ids if eos_token_id is OWN_ENDS else eos_token_id, model.config.dims.vocab)
+    check_whole("num_beams", num_beams, 1)
+    check_whole("seed", seed if seed is not None else 0, 0)
+    missing = [name for name in ("put", "end") if streamer is not None and not hasattr(streamer, name)]
+    if missing:
+        raise InputError(f"streamer: {type(streamer).__name__} has no {missing[0]}; put(ids) and end() are called")
+    if pad_token_id is not None:
+        end_ids(pad_token_id, model.config.dims.vocab, "pad_token_id")
     pad = pad_token_id if pad_token_id is not None else (eos[0] if eos else 0)
+    check_whole("min_new_tokens", min_new_tokens, 0)
     choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, min_new_tokens)
     stops = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or [])
     if stops and tokenizer is None:
@@ -186,10 +200,16 @@ def answer_length(prompt: int, room: int, max_new_tokens: int | Default | None, 
     return int(new)
 
 
-def end_ids(eos, vocabulary: int) -> tuple[int, ...]:
+def check_whole(name: str, value, least: int) -> None:
+    """InputError for what is not a whole number of at least this."""
+    if not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name} is {value!r}; a whole number of at least {least} was expected")
+
+
+def end_ids(eos, vocabulary: int, name: str = "eos_token_id") -> tuple[int, ...]:
     """The end ids as a tuple; InputError when one is no id."""
     ids = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple, np.ndarray)) else (eos,)
     for token in ids:
         if not isinstance(token, (int, np.integer)) or not 0 <= token < vocabulary:
-            raise InputError(f"eos_token_id {token!r} is not an id of the vocabulary (0 … {vocabulary - 1})")
+            raise InputError(f"{name} {token!r} is not an id of the vocabulary (0 … {vocabulary - 1})")
     return tuple(int(token) for token in ids)

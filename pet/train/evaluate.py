@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.turns import in_turn
 from pet.recipe.training import GENERATED, METRICS
 from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
@@ -57,6 +58,7 @@ class LossEvaluation:
         measure = Compiled(function, self.compiled, around, self.model.get_parameters())
         self.measure = self.distributed.wrap_measure(measure, self.model, self.objective.sums)
 
+    @in_turn
     def __call__(self) -> dict[str, float]:
         """What the objective's `metrics` makes of the sums over all batches."""
         if getattr(self.model, "adapter_state", None) != self.state:

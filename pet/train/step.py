@@ -25,6 +25,7 @@ from mindspore import ParameterTuple, Tensor, ops
 from model_zoo.ascend.attention import document_ends
 from model_zoo.engine import available, fuse_layers, sum_of_squares
 from model_zoo.layers import AttentionCore
+from model_zoo.turns import in_turn
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
@@ -215,6 +216,7 @@ class TrainStep:
         self.add = Compiled(add, compiled and not available())
         self.squares = Compiled(squares, compiled and not available())
 
+    @in_turn
     def __call__(
         self,
         batches: Sequence[dict[str, Any]],

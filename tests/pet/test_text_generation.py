@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pet
+from model_zoo.errors import InputError
 
 TEXTS = ["你好", "类型#裙*颜色#红色"]
 
@@ -105,3 +106,9 @@ def test_an_exported_adapter_brings_its_chat_template(tmp_path):
     assert adapted.prompt("Who?") == tokenizer.encode("Q: Who? A:", add_special_tokens=False)
     own = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path, tokenizer="llama_tiny")
     assert own.prompt("Who?") == tokenizer.prompt([{"role": "user", "content": "Who?"}])
+
+
+@pytest.mark.parametrize("text", [{"role": "user", "content": "x"}, [{"role": "user", "content": "x"}], [], 5])
+def test_what_is_no_text_is_refused(answering, text):
+    with pytest.raises(InputError, match="a text or a list of texts was expected"):
+        answering(text)

@@ -1,0 +1,53 @@
+"""Whose turn it is: a model runs in one thread at a time, and in the process in which the first one ran.
+
+MindSpore's operators and the engine's programs share state between threads: two forwards at once give wrong numbers or
+end the process. A process that was forked later lacks MindSpore's own threads, and its first operator waits for them
+without end.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from model_zoo.errors import InputError
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+class Turn:
+    """Held while a model runs. A thread that has it may take it again: streamers and callbacks call models, too."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.process: int | None = None
+
+    def __enter__(self) -> None:
+        process = os.getpid()
+        if self.process not in (None, process):
+            raise InputError(
+                "a model has run before this process was forked, so none can run in it; start processes by "
+                "multiprocessing.get_context('spawn'), or fork before the first model runs"
+            )
+        self.lock.acquire()
+        self.process = process
+
+    def __exit__(self, *_) -> None:
+        self.lock.release()
+
+
+turn = Turn()
+
+
+def in_turn(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which waits while a model runs in another thread."""
+
+    @functools.wraps(function)
+    def waiting(*arguments: P.args, **settings: P.kwargs) -> R:
+        with turn:
+            return function(*arguments, **settings)
+
+    return waiting
