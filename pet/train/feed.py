@@ -157,12 +157,21 @@ def _integers(value, name: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def as_feed(data, accumulation: int = 1, model=None, settings=None, distributed: DistributedContext | None = None):
+def as_feed(
+    data,
+    accumulation: int = 1,
+    model=None,
+    settings=None,
+    distributed: DistributedContext | None = None,
+    *,
+    what="training data",
+):
     """A feed as it is; a list of batches as a `BatchList`; a file of rows as a loader over it.
 
     Args:
         settings: a recipe's ``train`` section, for files; default: its defaults.
         distributed: the processes that share a batch; default a single one.
+        what: its name in messages.
 
     Raises:
         InputError: it is none of these, or what is wrong with the files.
@@ -173,9 +182,10 @@ def as_feed(data, accumulation: int = 1, model=None, settings=None, distributed:
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
         return BatchList(data, accumulation, model)
-    raise InputError(
-        f"training data: expected a file, a pet.data.Loader or a list of batches, found {type(data).__name__}"
-    )
+    found = type(data).__name__
+    if isinstance(data, (list, tuple)):
+        found = f"a {found} of {type(data[0]).__name__}" if data else f"an empty {found}"
+    raise InputError(f"{what}: expected a file, a pet.data.Loader or a list of batches, found {found}")
 
 
 def file_feed(path: str | os.PathLike, model, accumulation: int, settings: Train, distributed: DistributedContext):

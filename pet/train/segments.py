@@ -20,6 +20,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ops
 
+from adapters.apply import trainable_parameters
+from adapters.registry import registry
 from model_zoo.errors import InputError
 
 # Numbers in a segment, at most, unless one parameter alone has more. What the update needs besides, some six vectors of
@@ -158,3 +160,23 @@ def _place(parameter, piece):
 def assign(parameters, vector, sizes):
     """Gives the parameters the numbers of the vector, within a graph; return what it returns, or it is not done."""
     return _map(_place, parameters, unflatten(vector, sizes))
+
+
+def check_unchanged(model, trained: Sequence[Parameter]) -> None:
+    """Refuses to go on with parameters that are not the model's trainable ones any more.
+
+    Args:
+        trained: those that the optimizer was made of.
+
+    Raises:
+        InputError: adapters were switched, merged, added to the active ones or deleted since, or are disabled.
+    """
+    registry(model).refuse_within_blocks("train")
+    now = {id(parameter): parameter.name for parameter in trainable_parameters(model)}
+    before = {id(parameter): parameter.name for parameter in trained}
+    changed = [name for key, name in (before | now).items() if (key in before) != (key in now)]
+    if changed:
+        raise InputError(
+            f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}: what the model trains has "
+            "changed since this trainer was made; make a new pet.Trainer, or set the adapter back (pet.set_adapter)"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError, nearest
@@ -28,11 +29,32 @@ def with_settings(train, settings: dict[str, Any]):
             + (hint(name) or (elsewhere(name, ("train",)) or nearest(name, Train.model_fields)) + other)
             for name in unknown
         )
-    given = train.model_dump(exclude_unset=True) if train is not None else {}
+    given = train.model_dump(exclude_unset=True) if isinstance(train, Train) else section("train", train)
     found = checked(Train, "train", {**given, **settings})
     if idle := [f"train.{name}: {message}" for name, _, message in without_effect(found, OPTIONS)]:
         raise InputError.collect(idle)
     return found
+
+
+def eval_settings(eval):
+    """An ``eval`` section as it is, or of its fields.
+
+    Raises:
+        InputError: it is neither; an unknown field, or a value that it cannot have.
+    """
+    from pet.recipe.problems import checked
+    from pet.recipe.training import Eval
+
+    return eval if isinstance(eval, Eval) else checked(Eval, "eval", section("eval", eval))
+
+
+def section(name: str, given) -> dict[str, Any]:
+    """A section's fields that were given as a mapping, or not at all."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    raise InputError(
+        f"Trainer: {name}: expected a recipe's {name} section, or its fields; found {type(given).__name__}"
+    )
 
 
 def total_steps(feed, settings) -> int:

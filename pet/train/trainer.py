@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.apply import trainable_parameters
+from adapters.registry import registry
 from model_zoo import progress
 from model_zoo.errors import InputError, first_line
 from pet.launching.heartbeat import watched
@@ -29,8 +30,8 @@ from pet.train.optimizers import make_optimizer
 from pet.train.precision import prepare_model
 from pet.train.saving import Saving
 from pet.train.schedules import Schedule
-from pet.train.segments import make_segments
-from pet.train.settings import total_steps, with_settings
+from pet.train.segments import check_unchanged, make_segments
+from pet.train.settings import eval_settings, total_steps, with_settings
 from pet.train.state import Position
 from pet.train.step import StepResult, TrainStep
 from pet.train.stop import (
@@ -67,8 +68,8 @@ class Trainer(Measuring, Saving):
         train_data: a file of rows (`pet.train.feed.file_feed`); a `pet.data.Loader`; or a list of batches
             (dictionaries with ``input_ids`` and ``labels`` ``(B, S)``, −100 where nothing is learnt).
         eval_data: the same, for evaluation; None measures nothing.
-        train: a recipe's ``train`` section (`pet.recipe.training.Train`); default: its defaults.
-        eval: a recipe's ``eval`` section.
+        train: a recipe's ``train`` section (`pet.recipe.training.Train`), or its fields; default: its defaults.
+        eval: a recipe's ``eval`` section, or its fields.
         directory: the run directory; None writes no file.
         callbacks: callbacks, their built-in names, or ``module:Class``.
         forward_step: ``(data, model) → {"loss": …, "logits": …}`` or a loss, called within the compiled step in place
@@ -115,17 +116,16 @@ class Trainer(Measuring, Saving):
         rates: Callable[[int], float] | None = None,
         **settings: Unpack[TrainSettings],
     ):
-        from pet.recipe.training import Eval
-
         if isinstance(objective, str):
             settings["objective"], objective = objective, None
         self.settings = with_settings(train, settings)
         self.objective = make_objective(self.settings, forward_step, objective)
-        self.begin_measuring(evaluation, eval or Eval())
+        self.begin_measuring(evaluation, eval_settings(eval))
         self.begin_saving(directory, save_extra)
         if self.eval_settings.load_best_model_at_end and self.directory is None:
             raise InputError("eval.load_best_model_at_end: needs a directory, where the best checkpoint is kept")
         self.model, self.distributed, self.title = model, distributed or DistributedContext(), title
+        registry(model)  # anything else is no model
         share = model, self.settings, self.distributed
         self.feed = as_feed(train_data, self.settings.accumulation, *share)
         self.total_steps = total_steps(self.feed, self.settings)
@@ -140,7 +140,8 @@ class Trainer(Measuring, Saving):
         self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)
         names = ("learning_rate", "weight_decay", "decay_vectors", "groups", "lora_plus_ratio")
-        segments = make_segments(trainable_parameters(model), **{name: getattr(self.settings, name) for name in names})
+        self.trained = trainable_parameters(model)
+        segments = make_segments(self.trained, **{name: getattr(self.settings, name) for name in names})
         self.optimizer = self.distributed.make_optimizer(
             lambda parts: make_optimizer(self.settings, parts, compiled), segments, self.settings.optimizer
         )
@@ -157,7 +158,7 @@ class Trainer(Measuring, Saving):
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
             how = {"distributed": self.distributed, "compiled": self.compiled}
-            losses = LossEvaluation(model, as_feed(eval_data, 1, *share), self.objective, **how)
+            losses = LossEvaluation(model, as_feed(eval_data, 1, *share, what="evaluation data"), self.objective, **how)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
         self.objective.begin(model, self.feed, True, self.distributed, self.compiled)
         if (losses := getattr(self.evaluation, "losses", None)) is not None:
@@ -184,7 +185,8 @@ class Trainer(Measuring, Saving):
         """
         if resume:
             self.resume(resume)
-        begin = time.perf_counter()
+        check_unchanged(self.model, self.trained)
+        begin, self.stop_reason = time.perf_counter(), None  # what ended an earlier call does not end this one
         outcome: dict[str, Any] = {}
         signals = Signals(self.announce, can_leave_evaluations=self.distributed.size == 1)
         with self.fast(), signals.watch():
@@ -209,11 +211,7 @@ class Trainer(Measuring, Saving):
     finetune = train
 
     def predict(self, *_, **__) -> Any:
-        """Not here: batches are of tokens, and there is no tokenizer.
-
-        Raises:
-            InputError: always.
-        """
+        """Always an InputError: batches are of tokens, and there is no tokenizer."""
         raise InputError("Trainer.predict: a trainer over batches has no tokenizer; use model.generate or pipeline")
 
     def run(self, begin: float, signals: Signals) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from model_zoo.errors import InputError
 from pet.recipe.classes import find_callback
 
 
@@ -33,6 +34,9 @@ class Callback:
         """After the last step, also of a run that was stopped, and after an error (``summary["error"]``)."""
 
 
+MOMENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
+
+
 def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
     """A callback by its name; see `pet.recipe.classes.find_callback`."""
     args = args or {}
@@ -40,13 +44,22 @@ def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
 
 
 def make_callbacks(wanted: Iterable | str | Callback) -> list[Callback]:
-    """From callbacks, names, and a recipe's entries with ``name`` and ``args``."""
+    """From callbacks, names, and a recipe's entries with ``name`` and ``args``.
+
+    Raises:
+        InputError: one is no callback.
+    """
     made = []
     for entry in [wanted] if isinstance(wanted, str | Callback) else wanted:
         if isinstance(entry, str):
             made.append(make_callback(entry))
         elif hasattr(entry, "name") and hasattr(entry, "args"):
             made.append(make_callback(entry.name, entry.args))
+        elif missing := [moment for moment in MOMENTS if not callable(getattr(entry, moment, None))]:
+            what = entry.__name__ if isinstance(entry, type) else type(entry).__name__
+            raise InputError(f"callbacks: {what} has no {missing[0]}(); derive it from pet.train.callbacks.Callback")
+        elif isinstance(entry, type):
+            raise InputError(f"callbacks: {entry.__name__} is a class; give an instance, {entry.__name__}()")
         else:
             made.append(entry)
     return made

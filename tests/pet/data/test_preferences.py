@@ -6,8 +6,12 @@ import json
 import pytest
 
 from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from pet.data import DataSettings, load_dataset
 from pet.data.formats import read_rows
 from pet.data.preferences import labelled, pairs
+from pet.names import bundled_models
+from pet.recipe.classes import rows_of
 
 USER, GOOD, BAD = (
     {"role": role, "content": text} for role, text in (("user", "Q"), ("assistant", "A"), ("assistant", "B"))
@@ -91,6 +95,16 @@ def test_system_and_earlier_turns_stay():
 def test_what_cannot_be_compared(columns, message):
     with pytest.raises(ValueError, match=message):
         pairs(columns)
+
+
+@pytest.mark.parametrize("flagged", ["chosen", "rejected"])
+def test_a_pair_with_an_answer_that_is_not_learnt_is_left_out(tmp_path, flagged):
+    row = {"messages": [USER], "chosen": GOOD, "rejected": BAD}
+    rows = [row, row, {**row, flagged: {**row[flagged], "weight": 0}}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tokenizer = AutoTokenizer.from_pretrained(bundled_models()["llama_tiny"])
+    dataset = load_dataset(tmp_path / "rows.jsonl", tokenizer, settings=DataSettings(**rows_of("dpo")))
+    assert dataset.counts.samples == 2 and dataset.counts.dropped_unlabelled == 1
 
 
 def test_a_missing_answer_is_a_missing_column():

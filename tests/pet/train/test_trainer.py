@@ -2,18 +2,23 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import types
 
 import numpy as np
 import pytest
 
+from adapters.apply import add_adapter, apply_lora, delete_adapter, disable_adapters, set_adapter
+from adapters.lora import LoRAConfig
+from adapters.merge import merge
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
+from pet.names import bundled_models
 from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
-from pet.train.stop import LossWatch, RunFailed
+from pet.train.stop import Interrupted, LossWatch, RunFailed
 from pet.train.trainer import Trainer
 
 
@@ -371,3 +376,64 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
     for attempt, message in cases:
         with pytest.raises(InputError, match=message):
             attempt()
+
+
+def test_what_ended_one_call_does_not_end_the_next(toy, batch):
+    class Once(Callback):
+        def step(self, trainer, record):
+            if record["step"] == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    trainer = make(toy(), [batch(4, seed=0)], callbacks=[Once()])
+    with pytest.raises(Interrupted):
+        trainer.train()
+    assert trainer.position.step == 2
+    assert trainer.train()["steps"] == 6 and [line["step"] for line in trainer.history] == [1, 2, 3, 4, 5, 6]
+
+
+CHANGES = {
+    "switched": lambda model: (add_adapter(model, LoRAConfig(rank=2), "other"), set_adapter(model, "other")),
+    "merged": merge,
+    "deleted": lambda model: delete_adapter(model, "default"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_trainer_of_adapters_that_are_not_trained_any_more_is_an_error(change, batch):
+    model = apply_lora(AutoModel.from_pretrained(bundled_models()["llama_tiny"]), rank=4)
+    trainer = make(model, [batch(2, seed=0)])
+    CHANGES[change](model)
+    with pytest.raises(InputError, match=r"lora_A\.weight and \d+ more: what the model trains has changed"):
+        trainer.train()
+
+
+def test_no_training_where_adapters_are_disabled(batch):
+    model = apply_lora(AutoModel.from_pretrained(bundled_models()["llama_tiny"]), rank=4)
+    trainer = make(model, [batch(2, seed=0)])
+    with disable_adapters(model), pytest.raises(InputError, match="cannot train within a block of disable_adapters"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train_data": []}, "training data: .* found an empty list"),
+        ({"train_data": ["hi"]}, "training data: .* found a list of str"),
+        ({"eval_data": 5}, "evaluation data: .* found int"),
+        ({"model": "llama_tiny"}, "a model was expected, got 'llama_tiny'"),
+        ({"train": 5}, "Trainer: train: expected a recipe's train section, or its fields; found int"),
+        ({"eval": {"every": 1}}, r"eval\.every: the section eval has no such key"),
+        ({"callbacks": [print]}, r"callbacks: builtin_function_or_method has no start\(\)"),
+        ({"callbacks": [Callback]}, r"callbacks: Callback is a class; give an instance, Callback\(\)"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(toy, batch, given, message):
+    arguments = {"model": toy(), "train_data": [batch(2, seed=0)], **given}
+    with pytest.raises(InputError, match=message):
+        make(arguments.pop("model"), arguments.pop("train_data"), **arguments)
+
+
+def test_sections_may_be_given_by_their_fields(toy, batch):
+    data = [batch(2, seed=0)]
+    trainer = Trainer(toy(), data, data, train={"steps": 2, "learning_rate": 0.01}, eval={"every_steps": 1})
+    assert trainer.train()["steps"] == 2 and all("eval_loss" in line for line in trainer.history)
