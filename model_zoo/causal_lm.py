@@ -97,6 +97,7 @@ class CausalLM(nn.Cell):
         generate = generate
     else:
 
+        @in_turn
         def generate(self, *arguments, **settings) -> np.ndarray:
             """Continues every row of a batch; see `model_zoo.generation.generate` for the arguments."""
             from model_zoo.generation import generate

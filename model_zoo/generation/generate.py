@@ -10,7 +10,6 @@ from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
 from model_zoo.inputs import as_array, as_int_tensor
-from model_zoo.turns import in_turn
 
 
 class Default:
@@ -28,7 +27,6 @@ SHORT = Default(f"{SHORT_ANSWER}, or up to max_length")
 OWN_ENDS = Default("the model's own")
 
 
-@in_turn
 def generate(
     model,
     input_ids,

@@ -83,6 +83,20 @@ class Saving:
                 files.discard_after(self.checkpoint_directory, self.position.step)
         log.info("resuming from %s", found.path)
 
+    def check_later(self) -> None:
+        """Refuses to train beside checkpoints of later steps: those of this run would be taken for older ones, and be
+        the first to be deleted, and a resumed run would go on from the others.
+
+        Raises:
+            InputError: there is one.
+        """
+        last = self.last_checkpoint()
+        if last is not None and files.step_of(Path(last)) > self.position.step:
+            raise InputError(
+                f"{last}: a checkpoint of another run, of a later step than this one begins at "
+                f"({self.position.step}); go on from it by train(resume=True), give another directory, or delete it"
+            )
+
     def load_best(self) -> None:
         """Gives the model the weights of the best evaluation, where it was not the last step's.
 

@@ -186,6 +186,7 @@ class Trainer(Measuring, Saving):
         if resume:
             self.resume(resume)
         check_unchanged(self.model, self.trained)
+        self.check_later()
         begin, self.stop_reason = time.perf_counter(), None  # what ended an earlier call does not end this one
         outcome: dict[str, Any] = {}
         signals = Signals(self.announce, can_leave_evaluations=self.distributed.size == 1)

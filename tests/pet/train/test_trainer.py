@@ -437,3 +437,13 @@ def test_sections_may_be_given_by_their_fields(toy, batch):
     data = [batch(2, seed=0)]
     trainer = Trainer(toy(), data, data, train={"steps": 2, "learning_rate": 0.01}, eval={"every_steps": 1})
     assert trainer.train()["steps"] == 2 and all("eval_loss" in line for line in trainer.history)
+
+
+def test_checkpoints_of_another_run_do_not_take_the_place_of_a_new_ones(toy, batch, tmp_path):
+    data = [batch(2, seed=0)]
+    make(toy(), data, directory=tmp_path, steps=6, save_every=2).train()
+    new = make(toy(), data, directory=tmp_path, steps=3)
+    with pytest.raises(InputError, match=r"step-000006: a checkpoint of another run.*train\(resume=True\)"):
+        new.train()
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000004", "step-000006"]
+    assert make(toy(), data, directory=tmp_path, steps=6).train(resume=True)["steps"] == 6
