@@ -151,6 +151,8 @@ class Registry:
 
     def add(self, config: MethodConfig, name: str) -> Adapter:
         """Builds an adapter and attaches it, not yet active."""
+        if not isinstance(config, MethodConfig):
+            raise InputError(f"an adapter's configuration was expected, as pet.LoRAConfig(rank=8), got {shown(config)}")
         self.check_new(name)
         self.refuse_while_merged("add an adapter")
         config = config.resolved(self.model)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.atomic import check_name, special_kind
-from model_zoo.errors import InputError, nearest, similar
+from model_zoo.errors import InputError, nearest, shown, similar
 from pet.hub import fetch, hub_name
 
 # Directories below the bundled one that hold no recipes.
@@ -67,7 +67,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
     Raises:
         InputError: nothing is found; the message names the nearest.
     """
-    text = os.fspath(name)
+    text = path_text(name)
     path = Path(text).expanduser()
     check_name(path)
     if path.is_file() or special_kind(path):  # what reads it says why it cannot
@@ -92,6 +92,13 @@ def find_recipe(name: str | os.PathLike) -> Path:
     )
 
 
+def path_text(name) -> str:
+    """A name or path as text; InputError when it is neither."""
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(f"a name or a path was expected, got {shown(name)}")
+    return os.fspath(name)
+
+
 def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> Path:
     """The checkpoint directory of a model given by path or bundled name.
 
@@ -103,7 +110,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     Raises:
         InputError: there is no such directory, or it holds no checkpoint; a preset's name says how to get weights.
     """
-    text = os.fspath(name)
+    text = path_text(name)
     bundled = bundled_models()
     if text in bundled:
         return bundled[text]
@@ -142,7 +149,7 @@ def model_config(name: str | os.PathLike) -> dict[str, Any]:
     from model_zoo.atomic import read_json
     from model_zoo.presets import PRESETS
 
-    text = os.fspath(name)
+    text = path_text(name)
     path = Path(text).expanduser()
     check_name(path)
     if path.is_file() and path.suffix == ".json":
@@ -160,7 +167,7 @@ def find_tokenizer(name: str | os.PathLike) -> Path:
     Raises:
         InputError: there is no such path.
     """
-    text = os.fspath(name)
+    text = path_text(name)
     path = bundled_models().get(text) or Path(text).expanduser()
     check_name(path)
     if not path.exists() and hub_name(text) is not None:

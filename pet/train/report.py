@@ -15,6 +15,8 @@ from pet.train.checkpoint import path_of
 from pet.train.evaluate import Answer
 
 WIDTH = 100
+NARROW = 60
+"""Columns below which answers stand below one another: side by side the terminal would break their lines."""
 # Metrics as they are told, in this order.
 TITLES = {
     "loss": "held-out loss",
@@ -124,8 +126,8 @@ def comparison(first: dict[str, float] | None, last: dict[str, float] | None) ->
 
 
 def samples(first: Sequence[Answer], last: Sequence[Answer], columns: int = WIDTH, base: Sequence[Answer] = ()) -> str:
-    """Answers side by side: before and after training, and the base's in front where the run started from a tuned
-    adapter."""
+    """Answers side by side, or below one another where there is no room: before and after training, and the base's in
+    front where the run started from a tuned adapter."""
     titles = ("base", "before", "after") if base else ("base", "tuned")
     earlier = [{(answer.where, answer.prompt): answer.answer for answer in each} for each in (base, first) if each]
     earlier = earlier or [{}]
@@ -136,6 +138,11 @@ def samples(first: Sequence[Answer], last: Sequence[Answer], columns: int = WIDT
         if answer.reference:
             lines += [f"  {line}" for line in wrapped(f"expected: {answer.reference}", columns - 2)]
         texts = [each.get((answer.where, answer.prompt), "–") for each in earlier] + [answer.answer]
+        if columns < NARROW:
+            for title, text in zip(titles, texts, strict=True):
+                lines += wrapped(f"{title}: {text or '(nothing)'}", columns)
+            blocks.append("\n".join(lines))
+            continue
         cells = [wrapped(text or "(nothing)", share) for text in texts]
         lines.append(" │ ".join(padded(title, share) for title in titles).rstrip())
         lines.append("─┼─".join("─" * share for _ in titles))
@@ -248,7 +255,7 @@ def told(trainer, evaluation, summary: dict[str, Any], directory: Path) -> str:
     if evaluation is not None and evaluation.samples:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         parts.append(
-            samples(trainer.before_samples, evaluation.samples, max(60, min(columns, 120)), trainer.base_samples)
+            samples(trainer.before_samples, evaluation.samples, max(20, min(columns, 120)), trainer.base_samples)
         )
     parts.append(where(directory, CONTENTS))
     return "\n" + "\n\n".join(parts)

@@ -135,7 +135,8 @@ class Trainer(Measuring, Saving):
         self.history: list[dict[str, Any]] = []
         self.origins, self.stop_reason = origins, None
         self.unfinished: dict[str, Any] | None = None  # the record of a step whose evaluation was left
-        self.phase, self.position, self.callbacks, self.finish = LOADING, Position(), make_callbacks(callbacks), finish
+        self.phase, self.position, self.finish = LOADING, Position(), finish
+        self.callbacks = make_callbacks(callbacks, self.directory is not None)
         self.compiled = compiled and getattr(model, "compiles", True)  # the update is compiled all the same
         self.objective.extend(model)
         self.precision = prepare_model(model, self.settings, self.distributed)

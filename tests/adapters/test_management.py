@@ -354,3 +354,12 @@ def test_hotswap_refuses_what_needs_another_graph(model, tmp_path, settings, mes
     with pytest.raises(pet.InputError, match=message):
         pet.hotswap_adapter(model, tmp_path, "a")
     same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("config", [{"method": "lora"}, pet.LoRAConfig, "lora", None])
+def test_what_is_no_configuration_is_an_error(model, config):
+    with pytest.raises(ValueError, match=r"an adapter's configuration was expected, as pet\.LoRAConfig\(rank=8\)"):
+        pet.apply(model, config)
+    with pytest.raises(ValueError, match="an adapter's configuration was expected"):
+        pet.add_adapter(model, "second", pet.LoRAConfig(rank=2))
+    assert pet.list_adapters(model) == []

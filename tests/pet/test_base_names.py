@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 import pet
+from model_zoo.errors import InputError
 from pet.names import bundled_models
 
 
@@ -19,3 +22,10 @@ def test_a_bundled_base_is_named_and_a_directory_has_its_whole_path(tmp_path, mo
     pet.apply_lora(model, rank=2)
     pet.save_adapter(model, tmp_path / "adapter")
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "a/b"
+
+
+@pytest.mark.parametrize("open_it", [pet.AutoModel.from_pretrained, pet.AutoTokenizer.from_pretrained])
+@pytest.mark.parametrize("name", [None, 5])
+def test_what_is_no_name_is_an_error(open_it, name):
+    with pytest.raises(InputError, match=f"a name or a path was expected, got {name}"):
+        open_it(name)

@@ -16,7 +16,12 @@ class Callback:
     The trainer is given to each: ``trainer.model``, ``trainer.directory`` (a Path, or None), ``trainer.total_steps``,
     ``trainer.history``, and ``trainer.stop(reason)``, which ends the run after the present step with all saved.
     A callback is called in the main process only.
+
+    Attributes:
+        needs_directory: it writes into the run directory, so that there has to be one.
     """
+
+    needs_directory = False
 
     def start(self, trainer) -> None:
         """Before the first step of this process; ``trainer.position.step`` is above 0 in a resumed run."""
@@ -34,7 +39,7 @@ class Callback:
         """After the last step, also of a run that was stopped, and after an error (``summary["error"]``)."""
 
 
-MOMENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
+MOMENTS = tuple(name for name in vars(Callback) if callable(getattr(Callback, name)) and not name.startswith("_"))
 
 
 def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
@@ -43,11 +48,14 @@ def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
     return find_callback(name, args)(**args)
 
 
-def make_callbacks(wanted: Iterable | str | Callback) -> list[Callback]:
+def make_callbacks(wanted: Iterable | str | Callback, directory: bool = True) -> list[Callback]:
     """From callbacks, names, and a recipe's entries with ``name`` and ``args``.
 
+    Args:
+        directory: whether the run has one.
+
     Raises:
-        InputError: one is no callback.
+        InputError: one is no callback, or writes into a directory that there is not.
     """
     made = []
     for entry in [wanted] if isinstance(wanted, str | Callback) else wanted:
@@ -62,4 +70,6 @@ def make_callbacks(wanted: Iterable | str | Callback) -> list[Callback]:
             raise InputError(f"callbacks: {entry.__name__} is a class; give an instance, {entry.__name__}()")
         else:
             made.append(entry)
+        if not directory and getattr(made[-1], "needs_directory", False):
+            raise InputError(f"callbacks: {type(made[-1]).__name__} writes a file; give the trainer a directory")
     return made

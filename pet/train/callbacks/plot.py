@@ -162,6 +162,8 @@ class LossPlot(Callback):
     """Draws loss.png after every evaluation, and at the end if a line came since. Without matplotlib it says so once,
     and draws nothing."""
 
+    needs_directory = True
+
     def __init__(self) -> None:
         self.able = True
         self.drawn: dict[str, Any] | None = None  # the last line of the picture

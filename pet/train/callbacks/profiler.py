@@ -18,6 +18,8 @@ class Profiler(Callback):
         steps: how many.
     """
 
+    needs_directory = True
+
     def __init__(self, first: int = 3, steps: int = 3):
         self.first, self.steps = first, steps
         self.profiler = None

@@ -33,6 +33,7 @@ class MetricsFile(Callback):
     A resumed run cuts off the lines behind its checkpoint, so that every step has exactly one.
     """
 
+    needs_directory = True
     name, head = "metrics.jsonl", ""
 
     def start(self, trainer) -> None:
@@ -56,6 +57,7 @@ class SamplesFile(Callback):
     Step 0 is the untrained model. A resumed run cuts off what lies behind its checkpoint.
     """
 
+    needs_directory = True
     name = "samples.jsonl"
 
     def start(self, trainer) -> None:

@@ -29,6 +29,13 @@ def test_answers_stand_side_by_side():
     assert any(line.startswith("–") and "(nothing)" in line for line in lines)
 
 
+def test_answers_stand_below_one_another_on_a_narrow_terminal():
+    first, last = ([Answer("Where is it?", f"{word} " * 12, "", "f:1")] for word in ("here", "there"))
+    lines = report.samples(first, last, 40).splitlines()
+    assert all(report.width(line) <= 40 for line in lines)
+    assert [line.split()[0] for line in lines if ":" in line] == ["question:", "base:", "tuned:"]
+
+
 def test_a_run_from_a_tuned_adapter_shows_the_base_too():
     base, first, last = ([Answer("?", text, "", "f:1")] for text in ("one", "two", "three"))
     lines = report.samples(first, last, 62, base).splitlines()

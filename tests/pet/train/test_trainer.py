@@ -424,6 +424,7 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"train": 5}, "Trainer: train: expected a recipe's train section, or its fields; found int"),
         ({"eval": {"every": 1}}, r"eval\.every: the section eval has no such key"),
         ({"callbacks": [print]}, r"callbacks: builtin_function_or_method has no start\(\)"),
+        ({"callbacks": "plot"}, "callbacks: LossPlot writes a file; give the trainer a directory"),
         ({"callbacks": [Callback]}, r"callbacks: Callback is a class; give an instance, Callback\(\)"),
     ],
 )
