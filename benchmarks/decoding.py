@@ -110,6 +110,8 @@ def llama_cpp_decoder(file: str):
     """As `decoder`, by llama.cpp on as many threads as there are cores."""
     import llama_cpp
 
+    quiet = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(quiet, None)  # it says thousands of lines
     model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = 256
@@ -131,6 +133,7 @@ def llama_cpp_decoder(file: str):
     def run(count: int) -> dict:
         return {"ids": [answer() for _ in range(count)]}
 
+    run.log = quiet  # called for as long as anything is computed
     return run
 
 
@@ -154,9 +157,7 @@ class Side:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", choices=[name for name, sizes in MODELS.items() if "hidden_size" in sizes], default="big"
-    )
+    parser.add_argument("--model", choices=LLAMAS, default="big")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter that has llama-cpp-python and gguf")
     parser.add_argument("--serve", nargs=2, metavar=("BASE", "STORAGE"), help=argparse.SUPPRESS)
@@ -181,11 +182,15 @@ def main() -> None:
             side.process.stdin.close()
             side.process.wait()
     print(key_of(len(os.sched_getaffinity(0))), about(), sep="\n")
-    print(f"{options.model}: {'storage':14} {'ms a token':>12} {'times float32 (least-most)':>28}")
+    against = [name for name in ("fp32", LLAMA_CPP) if name in sides]
+    titles = [f"times the rate of {name}".rjust(34) for name in against]
+    print(f"{options.model:16}{'ms a token':>12}", *titles, sep="")
     for name in sides:
-        ratios = sorted(turn["fp32"] / turn[name] for turn in turns)
-        middle = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
-        print(f"{'':{len(options.model) + 1}} {name:14} {statistics.median(t[name] for t in turns):12.2f} {middle:>28}")
+        cells = [f"{statistics.median(turn[name] for turn in turns):12.2f}"]
+        for other in against:
+            ratios = sorted(turn[other] / turn[name] for turn in turns)
+            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})".rjust(34))
+        print(f"{name:16}", *cells, sep="")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ is a regular file, and what is wrong with it is an `InputError` that names it.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -156,6 +157,13 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
 
 SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 """What is no file, though it lies in a directory: reading it may wait for ever or never end."""
+
+
+def until_exit() -> Path:
+    """A temporary directory that is gone when the process ends, for what has no place of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def check_name(name: str | Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import hashlib
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_zoo import progress
-from model_zoo.atomic import locked, sync
+from model_zoo.atomic import locked, sync, until_exit
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
@@ -84,11 +83,9 @@ def writable_directory() -> Path:
         if is_private(directory, stat.S_ISDIR):
             return directory
     try:
-        directory = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
+        return until_exit()
     except OSError as error:
         raise NoCompiler(f"there is no directory for them: {error}") from error
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
 
 
 def compiler() -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from model_zoo.engine.ir import OPERAND, Buffer, Group, Instruction, Value
-from model_zoo.engine.ops import COLLECTIVES
+from model_zoo.engine.ops import COLLECTIVES, OPS
 
 
 def mixture(tracer, experts: Sequence[nn.Cell], x: Value, shares: Value, rows: Sequence[Value]) -> Value:
@@ -35,9 +35,9 @@ def mixture(tracer, experts: Sequence[nn.Cell], x: Value, shares: Value, rows: S
         given = tracer.place((row_of.width, x.width))
         with tracer.apart(tracer.view(token_of, row_of.width)) as own:
             result = tracer.call(expert, given)
-        if any(one.op in {op.name for op in COLLECTIVES} for one in own):
+        if any(OPS[one.op] in COLLECTIVES for one in own):
             tracer.refuse(type(expert))
-        trained = {id(value) for value in getattr(tracer, "trained", ())}
+        trained = {id(value) for value in tracer.trained}
         makes.setdefault(make_of(given, own, result, trained), []).append((index, given, result, own))
     total = None
     for members in makes.values():

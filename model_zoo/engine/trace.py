@@ -71,6 +71,7 @@ class Tracer(abc.ABC):
         parameters: the weights that they use, which are the last operands, in the order of these.
         group_sum: the cell that adds something up over a group of processes, if any of them does.
         rows: within an expert each row's token, and what says how many tokens there are; () elsewhere.
+        trained: the operands that get a gradient.
     """
 
     def __init__(self, width: int, layer: nn.Cell):
@@ -82,6 +83,7 @@ class Tracer(abc.ABC):
         self.start = self.end = self.key_mask = None
         self.group_sum: nn.Cell | None = None
         self.rows: tuple[Value, ...] = ()
+        self.trained: list[Value] = []
         self.inputs()
         count = len(inspect.signature(type(layer).construct).parameters) - AROUND_TABLES
         self.tables = [self.operand() for _ in range(count)]
@@ -276,15 +278,12 @@ class SequenceTracer(Tracer):
     Args:
         weights: ids of the parameters that get a gradient.
         input_trained: whether the hidden states get one.
-
-    Attributes:
-        trained: the operands that get a gradient.
     """
 
     def __init__(self, width: int, layer: nn.Cell, weights: frozenset[int] = frozenset(), input_trained: bool = False):
         super().__init__(width, layer)
         self.weights, self.input_trained = weights, input_trained
-        self.trained = [self.hidden] if input_trained else []
+        self.trained += [self.hidden] if input_trained else []
 
     def inputs(self) -> None:
         self.start, self.end, self.key_mask = self.operand(), self.operand(), self.operand()

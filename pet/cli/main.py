@@ -83,7 +83,8 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError(
             f"there is no {kind} {name!r}{similar(name, (*COMMANDS, '--version', '--help'))}; see pet --help"
         )
-    check_directory()
+    if not {"-h", "--help"} & {*rest}:
+        check_directory()
     wrong = foreign_adapters() if name != "doctor" else None  # which lists it among its findings
     if wrong:
         raise InputError(wrong)

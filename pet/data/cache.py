@@ -7,7 +7,6 @@ check sums. It appears whole or not at all; one that does not match its sums is 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import locked
+from model_zoo.atomic import locked, until_exit
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, write_json
 
@@ -188,8 +187,7 @@ def writable_directory(wanted: str | os.PathLike | None) -> Path:
 @functools.cache
 def fallback(directory: Path, why: str) -> Path:
     """What stands for a directory that cannot be written, in this process."""
-    temporary = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    temporary = until_exit()
     log.warning("%s: cannot be written (%s); tokenised data goes to %s", directory, why, temporary)
     return temporary
 

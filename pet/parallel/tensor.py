@@ -151,11 +151,8 @@ def connect(cells: Mapping[str, nn.Cell], specs: ShardSpecs, group: Group) -> No
             region.__class__ = region_class(type(region))
     for path in mixtures:
         cell = cells[path]
-        cell.copy_to_group, cell.reduce_from_group, cell.join = (
-            CopyToGroup(group),
-            ReduceFromGroup(group),
-            ops.Concat(1),
-        )
+        cell.copy_to_group, cell.reduce_from_group = CopyToGroup(group), ReduceFromGroup(group)
+        cell.join = ops.Concat(1)
         cell.__class__ = mixture_class(type(cell))
 
 

@@ -97,6 +97,7 @@ def test_a_current_directory_that_was_deleted(tmp_path, monkeypatch, capsys):
     for command in (["info", "llama_tiny"], ["finetune", "llama_lora"], ["doctor"]):
         assert main(command) == 2
         assert "the current directory was deleted; change to another (cd)" in capsys.readouterr().err
+    assert main(["finetune", "--help"]) == 0 and "usage" in capsys.readouterr().out
 
 
 def test_without_docstrings():
