@@ -1,9 +1,10 @@
-"""A function as a compiled graph."""
+"""How a model runs: as a compiled graph, in evaluation."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mindspore as ms
 from mindspore import nn
@@ -65,3 +66,18 @@ class AddressGuard:
     def changed(self) -> bool:
         """Whether one of them has another address than was noted."""
         return self.known is not None and self.known != [parameter.data_ptr() for parameter in self.parameters]
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Cell) -> Iterator[None]:
+    """Within, no cell of a model is in training: dropout is off. MindSpore takes milliseconds to tell so many cells, as
+    long as a small model for a token, so that nothing is done where they know."""
+    training = model.training
+    told = any(cell.training for _, cell in model.cells_and_names())
+    if told:
+        model.set_train(False)
+    try:
+        yield
+    finally:
+        if told:
+            model.set_train(training)

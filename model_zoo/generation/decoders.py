@@ -32,6 +32,13 @@ def bucket(length: int) -> int:
     return size
 
 
+def eager_columns(length: int) -> int:
+    """The columns that serve a prompt of this length where nothing is compiled for it: a multiple of four, with at most
+    an eighth of padding beyond 32. MindSpore keeps memory for every shape of an operator, hence not every length."""
+    step = max(4, 2 ** max(length - 1, 1).bit_length() // 16)
+    return -(-length // step) * step
+
+
 class PlainDecoder:
     """Runs the whole sequence again for every token: the reference for the cached one."""
 
@@ -91,7 +98,7 @@ class CachedDecoder:
             return model.head(hidden)
 
         self.prefill, self.advance = Graph(prefill), Graph(advance)
-        self.layers: dict = {}  # of both: as operators where these run without a graph, None where it is compiled
+        self.layers: dict = {}  # see `layers_of`
         self.guard = AddressGuard(model.get_parameters())
         self.guard.note()
 
@@ -112,23 +119,31 @@ class CachedDecoder:
             if swapped:
                 model.set_fast(before)
 
-    def run(self, graph: Graph, *arguments):
-        """What a graph gives. For prompts there is nothing to compile where all layers are one operator; for a token
-        MindSpore takes longer operator by operator."""
-        prefilling, fresh, layers = graph is self.prefill, graph not in self.layers, self.layers.get(graph)
-        if layers is not None:  # first: without the layers' own cells there are few to choose the kernels in
-            with layers, self.attached(prefilling, fresh=True):
-                return graph.uncompiled(*arguments)
-        with self.attached(prefilling, fresh):
-            if not fresh:
-                return graph(*arguments)
-            layers = contextlib.nullcontext()
+    def layers_of(self, graph: Graph):
+        """A model's layers for one of the two, as operators where these can be followed; None once it is compiled."""
+        if graph not in self.layers:
+            self.layers[graph] = contextlib.nullcontext()
             if self.fast:
-                layers = fuse_cached_layers(self.model, self.cache, prefilling)
-            eager = prefilling and getattr(layers, "whole", False)
-            with layers:
-                results = (graph.uncompiled if eager else graph)(*arguments)
-            self.layers[graph] = layers if eager else None
+                prefilling = graph is self.prefill
+                with self.attached(prefilling, fresh=True):
+                    self.layers[graph] = fuse_cached_layers(self.model, self.cache, prefilling)
+        return self.layers[graph]
+
+    def eager(self, graph: Graph) -> bool:
+        """Whether nothing is compiled: for prompts of which all layers are one operator. For a token MindSpore takes
+        longer operator by operator."""
+        return graph is self.prefill and getattr(self.layers_of(graph), "whole", False)
+
+    def run(self, graph: Graph, *arguments):
+        """What a graph gives."""
+        prefilling, layers, eager = graph is self.prefill, self.layers_of(graph), self.eager(graph)
+        if layers is None:
+            with self.attached(prefilling, fresh=False):
+                return graph(*arguments)
+        with layers, self.attached(prefilling, fresh=True):  # without the layers' own cells there are few to choose in
+            results = (graph.uncompiled if eager else graph)(*arguments)
+        if not eager:
+            self.layers[graph] = None
         return results
 
     @functools.cached_property
@@ -141,7 +156,8 @@ class CachedDecoder:
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
-        extra = self.prompt - ids.shape[1]
+        columns = eager_columns(ids.shape[1]) if self.eager(self.prefill) else self.prompt
+        extra = columns - ids.shape[1]
         fill = ids[:, :1]  # any valid id: it is hidden
         ids = np.concatenate([np.repeat(fill, extra, 1), ids], 1)
         mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
@@ -149,7 +165,7 @@ class CachedDecoder:
         logits, position = self.run(self.prefill, *prompt, Tensor([0], ms.int32))
         virtual = self.model.virtual_tokens
         self.position = position.asnumpy()[..., -1]
-        self.column = virtual + self.prompt
+        self.column = virtual + ids.shape[1]
         self.keep = np.ones((self.batch, self.length), np.int32)
         own = self.model.virtual_keep  # which of the columns in front each row sees, while a batch mixes adapters
         # below zero: seen from beyond a window, too

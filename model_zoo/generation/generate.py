@@ -9,6 +9,7 @@ from model_zoo.errors import InputError
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
 from model_zoo.generation.decoders import decoder_for
+from model_zoo.graph import evaluating
 from model_zoo.inputs import as_array, as_int_tensor
 
 
@@ -121,29 +122,16 @@ def generate(
         raise InputError("num_beams above 1 cannot go with rows that each have a prefix or prompt of their own")
     if streamer is not None and len(ids) > 1:
         raise InputError(f"streamer: one row at a time; the batch has {len(ids)}")
-    training = model.training
-    model.set_train(False)
     try:
-        if num_beams > 1:
+        with evaluating(model):
             decoder = decoder_for(model, len(ids) * num_beams, ids.shape[1], new_tokens, use_cache)
-            answer = beam_search(
-                decoder,
-                ids,
-                mask,
-                choice,
-                beams=num_beams,
-                new_tokens=new_tokens,
-                eos=eos,
-                pad=pad,
-                length_penalty=length_penalty,
-            )
+            if num_beams == 1:
+                return continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer)
+            search = {"beams": num_beams, "new_tokens": new_tokens, "eos": eos, "pad": pad}
+            answer = beam_search(decoder, ids, mask, choice, length_penalty=length_penalty, **search)
             return np.concatenate([ids, answer], 1)
-        decoder = decoder_for(model, len(ids), ids.shape[1], new_tokens, use_cache)
-        return continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer)
     except FloatingPointError:
         raise InputError(f"the model's logits are not finite numbers{broken_weight(model)}") from None
-    finally:
-        model.set_train(training)
 
 
 def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, stops, tokenizer) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.graph import evaluating
 from model_zoo.turns import in_turn
 from pet.recipe.training import GENERATED, METRICS
 from pet.text_generation import ends_of, until, warn_of_full_context
@@ -64,17 +65,13 @@ class LossEvaluation:
         if getattr(self.model, "adapter_state", None) != self.state:
             self.compile_anew()
         self.objective.begin(self.model, self.feed, False, self.distributed, self.compiled)
-        training = self.model.training
-        self.model.set_train(False)
         totals = np.zeros(self.objective.sums + 1, np.float64)  # the last is the count
-        try:
+        with evaluating(self.model):
             for batch in checked(self.feed, self.feed.batches(0, 0), self.model):
                 check_signals()
                 batch = self.objective.prepare(batch, training=False)
                 sums = self.measure(*tensors(batch, self.objective.arrays))
                 totals += [*(float(value.asnumpy()) for value in sums), self.objective.count(batch)]
-        finally:
-            self.model.set_train(training)
         *sums, count = self.distributed.sum_numbers(totals.tolist())
         return self.objective.metrics(sums, int(count))
 
@@ -121,9 +118,7 @@ class Answers:
         questions = self.questions[:limit]
         order = sorted(range(len(questions)), key=lambda index: len(questions[index].prompt_ids))
         found: dict[int, Answer] = {}
-        training = self.model.training
-        self.model.set_train(False)
-        try:
+        with evaluating(self.model):
             for first in range(0, len(order), self.batch_size):
                 check_signals()
                 members = order[first : first + self.batch_size]
@@ -131,8 +126,6 @@ class Answers:
                 for index, text in zip(members, texts, strict=True):
                     question = questions[index]
                     found[index] = Answer(question.prompt, text, question.reference, question.where)
-        finally:
-            self.model.set_train(training)
         return [found[index] for index in range(len(questions))]
 
     def write(self, prompts: Sequence[Sequence[int]]) -> list[str]:

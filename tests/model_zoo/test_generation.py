@@ -13,7 +13,7 @@ from model_zoo.errors import InputError
 from model_zoo.generation import TextIteratorStreamer, TextStreamer, decoders
 from model_zoo.generation.beams import beam_search
 from model_zoo.generation.choose import Choice
-from model_zoo.generation.decoders import bucket
+from model_zoo.generation.decoders import bucket, eager_columns
 
 FAMILIES = ["gpt2", "llama_mha", "llama_gqa", "qwen2_5", "mistral", "qwen3", "qwen3_moe"]
 FAMILIES += ["gemma2", "gemma3", "glm", "glm4_0414", "chatglm1", "chatglm2"]
@@ -316,6 +316,23 @@ def test_buckets_are_few_and_close():
     assert len({bucket(length) for length in lengths}) <= 16
 
 
+def test_prompts_that_are_operators_have_few_columns_of_padding():
+    lengths = range(1, 5000)
+    assert all(length <= eager_columns(length) <= max(length + 3, length * 9 // 8) for length in lengths)
+    assert all(eager_columns(length) <= bucket(length) for length in lengths)  # for which the cache has room
+    assert len({eager_columns(length) for length in lengths}) <= 70
+
+
+def test_a_prompt_gives_the_same_bits_again_and_its_own_columns(case):
+    model, expected, _, _ = case
+    prompt = expected[:, :-NEW]
+    model.set_train(False)
+    decoder = decoders.CachedDecoder(model, len(prompt), bucket(prompt.shape[1]), 64)
+    first, again = (decoder.start(prompt, np.ones_like(prompt)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert decoder.column == (eager_columns if available() else bucket)(prompt.shape[1])
+
+
 def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
     """The graph of a token is its oracle."""
     model, expected, _, _ = case
@@ -323,7 +340,7 @@ def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
     model.set_train(False)
 
     def logits(graph: bool):
-        decoder = decoders.CachedDecoder(model, len(prompt), decoders.bucket(prompt.shape[1]), 64)
+        decoder = decoders.CachedDecoder(model, len(prompt), bucket(prompt.shape[1]), 64)
         if graph:
             decoder.token = None
         found = [decoder.start(prompt, np.ones_like(prompt)), *(decoder.step(tokens) for tokens in answer[:4])]

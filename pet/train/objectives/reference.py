@@ -25,6 +25,7 @@ from adapters.registry import registry, started_from_file
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.engine import kernels_name, token_cross_entropy
 from model_zoo.errors import InputError, similar
+from model_zoo.graph import evaluating
 from pet.data.cache import writable_directory
 from pet.data.dataset import IGNORED
 from pet.data.streaming import StreamLoader
@@ -308,13 +309,8 @@ class Score:
 
         documents, labels = documents_of(batch), np.asarray(batch["labels"])
         batch = moved_back(batch, self.offset - getattr(self.model, "position_offset", 0))
-        training = self.model.training
-        self.model.set_train(False)
-        try:
-            with fast(self.model) if self.compiled else contextlib.nullcontext():
-                picked = self.graph(*tensors(batch, ("labels",))).asnumpy().reshape(labels.shape)
-        finally:
-            self.model.set_train(training)
+        with evaluating(self.model), fast(self.model) if self.compiled else contextlib.nullcontext():
+            picked = self.graph(*tensors(batch, ("labels",))).asnumpy().reshape(labels.shape)
         return [
             [values[own == number] for number in range(count)]
             for own, values, count in zip(documents, picked, counts_of(batch, documents), strict=True)

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import ops
 
 from model_zoo.errors import InputError
+from model_zoo.graph import evaluating
 from model_zoo.turns import turn
 from pet.data.dataset import IGNORED
 from pet.train.objectives.base import Objective, through
@@ -120,11 +121,6 @@ def scores(model, input_ids, attention_mask=None) -> np.ndarray:
     real = batch["labels"] != IGNORED
     if not real.any(1).all():
         raise InputError("scores: attention_mask has a row without a token")
-    with turn:
-        training = model.training
-        model.set_train(False)
-        try:
-            found = model.score(model.hidden_states(*tensors(batch, ()), None)).astype(ms.float32).asnumpy()
-        finally:
-            model.set_train(training)
+    with turn, evaluating(model):
+        found = model.score(model.hidden_states(*tensors(batch, ()), None)).astype(ms.float32).asnumpy()
     return found.reshape(real.shape)[np.arange(len(real)), [np.flatnonzero(row)[-1] for row in real]]
