@@ -81,6 +81,16 @@ def on_cpu() -> bool:
     return mindspore.get_context("device_target") == "CPU"
 
 
+def open_closed_streams() -> None:
+    """Puts the null device where this process was given no standard stream (``>&-``): the next file that is opened
+    would have the stream's number, and get what others write to that."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 - until the end
+
+
 def tolerate_encodings() -> None:
     """A character that the output's encoding lacks is written as ``\\u4f60``: it must not end a run. What is read is
     data, and has to be right."""

@@ -1,7 +1,7 @@
 """The command ``pet``: finds the command, runs it, and turns what goes wrong into a message and an exit code.
 
 Exit codes: 0, all is well; 1, the run failed; 2, the input was wrong; 130, interrupted (Ctrl-C); 143, told to stop
-(SIGTERM; 129 for SIGHUP), with everything saved that can be saved.
+(SIGTERM; 129 for SIGHUP), with everything saved that can be saved; 141, nobody reads the output any more (SIGPIPE).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
 from pet.cli.imports import import_uncollected
-from pet.installation import check_directory, foreign_adapters, tolerate_encodings
+from pet.installation import check_directory, foreign_adapters, open_closed_streams, tolerate_encodings
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, WRONG_INPUT, INTERRUPTED, UNREAD = 1, 2, 130, 141
 MOST_LINES, WIDEST = 19, 1000
 
 HELP = """\
@@ -36,7 +36,8 @@ commands:
   pet COMMAND --help   what a command takes, with worked examples
   pet --version        the version
 
-{start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop.
+{start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop,
+141 nobody reads the output.
 """
 
 
@@ -101,6 +102,7 @@ def _interrupted(prog: str, debug: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line, by default that of this process: returns the exit code."""
     if arguments is None:
+        open_closed_streams()
         interrupts.listen()
         import_uncollected()
     with watched():
@@ -128,6 +130,19 @@ def leave(code: int) -> int:
 def answer(arguments: Sequence[str] | None) -> int:
     """Runs a command line and turns errors into messages; returns the exit code."""
     tolerate_encodings()
+    try:
+        return _answer(arguments)
+    except BrokenPipeError:
+        # the reader (head, less) has gone: nothing is left to say, and nothing may be flushed to it at exit
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return UNREAD
+
+
+def _answer(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
@@ -143,9 +158,7 @@ def answer(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _interrupted(prog, debug)
     except BrokenPipeError:
-        # the reader (head, less) has gone: nothing is left to say, and nothing may be flushed to it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        raise
     except SystemExit as error:
         if isinstance(error.code, str):
             print(f"{prog}: {error.code}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -65,7 +66,8 @@ class Progress(Callback):
         if self.live:
             self.bar.refresh()
         else:
-            print(str(self.bar), file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # a full disk, or nobody reads it any more: no reason to end a run
+                print(str(self.bar), file=sys.stderr, flush=True)
 
     def describe(self) -> None:
         """Gives the bar what it is to show before the time left."""

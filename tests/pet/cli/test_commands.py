@@ -212,12 +212,20 @@ def test_interrupt_is_130(recipe, capsys, monkeypatch):
     assert capsys.readouterr().err == "pet validate: interrupted\n"
 
 
-def test_a_closed_pipe_is_no_traceback(recipe):
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("recipes schema | head -1; echo ${PIPESTATUS[0]}", "{\n141\n"),
+        ("validate nonesuch 2>&1 | true; echo ${PIPESTATUS[0]}", "141\n"),
+        ("--version >&- <&-; echo $?", "0\n"),
+        ("validate nonesuch 2>&-; echo $?", "2\n"),
+    ],
+)
+def test_streams_that_nobody_reads_or_that_are_closed(command, said):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = f"{shlex.quote(sys.executable)} -m pet recipes schema | head -1"
+    command = f"{shlex.quote(sys.executable)} -m pet {command}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
-    assert result.stdout == "{\n"
-    assert result.stderr == ""
+    assert (result.stdout, result.stderr) == (said, "")
 
 
 def test_validate_a_directory(recipe, capsys):

@@ -104,3 +104,17 @@ def test_without_a_terminal_a_fast_run_is_one_line(screen):
         progress.step(run, record(step))
     progress.end(run, {})
     assert len(shown.getvalue().splitlines()) == 1
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(screen, monkeypatch):
+    shown, run = screen(False), Run()
+    progress = Progress()
+    progress.start(run)
+    progress.step(run, record(5))
+
+    def write(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(shown, "write", write)
+    progress.end(run, {})
+    assert progress.bar is None
