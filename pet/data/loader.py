@@ -69,7 +69,7 @@ class Loader:
         rank, world_size: which rows of the global batch to take. Ranks that hold parts of one model share a rank here.
 
     Raises:
-        InputError: the dataset is empty, or has a sample longer than ``max_length``.
+        InputError: the dataset is empty, has no label, or has a sample longer than ``max_length``.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class Loader:
     def _check(self) -> None:
         if len(self.dataset) == 0:
             raise InputError(f"no sample is left to load: {self.dataset.counts}")
+        if not self.dataset.label_counts.any():
+            raise InputError(f"none of the {len(self.dataset)} samples has a label: there is nothing to learn")
         longest = int(self.dataset.lengths.argmax())
         if self.dataset.lengths[longest] > self.settings.max_length:
             raise InputError(

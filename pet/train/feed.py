@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from pet.recipe.classes import rows_of
 from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
 
+log = logging.getLogger("pet")
+
 
 class BatchList:
     """Ready batches in a fixed order, for training in code.
@@ -36,7 +39,7 @@ class BatchList:
         model: its family says which tokens see each other.
 
     Raises:
-        InputError: no batch, a missing key, or shapes that do not fit.
+        InputError: no batch, a missing key, shapes that do not fit, or no label in any row. Rows without one are said.
     """
 
     def __init__(self, batches: Sequence[dict[str, Any]], accumulation: int = 1, model=None):
@@ -45,7 +48,23 @@ class BatchList:
         self.list = [complete(batch, model, index) for index, batch in enumerate(batches)]
         for index, batch in enumerate(self.list):
             check_tokens(batch, model, f"batch {index}")
+        self.check_labels()
         self.accumulation = accumulation
+
+    def check_labels(self) -> None:
+        """Rows of padding alone need no label: they fill up a batch."""
+        rows, without = 0, []
+        for index, batch in enumerate(self.list):
+            real, labelled = is_real(batch).any(1), (batch["labels"][:, 1:] != IGNORED).any(1)
+            rows += int(real.sum())
+            without += [f"batch {index}, row {row}" for row in np.flatnonzero(real & ~labelled)]
+        if without:
+            lacking = f"a label after the first token ({IGNORED} everywhere)"
+            if len(without) == rows:
+                raise InputError(f"none of the {rows} rows has {lacking}: there is nothing to learn")
+            log.warning(
+                "%d of %d rows are not learnt: they lack %s; the first is %s", len(without), rows, lacking, without[0]
+            )
 
     def steps_per_epoch(self, epoch: int = 0) -> int:
         """Whole optimizer steps in the list."""
@@ -61,10 +80,26 @@ class BatchList:
 
     def padding(self, epoch: int = 0) -> float:
         """Share of the tokens that are padding."""
-        from pet.train.step import count_useful
-
         tokens = sum(batch["input_ids"].size for batch in self.list)
         return 1.0 - sum(map(count_useful, self.list)) / tokens
+
+
+def is_real(batch: dict[str, Any]) -> np.ndarray:
+    """(B, S) which tokens of a batch are not padding.
+
+    Padding sees itself alone and is seen by nobody: a token that sees no other is real only if the next one's interval
+    starts there (the drawings in `pet.data.packing`).
+    """
+    start = np.asarray(batch["start"])
+    own = np.arange(start.shape[1])
+    real = (start != own) | (np.asarray(batch["end"]) != own + 1)
+    real[:, :-1] |= start[:, 1:] == own[:-1]
+    return real
+
+
+def count_useful(batch: dict[str, Any]) -> int:
+    """Tokens of a batch that are not padding."""
+    return int(is_real(batch).sum())
 
 
 def layout_of(model) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:

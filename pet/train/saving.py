@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, shown
 from pet.train import checkpoint as files, state
 from pet.train.callbacks.records import read_metrics
 
@@ -24,10 +25,19 @@ class Saving:
     """
 
     def begin_saving(self, directory: str | Path | None, save_extra: Callable[[Path], str | None] | None) -> None:
-        """Nothing has been saved yet."""
+        """Nothing has been saved yet.
+
+        Raises:
+            InputError: `directory` is no path.
+        """
+        if not isinstance(directory, str | os.PathLike | None):
+            raise InputError(f"directory: a path was expected, got {shown(directory)}")
         self.directory = Path(directory) if directory is not None else None
         self.save_extra, self.whole_weights = save_extra, {}
         self.weights_step: int | None = None
+
+    def __reduce_ex__(self, protocol):
+        raise InputError("a trainer cannot be copied or pickled, as its model cannot; make another one")
 
     @property
     def checkpoint_directory(self) -> Path:

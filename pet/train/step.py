@@ -28,6 +28,7 @@ from model_zoo.layers import AttentionCore
 from model_zoo.turns import in_turn
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
+from pet.train.feed import count_useful
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.optimizers.base import Optimizer, scalar
 from pet.train.segments import flatten
@@ -57,19 +58,6 @@ class StepResult:
     useful_tokens: int
     tokens: int
     compile_seconds: float
-
-
-def count_useful(batch: dict[str, Any]) -> int:
-    """Tokens of a batch that are not padding.
-
-    Padding sees itself alone and is seen by nobody: a token that sees no other is real only if the next one's interval
-    starts there (the drawings in `pet.data.packing`).
-    """
-    start = np.asarray(batch["start"])
-    own = np.arange(start.shape[1])
-    real = (start != own) | (np.asarray(batch["end"]) != own + 1)
-    real[:, :-1] |= start[:, 1:] == own[:-1]
-    return int(real.sum())
 
 
 def in_whole(model, weights=(), input_trained: bool = False):

@@ -5,12 +5,13 @@ import logging
 import numpy as np
 import pytest
 
+from pet.train.feed import count_useful
 from pet.train.loss_scale import LossScale
 from pet.train.objectives.causal import CausalLM, RDrop, count_labels
 from pet.train.objectives.custom import CustomForward
 from pet.train.optimizers import SGD, AdamW
 from pet.train.segments import make_segments
-from pet.train.step import TrainStep, count_useful, mix
+from pet.train.step import TrainStep, mix
 
 
 def softmax(logits):

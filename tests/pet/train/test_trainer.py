@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 import signal
 import types
 
@@ -378,6 +380,27 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
             attempt()
 
 
+def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, batch, caplog):
+    unlabelled, half, padded = batch(2, seed=0), batch(2, seed=1), batch(2, seed=2)
+    unlabelled["labels"] = np.full_like(unlabelled["input_ids"], -100)
+    unlabelled["labels"][:, 0] = unlabelled["input_ids"][:, 0]  # which nothing predicts
+    half["labels"] = np.where([[True], [False]], half["input_ids"], -100)
+    padded = {name: padded[name] for name in ("input_ids", "labels")}
+    padded["attention_mask"] = np.ones_like(padded["input_ids"]) * [[1], [0]]
+    padded["labels"] = np.where(padded["attention_mask"], padded["labels"], -100)
+    for data in ({"train_data": [unlabelled]}, {"train_data": [half], "eval_data": [unlabelled]}):
+        with pytest.raises(InputError, match="none of the 2 rows has a label"):
+            make(toy(), data.pop("train_data"), **data)
+    caplog.clear()
+    make(toy(), [padded])
+    assert not caplog.records, "a row of padding needs none"
+    make(toy(), [padded, half, unlabelled])
+    assert [line.getMessage() for line in caplog.records] == [
+        "3 of 5 rows are not learnt: they lack a label after the first token (-100 everywhere); the first is batch 1, "
+        "row 1"
+    ]
+
+
 def test_what_ended_one_call_does_not_end_the_next(toy, batch):
     class Once(Callback):
         def step(self, trainer, record):
@@ -421,6 +444,7 @@ def test_no_training_where_adapters_are_disabled(batch):
         ({"train_data": ["hi"]}, "training data: .* found a list of str"),
         ({"eval_data": 5}, "evaluation data: .* found int"),
         ({"model": "llama_tiny"}, "a model was expected, got 'llama_tiny'"),
+        ({"directory": 5}, "directory: a path was expected, got 5"),
         ({"train": 5}, "Trainer: train: expected a recipe's train section, or its fields; found int"),
         ({"eval": {"every": 1}}, r"eval\.every: the section eval has no such key"),
         ({"callbacks": [print]}, r"callbacks: builtin_function_or_method has no start\(\)"),
@@ -432,6 +456,12 @@ def test_arguments_of_the_wrong_kind_are_named(toy, batch, given, message):
     arguments = {"model": toy(), "train_data": [batch(2, seed=0)], **given}
     with pytest.raises(InputError, match=message):
         make(arguments.pop("model"), arguments.pop("train_data"), **arguments)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_trainer_that_is_copied_is_an_error(toy, batch, copied):
+    with pytest.raises(InputError, match="a trainer cannot be copied or pickled"):
+        copied(make(toy(), [batch(2, seed=0)]))
 
 
 def test_sections_may_be_given_by_their_fields(toy, batch):
