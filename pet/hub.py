@@ -14,13 +14,15 @@ from typing import NamedTuple
 from model_zoo.errors import InputError, first_line
 from pet.installation import needed
 
+TEMPLATES = "additional_chat_templates"
 FILES = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json"),
     *("tokenizer*", "vocab.json", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*", "*LICENSE*", "NOTICE*"),
+    *("chat_template*", f"{TEMPLATES}/*.jinja", "*LICENSE*", "NOTICE*"),
 )
-BELOW = ("*/*",)
-"""Directories in a repository hold other formats."""
+BELOW = tuple(f"{TEMPLATES[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES))
+"""Directories in a repository hold other formats. What is ignored wins over what is allowed: so all whose names differ
+from that of the further chat templates in some place."""
 PACKAGES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
 _NAME = re.compile(r"(?:(huggingface|modelscope):)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -15,7 +15,7 @@ import yaml
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.compat.yaml_files import load_any
-from pet.hub import HubName, bare, hub_name
+from pet.hub import BELOW, FILES, HubName, bare, hub_name
 from pet.names import bundled_models, find_model, find_tokenizer, model_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -86,6 +86,16 @@ def test_what_is_here_needs_no_network(hub):
     assert not names & {"pytorch_model.bin", "modeling_own.py"}
     hub.online = False
     assert find_model("tiny/llama") == find_tokenizer("tiny/llama") == find_model(f"tiny/llama@{COMMIT}") == directory
+
+
+def test_of_directories_only_that_of_chat_templates_is_fetched():
+    def fetched(name):  # as huggingface_hub and modelscope filter
+        allowed, ignored = (any(fnmatch.fnmatch(name, each) for each in group) for group in (FILES, BELOW))
+        return allowed and not ignored
+
+    files = ("config.json", "model-00001-of-00002.safetensors", "additional_chat_templates/tool_use.jinja")
+    others = ("original/model.safetensors", "adapter/tokenizer.json", "additional/config.json")
+    assert [name for name in (*files, *others) if fetched(name)] == [*files]
 
 
 def test_a_configuration_alone_is_fetched_alone_and_completed_later(hub):
