@@ -1,4 +1,4 @@
-"""Files to records: JSON, JSONL, CSV, plain text, MindRecord, Parquet and Arrow, one record at a time.
+"""Files to records, one at a time: JSON, JSONL, CSV and plain text, also compressed; MindRecord, Parquet and Arrow.
 
 Nothing here holds a whole file in memory. A record is a dict of columns with the line it stands on. What cannot be read
 is noted with file and line, and reading goes on where that is possible, so that one run tells all that is wrong.
@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from model_zoo.atomic import files_below, special_kind
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, first_line, nearest
 
 from .binary import read_arrow, read_mindrecord
+from .compressed import BROKEN, OPENERS, inner_suffix, is_compressed, open_bytes, open_text
 from .records import Problems, Record, type_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
+EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
 DESCRIPTIONS = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What Hugging Face's datasets write beside their Arrow files."""
 READ_AT_ONCE = 1 << 20
@@ -51,7 +53,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
             if any(entry.suffix.lower() == ".arrow" for entry in inside):
                 inside = [entry for entry in inside if entry.name not in DESCRIPTIONS]
             if not inside:
-                problems.add(path, None, f"no data file in this directory; expected {', '.join(SUFFIXES)}")
+                problems.add(path, None, f"no data file in this directory; expected {EXPECTED}")
             files += inside
         elif (special := special_kind(path)) is not None:
             problems.add(path, None, f"is {special}, a regular file was expected")
@@ -59,7 +61,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
             there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             problems.add(path, None, f"no such file or directory{nearest(path.name, there)}")
         elif kind_of(path) is None:
-            problems.add(path, None, f"not a data file; expected a name ending in {', '.join(SUFFIXES)}")
+            problems.add(path, None, f"not a data file; expected a name ending in {EXPECTED}")
         else:
             files.append(path)
     for path in files:
@@ -92,12 +94,12 @@ def parts_of(path: Path) -> list[Path]:
 
 def kind_of(path: Path) -> str | None:
     """``"json"``, ``"jsonl"``, ``"csv"``, ``"text"``, ``"mindrecord"`` or ``"arrow"`` by the file's name, or None."""
-    suffix = path.suffix.lower()
-    # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
-    if suffix.rstrip("0123456789") == ".mindrecord":
-        return "mindrecord"
+    suffix = inner_suffix(path)
     kinds = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "text", ".text": "text"}
-    kinds |= {".parquet": "arrow", ".arrow": "arrow"}
+    if not is_compressed(path):
+        # MindSpore numbers the parts of a set: rows.mindrecord0, rows.mindrecord1; their .db files are indices
+        suffix = ".mindrecord" if suffix.rstrip("0123456789") == ".mindrecord" else suffix
+        kinds |= {".parquet": "arrow", ".arrow": "arrow", ".mindrecord": "mindrecord"}
     return kinds.get(suffix)
 
 
@@ -110,6 +112,15 @@ def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)
         place: :attr:`Record.place` of the record before the first wanted one; (0, 0) is the beginning. JSONL and plain
             text continue at that byte; the other formats skip what comes before.
     """
+    try:
+        yield from _read(path, problems, place)
+    except BROKEN as error:
+        if not is_compressed(path):
+            raise
+        problems.add(path, None, f"not a readable {path.suffix.lower()} file: {first_line(error)}")
+
+
+def _read(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
     kind = kind_of(path)
     if path.stat().st_size == 0:
         problems.add(path, None, "the file is empty")
@@ -134,7 +145,7 @@ def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)
 
 
 def _first_character(path: Path) -> str:
-    with open(path, "rb") as stream:
+    with open_bytes(path) as stream:
         while block := stream.read(4096):
             if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
                 return chr(block[0])
@@ -144,8 +155,7 @@ def _first_character(path: Path) -> str:
 def _lines(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[tuple[int, str, int]]:
     """``(line number, line without its end, byte after it)``; a line that is not UTF-8 is noted and left out."""
     offset, line = place
-    with open(path, "rb") as stream:
-        stream.seek(offset)
+    with open_bytes(path, offset) as stream:
         for raw in stream:
             line += 1
             offset += len(raw)
@@ -189,7 +199,7 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
     buffer, at, ended = "", 0, False
     expected = "["
 
-    with open(path, encoding="utf-8-sig") as stream:
+    with open_text(path) as stream:
 
         def fill() -> bool:
             """Read on; what was used up is forgotten. False at the end of the file."""
@@ -258,8 +268,8 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
     """The first row names the columns. Quoted values may hold line breaks."""
     csv.field_size_limit(1 << 30)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        with open_text(path, newline="") as stream:
+            reader = csv.reader(stream, delimiter="\t" if inner_suffix(path) == ".tsv" else ",", strict=True)
             header: list[str] | None = None
             number, last = 0, 0
             while True:
@@ -310,5 +320,5 @@ def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
 
 def _has_blank_line(path: Path) -> bool:
     """Whether a blank line stands between lines of text at the beginning of a file."""
-    with open(path, "rb") as stream:
+    with open_bytes(path) as stream:
         return re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is not None

@@ -1,6 +1,9 @@
 """Every format becomes messages, text or tokens; everything that is wrong is said at once, with file and line."""
 
+import bz2
+import gzip
 import json
+import lzma
 import random
 import string
 import sys
@@ -386,6 +389,35 @@ def test_wrong_columns_and_formats(write):
         list(read_rows(path, format="alpca"))
 
 
+def compressed(path):
+    """The file's compressed twins, with names that say so."""
+    pyarrow = pytest.importorskip("pyarrow")
+    for suffix, compress in ((".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".zst", None)):
+        twin = path.with_name(path.name + suffix)
+        if compress is None:
+            with pyarrow.output_stream(str(twin), compression="zstd") as stream:
+                stream.write(path.read_bytes())
+        else:
+            twin.write_bytes(compress(path.read_bytes()))
+        yield twin
+
+
+def test_compressed_files_that_are_cut_off_or_of_another_kind_are_named(write, monkeypatch):
+    rows = write("a.jsonl", [{"text": string.printable * 99}] * 9)
+    for path in compressed(rows):
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(InputError, match=f"{path.name}: not a readable {path.suffix} file: "):
+            list(read_rows(path))
+        path.write_bytes(rows.read_bytes())
+        with pytest.raises(InputError, match=f"{path.name}: not a readable {path.suffix} file: "):
+            list(read_rows(path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"needs the package pyarrow: pip install 'mindspore-pet\[arrow\]'"):
+        list(read_rows(path))
+    with pytest.raises(InputError, match="not a data file"):
+        list(read_rows(write("rows.parquet.gz", b"x")))
+
+
 def test_reading_continues_from_a_place(write, monkeypatch):
     monkeypatch.setattr(readers_module, "READ_AT_ONCE", 7)
     rows = [{"text": f'{n} 你好 "x" [{n}], {{}}'} for n in range(9)]
@@ -395,7 +427,7 @@ def test_reading_continues_from_a_place(write, monkeypatch):
         write("a.csv", "text\n" + "".join('"' + row["text"].replace('"', '""') + '\n!"\n' for row in rows)),
         write("a.txt", "\n\n".join(row["text"] for row in rows)),
     ]
-    for path in files:
+    for path in [*files, *(twin for file in files for twin in compressed(file))]:
         problems = Problems()
         whole = list(read_records(path, problems))
         assert len(whole) == 9 and len({record.line for record in whole}) == 9
