@@ -171,7 +171,8 @@ def _documents_of(
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
             found = conversations({**record.columns, **renamed})
         except (KeyError, TypeError, ValueError) as error:
-            text = f"no column {error}" if isinstance(error, KeyError) else str(error)
+            names = ", ".join(map(repr, record.columns))
+            text = f"no column {error}, found {names}" if isinstance(error, KeyError) else str(error)
             raise Wrong(text) from error
         if len(found) != documents:
             raise Wrong(f"{len(found)} documents; the objective compares {documents}")

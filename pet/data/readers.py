@@ -269,7 +269,8 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
     csv.field_size_limit(1 << 30)
     try:
         with open_text(path, newline="") as stream:
-            reader = csv.reader(stream, delimiter="\t" if inner_suffix(path) == ".tsv" else ",", strict=True)
+            separator = "\t" if inner_suffix(path) == ".tsv" else ","
+            reader = csv.reader(stream, delimiter=separator, strict=True)
             header: list[str] | None = None
             number, last = 0, 0
             while True:
@@ -286,6 +287,11 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
                     header = [name.strip() for name in values]
                     if len(set(header)) < len(header) or not all(header):
                         problems.add(path, 1, f"the first row must name each column once, found {', '.join(header)}")
+                        return
+                    others = [mark for mark in ";\t," if mark in header[0] and mark != separator]
+                    if len(header) == 1 and others:
+                        found = f"found one column, {header[0]!r}, with {others[0]!r} in its name"
+                        problems.add(path, 1, f"columns must be separated by {separator!r}; {found}")
                         return
                     continue
                 number += 1
