@@ -288,7 +288,7 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
                     if len(set(header)) < len(header) or not all(header):
                         problems.add(path, 1, f"the first row must name each column once, found {', '.join(header)}")
                         return
-                    others = [mark for mark in ";\t," if mark in header[0] and mark != separator]
+                    others = [mark for mark in ";\t," if mark in "".join(header[:1]) and mark != separator]
                     if len(header) == 1 and others:
                         found = f"found one column, {header[0]!r}, with {others[0]!r} in its name"
                         problems.add(path, 1, f"columns must be separated by {separator!r}; {found}")
