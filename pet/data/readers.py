@@ -285,10 +285,11 @@ def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterato
                 last = reader.line_num
                 if header is None:
                     header = [name.strip() for name in values]
-                    if len(set(header)) < len(header) or not all(header):
-                        problems.add(path, 1, f"the first row must name each column once, found {', '.join(header)}")
+                    if len(set(header)) < len(header) or not all(header) or not header:
+                        found = ", ".join(header) or "an empty line"
+                        problems.add(path, 1, f"the first row must name each column once, found {found}")
                         return
-                    others = [mark for mark in ";\t," if mark in "".join(header[:1]) and mark != separator]
+                    others = [mark for mark in ";\t," if mark in header[0] and mark != separator]
                     if len(header) == 1 and others:
                         found = f"found one column, {header[0]!r}, with {others[0]!r} in its name"
                         problems.add(path, 1, f"columns must be separated by {separator!r}; {found}")
