@@ -203,6 +203,10 @@ def open_file(path: str | Path, mode: str = "rb", **options) -> IO:
     return open(path, mode, **options)
 
 
+LFS_POINTER = b"version https://git-lfs"
+NOT_FETCHED = "only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'"
+
+
 def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
     """The content of a file. Raises InputError where it is missing, cannot be read or is only a Git LFS pointer."""
     try:
@@ -214,8 +218,8 @@ def read_bytes(path: str | Path, expected: str = "a file") -> bytes:
         raise InputError(f"{path}: is a directory, {expected} was expected") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if data.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path}: only a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
+    if data.startswith(LFS_POINTER):
+        raise InputError(f"{path}: {NOT_FETCHED}")
     return data
 
 

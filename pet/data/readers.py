@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from model_zoo.atomic import files_below, special_kind
+from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, files_below, special_kind
 from model_zoo.errors import InputError, first_line, nearest
 
 from .binary import read_arrow, read_mindrecord
@@ -112,6 +112,10 @@ def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)
         place: :attr:`Record.place` of the record before the first wanted one; (0, 0) is the beginning. JSONL and plain
             text continue at that byte; the other formats skip what comes before.
     """
+    with open(path, "rb") as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+            problems.add(path, None, NOT_FETCHED)
+            return
     try:
         yield from _read(path, problems, place)
     except BROKEN as error:

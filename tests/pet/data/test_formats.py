@@ -314,6 +314,10 @@ BROKEN_FILES = {
     "latin.csv": ("text\né\n".encode("latin-1"), "latin.csv: not UTF-8"),
     "more.csv": (b"instruction,output\na,b\na,b,c\n", "more.csv:3: expected 2 values as in the first row, found 3"),
     "twice.csv": (b"text,text\na,b\n", "twice.csv:1: the first row must name each column once"),
+    **dict.fromkeys(
+        ("pointer.txt", "pointer.parquet", "pointer.jsonl.gz"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "only a Git LFS pointer"),
+    ),
     "line.csv": (b"\ntext\na\n", "line.csv:1: the first row must name each column once, found an empty line"),
     "semicolon.csv": (b"instruction;output\na;b\n", "semicolon.csv:1: columns must be separated by ','; found one"),
     "comma.tsv": (b"instruction,output\na,b\n", "'instruction,output', with ',' in its name"),
