@@ -23,6 +23,8 @@ from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, similar
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+"""What PEFT before 0.7 wrote in the place of the second."""
 PREFIX = "base_model.model."
 FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization", "init"
 """What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
@@ -133,6 +135,10 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         InputError: the file is missing or corrupt, or the configuration does not describe it.
     """
     where = Path(directory) / CONFIG
+    if not (Path(directory) / WEIGHTS).is_file():
+        pickled = (Path(directory) / PICKLED).is_file()
+        way = f"; {PICKLED} is pickled and not opened, since a pickle runs code: PEFT's save_pretrained writes it anew"
+        raise InputError(f"{directory}: holds no {WEIGHTS}{way if pickled else ''}")
     values = values or read_json(where, "a PEFT adapter configuration")
     if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
         return SafetensorsFile(Path(directory) / WEIGHTS)
@@ -145,9 +151,18 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
 
 
 def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):
-    """What `read` makes of an adapter_config.json; every InputError names the file, and keys that this version does
-    not know are a warning."""
-    unknown = sorted(set(values) - set(known))
+    """What `read` makes of an adapter_config.json; every InputError names the file.
+
+    Keys that this version does not know are an InputError where they switch something on: a later PEFT's variant has
+    a truth value or a table, and computes something else. Any other number or text is a warning, since defaults are
+    such; None, false and what is empty change nothing.
+    """
+    unknown = {key: values[key] for key in sorted(set(values) - set(known)) if not is_off(values[key])}
+    used = [key for key, value in unknown.items() if isinstance(value, (bool, dict, list))]
+    if used:
+        raise InputError(
+            f"{where}: {', '.join(used)} not known here, and may change what the adapter computes; remove what does not"
+        )
     if unknown:
         warnings.warn(f"{where}: {', '.join(unknown)} not known here; loaded without", stacklevel=4)
     try:
@@ -156,6 +171,13 @@ def read_settings(values: dict[str, Any], where: str | Path, known: Collection[s
         raise InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def is_off(value: Any) -> bool:
+    """Whether a setting's value asks for nothing: None, false, what is empty, and a table of such values."""
+    if isinstance(value, dict):
+        return all(is_off(entry) for entry in value.values())
+    return value is None or value is False or value in ("", [])
 
 
 # The methods' settings -----------------------------------------------------------------------------------------------
@@ -167,7 +189,7 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a setting that changes the result and is not supported, or a value that makes no sense.
     """
-    used = [key for key in UNSUPPORTED if values.get(key)]
+    used = [key for key in UNSUPPORTED if not is_off(values.get(key))]
     if used:
         raise InputError(f"{', '.join(used)} set to {', '.join(repr(values[key]) for key in used)}: not supported")
     for key in ("use_rslora", "use_dora", "fan_in_fan_out", "ensure_weight_tying"):

@@ -99,10 +99,6 @@ class StoredAdapter:
                 f"{self.directory / CONFIG}: init_lora_weights is {values['init_lora_weights']!r}: its start is "
                 "computed from the base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
             )
-        if not (self.directory / WEIGHTS).is_file():
-            pickled = (self.directory / "adapter_model.bin").is_file()
-            way = "; adapter_model.bin is pickled and not opened: save it again as safetensors" if pickled else ""
-            raise InputError(f"{self.directory}: holds no {WEIGHTS}{way}")
         self.file = open_weights(directory)
 
     def close(self) -> None:

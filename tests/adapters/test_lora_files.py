@@ -212,6 +212,8 @@ ABSURD = {
     "start of a number": ({"init_lora_weights": 3}, "init_lora_weights is 3"),
     "tied adapters": ({"ensure_weight_tying": True}, "ensure_weight_tying"),
     "unsupported": ({"layer_replication": [[0, 2]]}, "layer_replication"),
+    "later variant": ({"use_something_new": True}, "use_something_new not known here"),
+    "later table": ({"something_config": {"use": True}}, "something_config not known here"),
     "kind": ({"peft_type": "LOAR"}, "did you mean 'LORA'"),
     "kind a list": ({"peft_type": ["LORA"]}, "peft_type"),
 }
@@ -379,8 +381,10 @@ def test_paths_as_names(llama, directory, name):
 
 def test_no_such_directory_and_missing_files(llama, directory, tmp_path):
     refuse(llama, tmp_path / "nowhere", "an adapter directory was expected")
-    (directory / NAMES[1]).unlink()
-    refuse(llama, directory, "adapter_model.safetensors")
+    (directory / NAMES[1]).rename(directory / "adapter_model.bin")
+    refuse(llama, directory, "holds no adapter_model.safetensors; adapter_model.bin is pickled")
+    (directory / "adapter_model.bin").unlink()
+    refuse(llama, directory, "holds no adapter_model.safetensors$")
     (directory / NAMES[0]).unlink()
     refuse(llama, directory, "adapter_config.json")
 
@@ -453,8 +457,8 @@ def test_a_base_weight_of_the_adapters_own(llama, directory):
 
 
 def test_unknown_settings_of_a_later_version_warn(llama, directory):
-    edit(directory, use_something_new=True)
-    with pytest.warns(UserWarning, match="use_something_new"):
+    edit(directory, new_group_size=16, use_nothing_new=False, no_config={"inner": {"use": False}, "list": []})
+    with pytest.warns(UserWarning, match="json: new_group_size not known"):
         pet.load_adapter(llama, directory)
 
 
