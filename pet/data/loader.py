@@ -63,7 +63,8 @@ class Loader:
         dataset: the samples.
         batch_size: B, rows in a batch of one rank.
         settings: ``packing``, ``max_length``, ``buckets``, ``shuffle``, ``seed`` and ``share_question`` are used here.
-        layout: positions and visibility of one document; the model family's, where it is not causal.
+        layout: positions and visibility of one document. Left out: causal, and for training and measuring a model
+            (:class:`pet.Trainer`) that model's, which with a prefix or a prompt begins behind it.
         pad_token_id: what stands in padded places.
         accumulation: batches in an optimizer step.
         rank, world_size: which rows of the global batch to take. Ranks that hold parts of one model share a rank here.
@@ -94,7 +95,6 @@ class Loader:
         self._plan: tuple[int, Plan] | None = None
         self._shared: tuple[TokenDataset, np.ndarray] | None = None
         self._check()
-        self._position_rows = int(np.shape(self.layout(self._first_ids())[0])[0]) if self._two_dimensional() else 1
 
     def _check(self) -> None:
         if len(self.dataset) == 0:
@@ -110,9 +110,6 @@ class Loader:
 
     def _first_ids(self) -> np.ndarray:
         return self.dataset[0][0]
-
-    def _two_dimensional(self) -> bool:
-        return np.ndim(self.layout(self._first_ids())[0]) == 2
 
     def plan(self, epoch: int) -> Plan:
         """The rows of an epoch; the last one asked for is kept."""
@@ -190,6 +187,7 @@ class Loader:
         """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
         per_batch = self.batch_size * self.world_size
         labels, shared, lengths = _label_tokens(dataset, plan), self.shared(dataset), self.row_lengths(dataset)
+        positions = np.atleast_2d(self.layout(self._first_ids())[0])  # (1 or 2, length)
         for index in range(start, plan.steps * self.accumulation):
             step = index // self.accumulation
             first = index * per_batch
@@ -202,7 +200,7 @@ class Loader:
                     int(plan.lengths[step]),
                     pad_token_id=self.pad_token_id,
                     layout=self.layout,
-                    position_rows=self._position_rows,
+                    position_rows=len(positions),
                     shared=None if shared is None else [[int(shared[one // 2]) for one in row[::2]] for row in members],
                 )
             )

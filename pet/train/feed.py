@@ -21,6 +21,7 @@ from model_zoo.errors import InputError
 from pet.auto import AutoTokenizer
 from pet.data import DataSettings, load_dataset, make_loader
 from pet.data.dataset import IGNORED
+from pet.data.packing import causal_layout
 from pet.recipe.classes import rows_of
 from pet.recipe.training import Train
 from pet.train.distributed import DistributedContext
@@ -194,30 +195,35 @@ def _integers(value, name: str) -> np.ndarray:
 
 def as_feed(
     data,
-    accumulation: int = 1,
+    accumulation: int | None = 1,
     model=None,
     settings=None,
     distributed: DistributedContext | None = None,
-    *,
-    what="training data",
 ):
     """A feed as it is; a list of batches as a `BatchList`; a file of rows as a loader over it.
 
     Args:
+        accumulation: batches of a step; None: data for an evaluation, which has no steps.
         settings: a recipe's ``train`` section, for files; default: its defaults.
         distributed: the processes that share a batch; default a single one.
-        what: its name in messages.
 
     Raises:
-        InputError: it is none of these, or what is wrong with the files.
+        InputError: it is none of these, its steps are of another number of batches, or what is wrong with the files.
     """
     if isinstance(data, (str, os.PathLike)):
-        return file_feed(data, model, accumulation, settings or Train(), distributed or DistributedContext())
+        return file_feed(data, model, accumulation or 1, settings or Train(), distributed or DistributedContext())
     if hasattr(data, "batches") and hasattr(data, "steps_per_epoch"):
+        if getattr(data, "layout", None) is causal_layout:  # none was given
+            data.layout = layout_of(model)
+        own = getattr(data, "accumulation", accumulation)  # its epoch's steps, and what fills up the last one
+        if accumulation is not None and own != accumulation:
+            raise InputError(
+                f"training data: a loader with accumulation {own}, but train.accumulation is {accumulation}"
+            )
         return data
     if isinstance(data, (list, tuple)) and data and isinstance(data[0], dict):
-        return BatchList(data, accumulation, model)
-    found = type(data).__name__
+        return BatchList(data, accumulation or 1, model)
+    found, what = type(data).__name__, "evaluation data" if accumulation is None else "training data"
     if isinstance(data, (list, tuple)):
         found = f"a {found} of {type(data[0]).__name__}" if data else f"an empty {found}"
     raise InputError(f"{what}: expected a file, a pet.data.Loader or a list of batches, found {found}")

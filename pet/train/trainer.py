@@ -159,7 +159,7 @@ class Trainer(Measuring, Saving):
         self.train_step = self.distributed.wrap_step(step, model)
         if evaluation is None and eval_data is not None:
             how = {"distributed": self.distributed, "compiled": self.compiled}
-            losses = LossEvaluation(model, as_feed(eval_data, 1, *share, what="evaluation data"), self.objective, **how)
+            losses = LossEvaluation(model, as_feed(eval_data, None, *share), self.objective, **how)
             self.evaluation = Evaluation(losses, None, self.eval_settings)
         self.objective.begin(model, self.feed, True, self.distributed, self.compiled)
         if (losses := getattr(self.evaluation, "losses", None)) is not None:

@@ -10,16 +10,18 @@ import types
 import numpy as np
 import pytest
 
-from adapters.apply import add_adapter, apply_lora, delete_adapter, disable_adapters, set_adapter
+from adapters.apply import add_adapter, apply_lora, apply_prefix, delete_adapter, disable_adapters, set_adapter
 from adapters.lora import LoRAConfig
 from adapters.merge import merge
 from model_zoo.auto import AutoModel
 from model_zoo.errors import InputError
+from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
 from pet.recipe.training import Eval
 from pet.train.callbacks import Callback, make_callback
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints, load
+from pet.train.feed import BatchList, as_feed
 from pet.train.stop import Interrupted, LossWatch, RunFailed
 from pet.train.trainer import Trainer
 
@@ -85,6 +87,19 @@ def test_a_row_beyond_the_context_is_refused(fixtures):
     mask = np.ones_like(ids)
     mask[0, 0] = 0  # padding is no token
     make(model, [{"input_ids": ids, "attention_mask": mask}])
+
+
+@pytest.mark.parametrize("accumulation", [1, None], ids=["training", "evaluation"])
+def test_a_loader_lays_documents_out_as_the_model_has_them(fixtures, accumulation):
+    model = AutoModel.from_pretrained(fixtures / "gpt2")
+    apply_prefix(model, length=3)
+    data = TokenDataset.from_samples([([5, 6, 7], [0, 1, 1]), ([8, 9], [0, 1])])
+    feed = as_feed(Loader(data, 1, DataSettings(shuffle=False)), accumulation, model)
+    assert next(iter(feed.batches()))["position_ids"][0, :5].tolist() == [3, 4, 5, 3, 4]
+    own = Loader(
+        data, 1, DataSettings(shuffle=False), layout=lambda ids: (np.arange(len(ids)) + 7, np.arange(len(ids)))
+    )
+    assert next(iter(as_feed(own, accumulation, model).batches()))["position_ids"][0, 0] == 7
 
 
 def test_epochs_give_the_number_of_steps(toy, batch):
@@ -373,6 +388,7 @@ def test_bad_settings_and_data_are_input_errors(toy, batch):
         (lambda: make(toy(), [{"labels": [[1]]}]), "batch 0 has no input_ids; it has labels"),
         (lambda: make(toy(), [{"input_ids": [[1.5]]}]), "integers expected"),
         (lambda: make(toy(), [batch(4)], accumulation=3), "1 batches are too few for a step of 3"),
+        (lambda: make(toy(), BatchList([batch(4)] * 2, 2)), "loader with accumulation 2, but train.accum"),
         (lambda: make(toy(), [batch(4)]).train(resume=True), "needs a run directory"),
     ]
     for attempt, message in cases:
