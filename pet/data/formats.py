@@ -13,8 +13,9 @@ tokens               input_ids [labels] [attention_mask]
 ===================  =====================================================================================
 
 A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
-``history`` is a list of pairs [question, answer]. Every row becomes either messages (an optional system message, then
-user and assistant in turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens.
+``history`` is a list of pairs [question, answer]. A prompt or a completion may be a list of messages; answers within
+the prompt are context only. Every row becomes either messages (an optional system message, then user and assistant in
+turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens.
 In CSV and MindRecord a list is written as JSON in a string.
 """
 
@@ -31,7 +32,7 @@ import numpy as np
 from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
-from .messages import Wrong, check_turns, checked_text, listed, messages_of, messages_of_history, tools_of
+from .messages import Wrong, check_turns, checked_text, conversation, listed, messages_of, messages_of_history, tools_of
 from .readers import find_files, read_records
 from .records import Problems, Record, type_name
 
@@ -288,10 +289,14 @@ def _build(
                 messages += messages_of(listed(value(record, "messages", True), roles["messages"][0]))
             else:
                 messages += messages_of_history(value(record, "history", False))
-                row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
-                messages.append({"role": "user", "content": "\n".join(filter(None, (row.prompt, row.input)))})
-                reply = text(record, "answer", required=answers)
-                if answers or reply:
+                if asked := conversation(value(record, "prompt", True)):
+                    messages += [dict(one, weight=0) if one["role"] == "assistant" else one for one in asked]
+                else:
+                    row.prompt, row.input = text(record, "prompt"), text(record, "input", required=False)
+                    messages.append({"role": "user", "content": "\n".join(filter(None, (row.prompt, row.input)))})
+                if replies := conversation(value(record, "answer", answers)):
+                    messages += replies
+                elif (reply := text(record, "answer", required=answers)) or answers:
                     messages.append({"role": "assistant", "content": reply})
             check_turns(messages, answers)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))

@@ -53,6 +53,19 @@ def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
     return [_message(number, turn) for number, turn in enumerate(turns, start=1)]
 
 
+def conversation(value: Any) -> list[dict[str, Any]]:
+    """The messages of a prompt or an answer that is a list of them, or the JSON of such a list; none of a text, in
+    whatever form the text is. Raises `Wrong`."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return []
+        told = isinstance(found, list) and all(isinstance(one, dict) and "role" in one for one in found)
+        value = found if told else None
+    return messages_of(value) if isinstance(value, list) else []
+
+
 def messages_of_history(history: Any) -> list[dict[str, Any]]:
     """The messages of a ``history`` column: a list of pairs [question, answer], or None. Raises `Wrong`."""
     found: list[dict[str, Any]] = []

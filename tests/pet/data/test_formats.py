@@ -78,6 +78,14 @@ ROWS = {
         [user("a"), assistant("b"), user("c"), assistant("d")],
     ),
     "prompt_completion": ({"prompt": "p", "completion": "c"}, [user("p"), assistant("c")]),
+    "lists of messages": (
+        {"prompt": [system("s"), user("a"), assistant("b"), user("c")], "completion": [assistant("d")]},
+        [system("s"), user("a"), {**assistant("b"), "weight": 0}, user("c"), assistant("d")],
+    ),
+    "texts in brackets": (
+        {"prompt": "[1, 2", "completion": '[{"name": "d"}]'},
+        [user("[1, 2"), assistant('[{"name": "d"}]')],
+    ),
     "prompt and response": ({"prompt": "p", "response": "c"}, [user("p"), assistant("c")]),
     "question and answer": ({"question": "p", "answer": "c"}, [user("p"), assistant("c")]),
     "chat": (
