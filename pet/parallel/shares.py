@@ -8,6 +8,7 @@ a real model): how it is divided, which stages have it, and how the terms of its
 from __future__ import annotations
 
 import dataclasses
+import functools
 from math import prod
 
 from adapters.initial import START
@@ -20,6 +21,9 @@ from pet.meta_model import MetaModel
 from pet.parallel import specs
 from pet.parallel.specs import TIED, ShardSpecs, check_whole, stage_layers
 from pet.parallel.split import WHOLE, Division
+
+NAMES = 2**14
+"""How many answers about a parameter's name are kept: some more than the largest model's parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +52,12 @@ class Share:
     trained: bool = False
     replicas: int = 1
 
-    @property
+    @functools.cached_property
     def part(self) -> tuple[int, ...]:
         """The shape of what one process has."""
         return self.shape if self.division is None else self.division.part_shape(self.shape)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """How many numbers that is."""
         return prod(self.part)
@@ -79,7 +83,11 @@ class Layout:
 
     def of_stage(self, stage: int) -> list[Share]:
         """What a stage holds."""
-        return [share for share in self.shares if stage in share.stages]
+        return self._held[stage]
+
+    @functools.cached_property
+    def _held(self) -> list[list[Share]]:
+        return [[share for share in self.shares if stage in share.stages] for stage in range(len(self.layers))]
 
 
 def shares(
@@ -109,11 +117,16 @@ def shares(
     return cut(meta_model, adapter, found, pipeline)
 
 
+# Names are asked for again by every layout of a plan.
+
+
+@functools.lru_cache(NAMES)
 def side_of(meta_model: MetaModel, path: str) -> str | None:
     """``column`` or ``row`` for a linear cell that is divided, else None."""
     return specs.side_of(meta_model.family, path)
 
 
+@functools.lru_cache(NAMES)
 def cell_of(meta_model: MetaModel, name: str) -> str:
     """The path of the cell that a parameter belongs to, an adapter's to the one it sits on; empty where it is none."""
     while name and name not in meta_model.cells:
@@ -121,6 +134,7 @@ def cell_of(meta_model: MetaModel, name: str) -> str:
     return name
 
 
+@functools.lru_cache(NAMES)
 def in_feed_forward(meta_model: MetaModel, path: str) -> bool:
     """Whether a cell is one of the feed-forward's."""
     return any(named(path, name) for name in meta_model.family.mlp)
@@ -242,6 +256,7 @@ def cut(meta_model: MetaModel, adapter: MethodConfig | None, found: list[Share],
     return Layout(tuple(placed), tuple(layers))
 
 
+@functools.lru_cache(NAMES)
 def place_of(meta_model: MetaModel, name: str) -> int | str:
     """The layer of a parameter, or ``first`` for embeddings and ``last`` for the final norm and the head."""
     return specs.place_of(meta_model.family, name)

@@ -7,6 +7,7 @@ them out on a model's cells.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from adapters.bitfit import AddedBias
 from adapters.bottleneck import Bottleneck
@@ -232,8 +233,10 @@ def balance(costs: list[int], first: int, last: int, stages: int) -> list[range]
     count = len(costs)
     check_stages(count, stages)
 
+    before = [0, *accumulate(costs)]
+
     def cost(begin: int, end: int, stage: int) -> int:
-        return sum(costs[begin:end]) + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
+        return before[end] - before[begin] + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
 
     # best[end]: the smallest possible largest stage when the stages so far hold the layers before `end`
     best = {end: (cost(0, end, 0), (end,)) for end in range(1, count + 1)}

@@ -17,8 +17,8 @@ def flops(work, divided: Layout, steps: Steps, stage: int, held: list) -> float:
     matrices = [share for share in held if len(share.shape) == 2]
     products = sum(share.size for share in matrices if not is_embedding(work.meta_model, share, stage, steps))
     trained = sum(share.size for share in matrices if share.trained)
-    windows = [work.meta_model.config.windows[layer] or work.length for layer in divided.layers[stage]]
-    seen = sum(min(window, work.length) for window in windows)
+    windows = work.meta_model.config.windows
+    seen = sum(min(windows[layer] or work.length, work.length) for layer in divided.layers[stage])
     attention = 4 * steps.tokens * seen * dims.heads * dims.head_dim // steps.tensor
     forward = 2 * steps.tokens * products + attention
     layers = divided.layers[stage]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from pet.meta_model import MetaModel
-from pet.parallel.shares import Layout, Share, cell_of, in_feed_forward, place_of, side_of
+from pet.parallel.shares import NAMES, Layout, Share, cell_of, in_feed_forward, place_of, side_of
 from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL
 
@@ -60,6 +61,7 @@ def gradient_sums(meta_model: MetaModel, layout: Layout, stage: int, again: rang
     return max(0, min(2 * len(layers), last - math.floor(first_trained(meta_model, layout, stage, again))))
 
 
+@functools.lru_cache(NAMES)
 def sublayer(meta_model: MetaModel, name: str) -> float:
     """Where a parameter of a layer acts: 2·layer for attention, 2·layer + 1 for the feed-forward, a half more in their
     second products, and 2·layer − 1 for a norm, which stands before what it feeds."""
