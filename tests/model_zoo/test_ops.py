@@ -58,12 +58,14 @@ def value_and_gradients(function, inputs, direction, compiled):
     return output.asnumpy(), [gradient.asnumpy() for gradient in gradients]
 
 
-def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=()):
+def check(fast, plain, arrays, rows=None, tolerance=3e-6, constant=(), compiled=True):
     """Same output, same gradients, and gradients that finite differences of the plain path agree with; none for those
-    inputs whose places are `constant`. ``rows`` weighs rows of the output, 0 where nobody looks. `fast` is compiled."""
+    inputs whose places are `constant`. ``rows`` weighs rows of the output, 0 where nobody looks. `compiled`: whether a
+    graph computes `fast`, or the same operators one by one, where another case has a graph of the same code."""
     inputs = [Tensor(array) for array in arrays]
     direction = numbers(*plain(*inputs).shape, seed=7) * (1.0 if rows is None else rows)
-    mine, my_gradients = value_and_gradients(fast, inputs, direction, compiled=True)
+    with cells.Eagerly():
+        mine, my_gradients = value_and_gradients(fast, inputs, direction, compiled)
     theirs, their_gradients = value_and_gradients(plain, inputs, direction, compiled=False)
     seen = np.ones_like(mine, bool) if rows is None else np.broadcast_to(rows != 0, mine.shape)
     np.testing.assert_allclose(mine[seen], theirs[seen], atol=tolerance, rtol=tolerance)
@@ -173,13 +175,13 @@ class Plain(nn.Cell):
         return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + self.eps) * weight + bias
 
 
-@pytest.mark.parametrize("shape", [(12, 8), (1, 5), (7, 33)])
-def test_norms(shape):
+@pytest.mark.parametrize("shape, compiled", [((12, 8), True), ((1, 5), False), ((7, 33), False)])
+def test_norms(shape, compiled):
     x, weight, bias = numbers(*shape), numbers(shape[1]), numbers(shape[1], seed=3)
-    check(kernels.rms_norm(1e-6, 0.0), Plain("rms", 1e-6), (x, weight))
+    check(kernels.rms_norm(1e-6, 0.0), Plain("rms", 1e-6), (x, weight), compiled=compiled)
     moved = Plain("rms", 1e-6)
-    check(kernels.rms_norm(1e-6, 1.0), lambda x, weight: moved(x, weight + 1.0), (x, weight))
-    check(kernels.layer_norm(1e-5), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5)
+    check(kernels.rms_norm(1e-6, 1.0), lambda x, weight: moved(x, weight + 1.0), (x, weight), compiled=compiled)
+    check(kernels.layer_norm(1e-5), Plain("layer", 1e-5), (x, weight, bias), tolerance=1e-5, compiled=compiled)
 
 
 def test_plain_norms_are_the_cells_own():
@@ -194,12 +196,12 @@ def test_plain_norms_are_the_cells_own():
         assert len(extra) == len(cell.trainable_params()) - 1
 
 
-@pytest.mark.parametrize("shape", [(12, 8), (3, 11)])
-def test_activations(shape):
+@pytest.mark.parametrize("shape, compiled", [((12, 8), True), ((3, 11), False)])
+def test_activations(shape, compiled):
     swiglu, geglu, gelu = activations.SwiGLU(), activations.GeGLU(), activations.GeluTanh()
-    check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)))
-    check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,))
-    check(kernels.geglu(), geglu, (numbers(*shape) * 2, numbers(*shape, seed=1)))
+    check(kernels.swiglu(), swiglu, (numbers(*shape), numbers(*shape, seed=1)), compiled=compiled)
+    check(kernels.gelu_tanh(), gelu, (numbers(*shape) * 2,), compiled=compiled)
+    check(kernels.geglu(), geglu, (numbers(*shape) * 2, numbers(*shape, seed=1)), compiled=compiled)
 
 
 @needs_kernels
@@ -243,8 +245,10 @@ def test_low_rank():
     check(kernels.low_rank(0.5), plain, arrays, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("batch, length, heads, width", [(2, 6, 4, 2), (1, 5, 3, 4), (3, 1, 1, 8)])
-def test_heads(batch, length, heads, width):
+@pytest.mark.parametrize(
+    "batch, length, heads, width, compiled", [(2, 6, 4, 2, True), (1, 5, 3, 4, False), (3, 1, 1, 8, False)]
+)
+def test_heads(batch, length, heads, width, compiled):
     start = Tensor(np.zeros((batch, length), np.int32))
     split, join = kernels.split_heads(width), kernels.join_heads()
 
@@ -260,8 +264,8 @@ def test_heads(batch, length, heads, width):
     def plain_join(x):
         return x.transpose(0, 2, 1, 3).reshape(batch * length, heads * width)
 
-    check(fast_split, plain_split, (numbers(batch * length, heads * width),), tolerance=0)
-    check(fast_join, plain_join, (numbers(batch, heads, length, width),), tolerance=0)
+    check(fast_split, plain_split, (numbers(batch * length, heads * width),), tolerance=0, compiled=compiled)
+    check(fast_join, plain_join, (numbers(batch, heads, length, width),), tolerance=0, compiled=compiled)
 
 
 @pytest.mark.parametrize("pairs, width, head_dim", [("half", 8, 8), ("interleaved", 4, 8), ("interleaved", 8, 8)])
@@ -277,7 +281,7 @@ def test_rotary(pairs, width, head_dim, rows):
     def plain(x):
         return cell(x, cosine, sine)
 
-    check(fast, plain, (numbers(2, 3, 5, head_dim),), tolerance=1e-6)
+    check(fast, plain, (numbers(2, 3, 5, head_dim),), tolerance=1e-6, compiled=rows == 1)
 
 
 @pytest.mark.parametrize("pairs, width", [("half", 8), ("interleaved", 4)])
@@ -327,42 +331,57 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize(
-    "batch, heads, kv_heads, length, extra, layout, padding, block, shared",
-    [(*case, 256, 1024) for case in ATTENTION]
-    + [(*ATTENTION[index], 4, shared) for index, shared in ((1, 1024), (3, 4), (4, 4))],
+    "index, block, shared",
+    [*((index, 256, 1024) for index in range(len(ATTENTION))), (1, 4, 1024), (3, 4, 4), (4, 4, 4)],
 )
-def test_attention_of_operators(monkeypatch, batch, heads, kv_heads, length, extra, layout, padding, block, shared):
+def test_attention_of_operators(monkeypatch, index, block, shared):
+    """Graphs have one block or several, causal or not, each with a mask of its own or not, and keys in front."""
     monkeypatch.setattr(plain_attention, "BLOCK", block)
     monkeypatch.setattr(plain_attention, "SHARED", shared)
-    check_attention(plain_attention.JoinedAttention, batch, heads, kv_heads, length, extra, layout, padding)
+    compiled = block == 4 or index in (4, 6, 7)
+    check_attention(plain_attention.JoinedAttention, *ATTENTION[index], compiled=compiled)
 
 
 WINDOWED = {"window": 3, "cap": 1.5, "scale": 0.5}
 
 
-@pytest.mark.parametrize("case", [ATTENTION[1], (1, 2, 1, 12, 3, packed, 2)])
-def test_windows_and_caps_of_operators(case, monkeypatch):
+@pytest.mark.parametrize("case, compiled", [(ATTENTION[1], False), ((1, 2, 1, 12, 3, packed, 2), True)])
+def test_windows_and_caps_of_operators(case, compiled, monkeypatch):
     monkeypatch.setattr(plain_attention, "BLOCK", 5)
-    check_attention(plain_attention.JoinedAttention, *case, **WINDOWED)
+    check_attention(plain_attention.JoinedAttention, *case, **WINDOWED, compiled=compiled)
 
 
 @needs_kernels
-@pytest.mark.parametrize("case", [ATTENTION[1], (1, 2, 1, 53, 3, packed, 2)])
-def test_windows_and_caps_in_c(case):
-    check_attention(native_attention, *case, **WINDOWED)
+@pytest.mark.parametrize("case, compiled", [(ATTENTION[1], False), ((1, 2, 1, 53, 3, packed, 2), True)])
+def test_windows_and_caps_in_c(case, compiled):
+    check_attention(native_attention, *case, **WINDOWED, compiled=compiled)
 
 
 @needs_kernels
 @pytest.mark.parametrize("case", [*ATTENTION[:2], ATTENTION[4], ATTENTION[6], (1, 2, 1, 53, 3, packed, 2)])
 def test_attention_in_c(case):
-    check_attention(native_attention, *case)
+    """A graph of it is one operator each way, whatever the case."""
+    check_attention(native_attention, *case, compiled=case is ATTENTION[6])
 
 
 def native_attention(causal, scale, window, cap):
     return cells.native("attention", causal=causal, scale=scale, window=window, cap=cap)
 
 
-def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding, scale=8**-0.5, window=0, cap=0.0):
+def check_attention(
+    make,
+    batch,
+    heads,
+    kv_heads,
+    length,
+    extra,
+    layout,
+    padding,
+    scale=8**-0.5,
+    window=0,
+    cap=0.0,
+    compiled=True,
+):
     """Attention against the plain core; ``make(causal, scale, window, cap)`` gives the kernel."""
     start, end = (Tensor(array.astype(np.int32)) for array in layout(batch, length))
     keep = np.ones((batch, length), np.int32)
@@ -385,7 +404,7 @@ def check_attention(make, batch, heads, kv_heads, length, extra, layout, padding
         mine = ms.jit(fast)(*map(Tensor, arrays)).asnumpy()
         np.testing.assert_allclose(mine, arrays[2], atol=1e-6)
         return
-    check(fast, plain, arrays, rows=keep_rows)
+    check(fast, plain, arrays, rows=keep_rows, compiled=compiled)
 
 
 @pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_kernels), False])
@@ -431,7 +450,7 @@ def test_layers_in_bfloat16_have_the_gradients_of_the_plain_path(fixtures, monke
         if not fast:
             return [gradient.asnumpy() for gradient in function(ids, position_ids, start, end)]
         with engine.fuse_layers(model, list(weights)):
-            return [gradient.asnumpy() for gradient in ms.jit(function)(ids, position_ids, start, end)]
+            return [gradient.asnumpy() for gradient in function(ids, position_ids, start, end)]
 
     single = gradients(False)
     set_precision(model, "bf16")
