@@ -135,7 +135,7 @@ class Kernels:
         failed, arrays, outputs = self.run(name, inputs, *shapes, holding=holding)
         assert not failed, name
         for array, value in zip(arrays, inputs, strict=True):
-            np.testing.assert_array_equal(array, value.astype(array.dtype), err_msg=f"{name} wrote an input")
+            assert array.tobytes() == value.astype(array.dtype).tobytes(), f"{name} wrote an input"
         for array, whole in outputs:
             if self.guarded:
                 edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + array.size :]])

@@ -93,7 +93,7 @@ PRODUCTS_ALONE = ("gemm", "rounded", "bf16", "few_rows", "pool", "storage")
 def test_products_in_bfloat16_on_other_processors(tmp_path, without, kind):
     """Of vectors where there are no tiles; refused where there are no such instructions. Weights in 4 bits likewise."""
     # which code is compiled does not depend on -O, and how long that takes does
-    command = [*build.compiler(), *build.COMMON, "-O1", *build.PROCESSOR[0], without, "-lpthread", "-lm"]
+    command = [*build.compiler(), *build.COMMON, "-Og", *build.PROCESSOR[0], without, "-lpthread", "-lm"]
     sources = [str(build.SOURCES / f"{name}.c") for name in PRODUCTS_ALONE]
     library = tmp_path / "other.so"
     done = subprocess.run([*command, *sources, "-o", library], capture_output=True, text=True)
