@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.turns import in_turn
 from pet.files import atomic_directory
 
 
@@ -38,7 +39,7 @@ class Objects:
 
     def measures(self, feed) -> Callable[[], dict[str, float]] | None:
         """What every evaluation over a feed asks for more."""
-        return (lambda: self.metrics(feed.batches())) if self.metrics and feed is not None else None
+        return in_turn(lambda: self.metrics(feed.batches())) if self.metrics and feed is not None else None
 
 
 def recipe_beside_objects(translation, name: str, resumed: str | Path | None = None):

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from model_zoo.turns import in_turn
+
 HIDDEN = ("hidden_states", "decoder_hidden_states")
 
 
@@ -34,6 +36,7 @@ class Outputs:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
+    @in_turn
     def __call__(self, input_ids, labels=None, **data) -> Any:
         """By a batch's arrays; a cell of no family gives what it gives."""
         from mindspore import ops

@@ -46,9 +46,9 @@ def give_defaults(model, given: Mapping[str, Any]) -> None:
     signature = inspect.signature(generate)
 
     def with_defaults(*arguments, **settings):
-        """`model_zoo.generation.generate` with the configuration's settings where the call has none."""
+        """The model's own ``generate`` with the configuration's settings where the call has none."""
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
-        return generate(model, **completed(defaults, called, model.room))
+        return type(model).generate(model, **completed(defaults, called, model.room))
 
     model.generate = with_defaults

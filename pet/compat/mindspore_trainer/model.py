@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.turns import turn
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.outputs import Outputs, call, tensors
@@ -20,10 +21,10 @@ log = logging.getLogger("pet")
 def outputs(model, data: dict[str, Any], columns: Sequence[str]) -> tuple:
     """What a model gives for a batch, as a tuple: a bundled one its logits, another cell what its columns give."""
     if getattr(model, "family", None) is None:
-        found = model(*[data[name] for name in columns])
+        with turn:
+            found = model(*[data[name] for name in columns])
         return found if isinstance(found, tuple) else (found,)
-    hidden = model.hidden_states(data["input_ids"], data["position_ids"], data["start"], data["end"], None)
-    return (model.head(hidden).reshape(data["input_ids"].shape + (-1,)),)
+    return (Outputs(model)(**{name: value for name, value in data.items() if name != "labels"}).logits,)
 
 
 def with_loss(loss, columns: Sequence[str], simple: bool) -> Callable:

@@ -179,3 +179,30 @@ def test_arguments_without_meaning_and_unknown_ones(caplog):
     assert [name for name in ("--mode", "--enable_graph_kernel", "--sink_mode") if name not in said] == []
     with pytest.raises(InputError, match=r"--model_typ: is not known \(did you mean 'model_type'"):
         read(parser, ["--model_typ", "x"])
+
+
+def test_forwards_of_scripts_wait_their_turn(monkeypatch):
+    import threading
+    from types import SimpleNamespace
+
+    from model_zoo import generation, turns
+    from pet.compat.mindspore_trainer.model import outputs
+    from pet.compat.objects import Objects
+    from pet.compat.outputs import Outputs
+
+    waits = []
+
+    def forward(*arguments, **settings):
+        other = threading.Thread(target=lambda: waits.append(not turns.turn.lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return {}
+
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 60, "top_k": 4}
+    model = pet.GPT2LMHeadModel(pet.GPT2Config(**sizes))
+    monkeypatch.setattr(generation, "generate", forward)
+    model.generate([[5, 6]])
+    Outputs(forward)(None)
+    outputs(forward, {"input_ids": None}, ["input_ids"])
+    Objects(metrics=forward).measures(SimpleNamespace(batches=list))()
+    assert waits == [True] * 4
