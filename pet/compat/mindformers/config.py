@@ -6,39 +6,24 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.errors import InputError, similar
+from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
 from pet.compat.mindformers.presets import bare_name
-from pet.recipe.translation import is_off
+from pet.compat.translation import elsewhere, same
+from pet.recipe.translation import Ignored, Refused, Rule, Translation
 
-# Arguments that say how MindFormers runs or stores a model; the results are the same without them.
-WITHOUT_MEANING = {
-    *("use_past", "batch_size", "parallel_config", "moe_config", "parallel_optimizer", "type", "name", "model_name"),
-    *("model_type", "checkpoint_name_or_path", "phase", "is_dynamic", "is_first_iteration", "offset"),
-    *("use_flash_attention", "use_prompt_flash_attention", "use_incre_flash_attention", "use_paged_attention"),
-    *("use_ring_attention", "use_attn_mask_compression", "block_size", "num_blocks", "qkv_concat", "mlp_concat"),
-    *("use_rearrange_rope", "fine_grain_interleave", "is_npu_acceleration", "is_sample_acceleration"),
-    *("bias_dropout_fusion", "apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
-    *("fp32_residual_connection", "compute_dtype", "layernorm_compute_type", "layernorm_compute_dtype"),
-    *("softmax_compute_type", "softmax_compute_dtype", "rotary_dtype", "param_init_type", "embedding_init_type"),
-    *("initializer_range", "bos_token", "eos_token", "pad_token", "ignore_token_id", "ignore_index"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "gmask_token_id"),  # a tokenizer's matter
-    # how inputs are prepared, which is done elsewhere here
-    *("input_sliced_sig", "is_enhanced_encoder", "pretrain_seqlen"),
-    # of a prefix, which pet_config says, and of how products and caches are divided
-    *("pre_seq_len", "prefix_projection", "compute_in_2d", "use_past_shard", "max_position_embedding"),
-}
 # Arguments that would make another model; with these values it is the one that there is.
 FIXED = {
-    "extend_method": ("none",),
-    "scaling_factor": (1,),
-    "layernorm_order": ("post",),
-    "use_final_layernorm": (True,),
-    "activation_func": ("GELU", "gelu"),
-    "quantization_bit": (0,),
+    "extend_method": Refused("only 'none' is supported", harmless=("none",)),
+    "scaling_factor": Refused("only 1 is supported", harmless=(1, 1.0)),
+    "layernorm_order": Refused("only 'post' is supported", harmless=("post",)),
+    "use_final_layernorm": Refused("only True is supported", harmless=(True,)),
+    "activation_func": Refused("only 'gelu' is supported", harmless=("GELU", "gelu")),
+    "quantization_bit": Refused("only 0 is supported"),
 }
+ACTIVATIONS = {"gelu": "gelu_new", "fast_gelu": "quick_gelu"}
 # MindFormers' names -> the names in a config.json
 GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -49,7 +34,7 @@ GPT2_NAMES = {
     "max_position_embeddings": "n_positions",
     "layernorm_epsilon": "layer_norm_epsilon",
     "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
+    **same(lambda t, n, v: t.put("activation_function", ACTIVATIONS.get(v, v)), "hidden_act activation_function"),
 }
 LLAMA_NAMES = {
     "num_layers": "num_hidden_layers",
@@ -71,51 +56,50 @@ DROPOUTS = {
     "attention_dropout_rate": "attention",
 }
 """GPT-2's, and the places of a recipe's ``train.base_dropout``."""
-RENAMED_VALUES = {
-    ("activation_function", "gelu"): "gelu_new",
-    ("activation_function", "fast_gelu"): "quick_gelu",
+DROPOUT_ENDINGS = ("dropout_rate", "_dropout", "dropout_prob")
+"""Of the names of all dropouts."""
+TABLE = {
+    **same(
+        Ignored("it says how MindFormers runs or stores a model"),
+        "use_past batch_size parallel_config moe_config parallel_optimizer type name model_name model_type "
+        "checkpoint_name_or_path phase is_dynamic is_first_iteration offset use_flash_attention "
+        "use_prompt_flash_attention use_incre_flash_attention use_paged_attention use_ring_attention "
+        "use_attn_mask_compression block_size num_blocks qkv_concat mlp_concat use_rearrange_rope "
+        "fine_grain_interleave is_npu_acceleration is_sample_acceleration bias_dropout_fusion "
+        "apply_query_key_layer_scaling attention_softmax_in_fp32 fp32_residual_connection compute_dtype "
+        "layernorm_compute_type layernorm_compute_dtype softmax_compute_type softmax_compute_dtype rotary_dtype "
+        "param_init_type embedding_init_type initializer_range compute_in_2d use_past_shard max_position_embedding "
+        "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id input_sliced_sig "
+        "is_enhanced_encoder pretrain_seqlen pre_seq_len prefix_projection",
+    ),
+    **FIXED,
+    **dict.fromkeys(GENERATION, elsewhere),
+    **{name: name for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
 }
+"""Of all families; beside it each has the keys of its own config.json."""
 
 
-def unsupported(given: Mapping[str, Any]) -> list[str]:
-    """Arguments that would make another model than there is."""
-    return [
-        f"{name}: {given[name]!r} is not supported, {allowed[-1]!r} was expected"
-        for name, allowed in FIXED.items()
-        if not is_off(given.get(name)) and given[name] not in allowed
-    ]
-
-
-def config_values(cls, names: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+def config_values(cls, names: Mapping[str, Rule], given: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json's dictionary for MindFormers' arguments.
 
     Raises:
         InputError: an argument that neither side knows.
     """
-    fields = {field.name for field in dataclasses.fields(cls)} - {"extra"}
-    tokens = {"bos_token_id", "eos_token_id", "pad_token_id"}
-    values, problems = {}, [f"{cls.__name__}: {line}" for line in unsupported(given)]
-    for name, value in given.items():
-        key = names.get(name, name)
-        if value in (None, "None"):
-            continue
-        if key in fields or key in tokens:
-            values[key] = RENAMED_VALUES.get((key, value), value)
-        elif key.endswith(("dropout_rate", "_dropout", "dropout_prob")):
-            if value and cls is not gpt2.GPT2Config:
-                problems.append(f"{cls.__name__}: {name} {value!r}: only GPT-2's own dropout is honoured; leave it 0")
-        elif key not in FIXED and key not in WITHOUT_MEANING and key not in GENERATION and not is_off(value):
-            problems.append(f"{cls.__name__} has no {name!r}{similar(name, [*names, *fields])}")
-    if problems:
-        raise InputError.collect(problems)
-    return values
+    t = Translation(cls.__name__)
+    own = {field.name: field.name for field in dataclasses.fields(cls) if field.name != "extra"}
+    refused = Refused("only GPT-2's own dropout is honoured; leave it 0", harmless=(0, 0.0))
+    dropout = elsewhere if cls is gpt2.GPT2Config else refused
+    t.apply(given, {**TABLE, **own, **names, **{f"*{ending}": dropout for ending in DROPOUT_ENDINGS}})
+    if t.problems:
+        raise InputError.collect(t.problems)
+    return t.settings
 
 
 class _Config:
     """A configuration by MindFormers' argument names; see `config_values`."""
 
     _own: type
-    _names: dict[str, str]
+    _names: Mapping[str, Rule]
 
     def __new__(cls, **given):
         config = cls._own.from_dict(config_values(cls._own, cls._names, given))

@@ -12,6 +12,7 @@ from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.presets import split_name
 from pet.recipe.source import read
+from pet.recipe.translation import Translation
 
 # the configurations' names, each with the layouts that it stands for and the preset of its default sizes
 CLASSES = {
@@ -105,7 +106,7 @@ def says_sizes(values: Mapping[str, Any]) -> bool:
 def dropouts(values: Mapping[str, Any]) -> list[str]:
     """The keys of model_config that turn on dropout of the base."""
     section = model_section(values)
-    return [key for key in section if key.endswith(("dropout_rate", "_dropout", "dropout_prob")) and section[key]]
+    return [key for key in section if key.endswith(configurations.DROPOUT_ENDINGS) and section[key]]
 
 
 def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -120,12 +121,14 @@ def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list
         del pairs["vocab_size"]  # of the tokenizer; the matrices have padded_vocab_size
     if section.get("multi_query_attention"):
         pairs["multi_query_group_num"] = there.kv_heads
-    renamed = configurations.RENAMED_VALUES.get(("activation_function", section.get("hidden_act")))
+    renamed = configurations.ACTIVATIONS.get(str(section.get("hidden_act")))
     if layout == "gpt2" and renamed not in (None, config.get("activation_function", renamed)):
         pairs["hidden_act"] = config["activation_function"]
     known = {**(config.get("rope_parameters") or {}), **config}
     pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
-    return configurations.unsupported(section) + [
+    fixed = Translation("model_config")
+    fixed.apply({name: section[name] for name in configurations.FIXED if name in section}, configurations.FIXED)
+    return [problem.partition(": ")[2] for problem in fixed.problems] + [
         f"{name}: {section[name]}, but the model has {value}"
         for name, value in pairs.items()
         if section.get(name) is not None and not _equal(section[name], value)

@@ -21,10 +21,12 @@ def test_configurations_and_models(base):
     assert ids.shape == (1, 8)
     assert pet.GPT2Config(hidden_size=768, num_layers=12).dims.layers == 12
     assert pet.LlamaConfig(hidden_size=4096, num_layers=1).intermediate_size == 11008
+    ends = pet.LlamaConfig(hidden_size=64, num_layers=1, num_heads=4, eos_token_id=[7, 8]).to_dict()["eos_token_id"]
+    assert ends == [7, 8]
     assert pet.GLMConfig(num_layers=2, hidden_size=64, num_heads=4).dims.heads == 4
     loaded = pet.GPT2LMHeadModel(pet.GPT2Config(checkpoint_name_or_path=str(base)))
     assert loaded.config.n_embd == 32
-    with pytest.raises(InputError, match=r"num_layer'.*did you mean 'num_layers'"):
+    with pytest.raises(InputError, match=r"num_layer: is not known .did you mean 'num_layers'"):
         pet.GPT2Config(num_layer=2)
 
 
