@@ -12,6 +12,7 @@ from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.mindformers.training_arguments import ENGINE
 from pet.compat.translation import ANY_LAYOUT, picked, same
 from pet.installation import tolerate_encodings
+from pet.recipe.overrides import parse_override
 from pet.recipe.translation import Ignored, Translation
 
 WITHOUT_MEANING = {
@@ -56,14 +57,14 @@ def settings(words: Sequence[str]) -> dict[str, Any]:
     """``["a.b=1"]`` → ``{"a.b": 1}``, the values read as YAML.
 
     Raises:
-        InputError: a word without ``=``.
+        InputError: a word without ``=``, or a value that is no YAML.
     """
-    import yaml
-
-    pairs = [word.partition("=") for word in words]
-    if wrong := [word for word, pair in zip(words, pairs, strict=True) if not (pair[0] and pair[1])]:
-        raise InputError(f"--options {wrong[0]}: KEY=VALUE was expected")
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    found = {}
+    for path, value, problems in map(parse_override, words):
+        if problems:
+            raise InputError(f"--options {problems[0]}")
+        found[".".join(path)] = value
+    return found
 
 
 def read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.names import find_recipe
+from pet.recipe.overrides import put
 from pet.recipe.source import read
 from pet.recipe.translation import Translation
 
@@ -58,15 +60,11 @@ def values_of(path: str | os.PathLike, changes: Mapping[str, Any] | None = None)
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The values with others at dotted keys."""
-    values = dict(values)
+    tree = copy.deepcopy(dict(values))
     for key, value in changes.items():
-        *sections, last = key.split(".")
-        inner = values
-        for section in sections:
-            inner[section] = dict(inner.get(section) or {})
-            inner = inner[section]
-        inner[last] = value
-    return values
+        if blocked := put(tree, tuple(key.split(".")), value):
+            raise InputError(f"{key}: {'.'.join(blocked)} is no section, it holds a value")
+    return tree
 
 
 def load_any(
@@ -107,7 +105,9 @@ def load_any(
 
         fit_targets(translation, given.get("model.path", translation.get("model.path")))
     translation.finish(given)
-    recipe = from_dict(tree_of(translation), overrides, name=Path(path).stem, check_files=check_files, needs=needs)
+    recipe = from_dict(
+        _changed({}, translation.settings), overrides, name=Path(path).stem, check_files=check_files, needs=needs
+    )
     if resumed is not None and recipe.train.resume:
         bring_checkpoint(resumed, recipe.output.dir)
     return recipe
@@ -169,18 +169,6 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
     return resumed
 
 
-def tree_of(translation: Translation) -> dict[str, Any]:
-    """The settings as a recipe's nested dictionary."""
-    tree: dict[str, Any] = {}
-    for key, value in translation.settings.items():
-        *sections, last = key.split(".")
-        inner = tree
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return tree
-
-
 def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     """The equivalent recipe of another system's job file, as YAML text; and what was ignored, with the reason.
 
@@ -197,7 +185,7 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
         raise InputError.collect(translation.problems)
     from pet.recipe.loading import from_dict
 
-    tree = tree_of(translation)
+    tree = _changed({}, translation.settings)
     from_dict(tree, name=Path(path).stem, check_files=False)  # it must be a recipe
     head = f"# from {Path(path).name} ({kind})\n"
     model = Path(str(translation.get("model.path")))

@@ -70,7 +70,7 @@ def apply_overrides(
         if problems:
             source.problems.extend(f"command line: {problem}" for problem in problems)
             continue
-        blocked = _put(source.value, path, value)
+        blocked = put(source.value, path, value)
         if blocked:
             source.problems.append(f"command line: {text!r}: {'.'.join(blocked)} is no section, it holds a value")
             continue
@@ -83,7 +83,7 @@ def apply_overrides(
                     _remove(source.value, rival)
 
 
-def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
+def put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
     """Set ``path``; return the part of it that is in the way, if one is."""
     for depth, key in enumerate(path[:-1]):
         inner = tree.get(key)
