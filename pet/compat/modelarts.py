@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from pathlib import Path
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from pet.files import atomic_file
+from pet.recipe import variables
 from pet.train.callbacks.base import Callback
 
 log = logging.getLogger("pet")
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def expand(text: str) -> str:
@@ -26,13 +25,11 @@ def expand(text: str) -> str:
     Raises:
         InputError: a variable is not set.
     """
-
-    def value(match: re.Match) -> str:
-        if match[1] not in os.environ:
-            raise InputError(f"{text}: the environment variable {match[1]!r} is not set")
-        return os.environ[match[1]]
-
-    return _VARIABLE.sub(value, str(text))
+    missing: list[str] = []
+    expanded = variables.expand(str(text), missing.append)
+    if missing:
+        raise InputError(f"{text}: the environment variable {missing[0]!r} is not set")
+    return expanded
 
 
 CACHE = Path("/cache/ma-user-work")
@@ -78,11 +75,7 @@ class Target:
         if self.moxing is not None:
             self.moxing.file.copy(str(source), f"{self.url}/{name}")
             return
-        place = self.directory / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        stage = place.with_name(f".{place.name}.{os.getpid()}")
-        shutil.copyfile(source, stage)
-        stage.replace(place)
+        atomic_file(self.directory / name, lambda stage: shutil.copyfile(source, stage))
 
 
 class Upload(Callback):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.atomic import read_json, write_json
+from model_zoo.atomic import locked, read_json, write_json
 from model_zoo.checkpoint.ckpt_io import CkptFile
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import config_for, find_ckpt, to_directory
@@ -104,8 +104,6 @@ def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path
 
     Several processes may call this at once: one makes it, the others wait.
     """
-    import fcntl
-
     output = path.with_name(f"{path.stem}.{ending}")
     state = path.stat()
     mark = {"source": path.name, "size": state.st_size, "modified": state.st_mtime_ns, **facts}
@@ -116,8 +114,8 @@ def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path
             f"{path}: is read by way of a directory beside it, where nothing may be written; convert it by "
             f"pet convert {path} --output DIR, and give that"
         )
-    with open(path.with_name(f".{output.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = path.with_name(f".{output.name}.lock")
+    with locked(lock):
         try:
             if _marked(output) == mark:
                 return output
@@ -126,7 +124,7 @@ def _beside(path: Path, ending: str, facts: dict[str, Any], make: Callable[[Path
             make(output)
             write_json(output / MARK, mark)
         finally:
-            Path(lock.name).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
     return output
 
 

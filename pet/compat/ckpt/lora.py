@@ -20,7 +20,7 @@ import numpy as np
 from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.safetensors_io import write_file
-from model_zoo.counting import layout_of, parameter_shapes, tied_head
+from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
@@ -126,23 +126,17 @@ def to_lora_file(
         InputError: another method than plain LoRA, or ranks or scales that differ between matrices: MindFormers has one
             for all.
     """
-    from adapters.stored import StoredAdapter
+    from pet.serving import MERGE, lora_of
 
     values = config_for(Path(output), config)
-    shapes, head = parameter_shapes(values), tied_head(values)
-    stored = StoredAdapter(adapter)
-    try:
-        changes = stored.changes(shapes, lambda name: layout_of(values) == "gpt2" and len(shapes[name]) == 2, head)
-        odd = [one.name for one in changes if one.kind != "lora" or "lora_magnitude_vector" in one.tensors]
-        if odd:
-            raise InputError(f"{adapter}: MindFormers has plain LoRA on matrices only; {odd[0]} has something else")
+    with lora_of(adapter, config_of(values), "MindFormers") as (stored, changes):
+        if odd := [one.name for one in changes if one.kind != "lora"]:
+            raise InputError(f"{adapter}: {odd[0]}: MindFormers has LoRA on linear layers only; {MERGE}")
         ours = {
             one.name: (stored.file.read(one.tensors["lora_A"]), stored.file.read(one.tensors["lora_B"]), one.scale)
             for one in changes
         }
         types = {one.name: stored.file.info(one.tensors["lora_A"]).dtype for one in changes}
-    finally:
-        stored.close()
     places = {name: group for group in groups(values, form) for name in group.ours}
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     arrays: dict[str, np.ndarray] = {}

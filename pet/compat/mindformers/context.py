@@ -10,13 +10,7 @@ from model_zoo.errors import InputError, first_line, nearest
 
 log = logger = logging.getLogger("pet")
 
-PARALLEL_MODES = {
-    "STAND_ALONE": 0,
-    "DATA_PARALLEL": 0,
-    "SEMI_AUTO_PARALLEL": 1,
-    "AUTO_PARALLEL": 2,
-    "HYBRID_PARALLEL": 3,
-}
+PARALLEL_MODES = ("STAND_ALONE", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL")
 
 
 class ContextConfig:
@@ -50,8 +44,7 @@ class ParallelContextConfig:
         **settings,
     ):
         word = str(parallel_mode)
-        known = {**PARALLEL_MODES, "0": 0, "1": 1, "2": 2, "3": 3}
-        if word.upper() not in known:
+        if word.upper() not in (*PARALLEL_MODES, "0", "1", "2", "3"):
             raise InputError(
                 f"ParallelContextConfig: parallel_mode {parallel_mode!r}; supported: {', '.join(PARALLEL_MODES)}"
                 f"{nearest(word, PARALLEL_MODES)}"
