@@ -180,7 +180,8 @@ TABLE = {
         ARGUMENTS,
         "learning_rate lr_scheduler optimizer adam_beta1 adam_beta2 weight_decay warmup_steps warmup_ratio seed "
         "max_grad_norm neftune_noise_alpha gradient_accumulation_steps eval_batch_size gradient_checkpointing bf16 "
-        "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint",
+        "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint "
+        "micro_batch_size=batch_size num_epochs=num_train_epochs adam_eps*=adam_epsilon",
     ),
     # the base
     "base_model": base_model,
@@ -232,11 +233,8 @@ TABLE = {
     "process_reward_model": Refused("one score for a whole answer is supported: reward_model"),
     **same(LOSS, "dpo_use_* dpo_loss_* center_rewards_coefficient"),
     # the run
-    "micro_batch_size": "train.batch_size",
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
-    "num_epochs": number("train.epochs"),
     "max_steps": "train.steps",
-    "adam_eps*": number("train.eps"),
     "cosine_min_lr_ratio": number("train.final_ratio"),
     "lr_quadratic_warmup": _quadratic,
     "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),

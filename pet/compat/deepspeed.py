@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_zoo.atomic import read_json
-from pet.compat.translation import OPTIMIZERS, choice, clip, flag, number, same
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.translation import choice, number, picked, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
 ENGINE = Ignored("it says how DeepSpeed works, not what comes of it")
@@ -23,21 +24,18 @@ def _stage(t: Translation, name: str, value: Any) -> None:
 
 TABLE = {
     "train_batch_size": Ignored("it follows from the micro-batch, the accumulation and the processes"),
-    "train_micro_batch_size_per_gpu": "train.batch_size",
-    "gradient_accumulation_steps": "train.accumulation",
-    "gradient_clipping": clip,
-    "fp16.enabled": flag("train.precision", "fp16"),
-    **same(flag("train.precision", "bf16"), "bf16.enabled bfloat16.enabled"),
     "fp16.loss_scale": Refused("a fixed loss scale is not here; 0 lets it adapt"),
     "fp16.*": Ignored("the loss scale adapts itself"),
     "zero_optimization.stage": _stage,
-    "optimizer.type": choice("train.optimizer", OPTIMIZERS),
-    "optimizer.params.lr": number("train.learning_rate"),
+    **picked(
+        ARGUMENTS,
+        "train_micro_batch_size_per_gpu=batch_size gradient_accumulation_steps gradient_clipping=max_grad_norm "
+        "fp16.enabled=fp16 bf16.enabled=bf16 bfloat16.enabled=bf16 optimizer.type=optimizer "
+        "optimizer.params.lr=learning_rate optimizer.params.eps=adam_epsilon "
+        "optimizer.params.weight_decay=weight_decay scheduler.params.warmup_max_lr=learning_rate",
+    ),
     "optimizer.params.betas": "train.betas",
-    "optimizer.params.eps": number("train.eps"),
-    "optimizer.params.weight_decay": number("train.weight_decay"),
     "scheduler.type": choice("train.schedule", SCHEDULERS),
-    "scheduler.params.warmup_max_lr": number("train.learning_rate"),
     "scheduler.params.warmup_min_lr": Refused("the warm-up begins at 0"),
     "scheduler.params.warmup_num_steps": number("train.warmup", int),
     "scheduler.params.total_num_steps": Ignored("the run's length says it"),

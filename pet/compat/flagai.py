@@ -15,7 +15,7 @@ from pet.compat.deepspeed import put_deepspeed
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.outputs import HIDDEN, Outputs, call, tensors
 from pet.compat.paths import modules_of
-from pet.compat.translation import OPTIMIZERS, callback, choice, clip, elsewhere, flag, number, picked, same
+from pet.compat.translation import callback, elsewhere, per_process, picked, same
 from pet.recipe.translation import Ignored, Refused, Translation
 
 ENVIRONMENTS = same("standalone", "pytorch standalone") | same("data_parallel", "pytorchDDP data_parallel")
@@ -23,18 +23,13 @@ ENVIRONMENTS |= same("optimizer_shard", "deepspeed bmtrain optimizer_shard") | s
 WHOLE = Ignored("checkpoints hold everything that a run goes on with")
 LAUNCHED = Ignored("pet launch says where the processes meet and what they run")
 TABLE = {
-    **picked(ARGUMENTS, "batch_size weight_decay gradient_accumulation_steps seed fp16"),
-    "epochs": number("train.epochs"),
-    "lr": number("train.learning_rate"),
-    "warm_up": "train.warmup",
-    "clip_grad": clip,
-    "log_interval": "train.log_every",
-    "save_interval": "train.save_every",
-    "eval_interval": "eval.every_steps",
-    "checkpoint_activations": flag("train.recompute"),
-    "experiment_name": "name",
-    "save_dir": "output.dir",
-    "optimizer_type": choice("train.optimizer", OPTIMIZERS),
+    **picked(
+        ARGUMENTS,
+        "batch_size weight_decay gradient_accumulation_steps seed fp16 epochs=num_train_epochs lr=learning_rate "
+        "warm_up=warmup_steps clip_grad=max_grad_norm log_interval=logging_steps save_interval=save_steps "
+        "eval_interval=eval_steps checkpoint_activations=recompute experiment_name=run_name save_dir=output_dir "
+        "optimizer_type=optimizer",
+    ),
     "tensorboard": callback("tensorboard"),
     "save_best": Refused("the best checkpoint is that of the smallest loss", (None,)),
     "pytorch_device": Ignored("the device of this machine is used"),
@@ -226,8 +221,7 @@ class Trainer:
                 if size == tensor:
                     t.settings.pop("parallel.shard_optimizer", None)
                 t.put("train.batch_size", self.settings.get("batch_size"))
-            if isinstance(t.get("train.batch_size"), int):
-                t.put("train.batch_size", t.get("train.batch_size") * (size // tensor))
+            per_process(t, size // tensor, "train.batch_size")
         return t
 
 

@@ -47,7 +47,7 @@ OPTIMIZERS = _words(
     {
         "adamw": "adamw_torch adamw_torch_fused adamw_torch_4bit adamw_torch_8bit adamw_apex_fused adamw_hf adamw_8bit "
         "adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit adamweightdecay fusedadamweightdecay fp32adamweightdecay "
-        "fp32_adamw",
+        "fp32_adamw adamweightdecayx fp32stateadamweightdecay pmaadamw",
         **dict.fromkeys(("adam", "adafactor", "lamb", "sgd", "momentum"), ""),
     }
 )
@@ -59,8 +59,8 @@ def same(rule: Any, names: str) -> dict[str, Any]:
 
 
 def picked(table: Mapping[str, Rule], names: str) -> dict[str, Rule]:
-    """The entries of another table, for names with spaces between them."""
-    return {name: table[name] for name in names.split()}
+    """The entries of another table, for names with spaces between them; ``own=theirs`` where it has another name."""
+    return {own or theirs: table[theirs] for own, _, theirs in (name.rpartition("=") for name in names.split())}
 
 
 def choice(key: str, known: Mapping[str, str]) -> Callable[[Translation, str, Any], None]:

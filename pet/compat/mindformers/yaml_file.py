@@ -17,20 +17,7 @@ from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
-from pet.compat.translation import (
-    ANY_LAYOUT,
-    OPTIMIZERS,
-    OWN_STEP,
-    SCHEDULES,
-    both_betas,
-    choice,
-    clip,
-    elsewhere,
-    number,
-    per_process,
-    picked,
-    same,
-)
+from pet.compat.translation import ANY_LAYOUT, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
@@ -72,28 +59,22 @@ TRAINER = {
     "model_name": elsewhere,
 }
 WRAPPER = {
-    "max_grad_norm": clip,
-    "use_clip_grad": ARGUMENTS["use_clip_grad"],
+    **picked(ARGUMENTS, "max_grad_norm use_clip_grad"),
     "scale_sense": Ignored("losses are scaled with train.precision: fp16 only; see train.loss_scale"),
     "*": elsewhere,
 }
 RUNNER = {
-    "epochs": number("train.epochs"),
-    **picked(ARGUMENTS, "batch_size gradient_accumulation_steps"),
+    **picked(ARGUMENTS, "epochs=num_train_epochs batch_size gradient_accumulation_steps"),
     **same(OWN_STEP, "sink_mode sink_size sink_per_epoch"),
     **same(ACCELERATOR, "num_classes image_size"),
 }
 OPTIMIZER = {
-    **picked(ARGUMENTS, "learning_rate weight_decay"),
-    "type": choice("train.optimizer", OPTIMIZERS | same("adamw", "adamweightdecayx fp32stateadamweightdecay pmaadamw")),
+    **picked(ARGUMENTS, "learning_rate weight_decay type=optimizer eps=adam_epsilon"),
     "betas": lambda t, n, v: t.put("train.betas", [float(one) for one in v]),
-    "beta1": both_betas(0),
-    "beta2": both_betas(1),
-    "eps": number("train.eps"),
+    **picked(ARGUMENTS, "beta1=adam_beta1 beta2=adam_beta2"),
 }
 SCHEDULE = {
-    "type": choice("train.schedule", SCHEDULES),
-    **picked(ARGUMENTS, "learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
+    **picked(ARGUMENTS, "type=lr_scheduler learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
     "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
@@ -126,7 +107,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     t = Translation.of_file(file)
     t.apply(values, TOP)
     for name, table in SECTIONS.items():
-        section = {key: value for key, value in _section(values, name).items() if value not in NOT_GIVEN}
+        section = {key: value for key, value in _section(t, values, name).items() if value not in NOT_GIVEN}
         if name == "lr_schedule":
             section = {key: value for key, value in section.items() if value != -1}
             polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"
@@ -138,7 +119,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         t.settings.pop("train.eps", None)
     _layout(t, values)
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
-        _data(t, _section(values, name), key)
+        _data(t, _section(t, values, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         for key in ("data.eval", "data.eval_format", "data.eval_columns", "eval.every_steps", "eval.every_epochs"):
             t.settings.pop(key, None)
@@ -153,7 +134,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     return t
 
 
-def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _section(t: Translation, values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section as a dictionary of its own.
 
     Raises:
@@ -161,15 +142,15 @@ def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """
     section = values.get(name) or {}
     if not isinstance(section, Mapping):
-        raise InputError(f"{name}: {section!r}; a section was expected")
+        raise InputError(f"{t.system}: {name}: {section!r}; a section was expected")
     return dict(section)
 
 
 def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     """Which weights, which sizes, which adapter."""
-    section = _section(values, "model")
-    config = _section(section, "model_config")
-    trainer = _section(values, "trainer")
+    section = _section(t, values, "model")
+    config = _section(t, section, "model_config")
+    trainer = _section(t, values, "trainer")
     loaded = values.get("load_checkpoint")
     path, lora = split_name(loaded or config.get("checkpoint_name_or_path") or trainer.get("model_name"))
     mode = str(values.get("run_mode") or "finetune")
@@ -200,8 +181,8 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     _dropout(t, values, t.get("model.config") or base)
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
-    old = _section(_section(section, "arch"), "pet")  # until 0.6
-    pet = _section(config, "pet_config") or {**_section(old, "pet_config"), **_only(old, "pet_type")}
+    old = _section(t, _section(t, section, "arch"), "pet")  # until 0.6
+    pet = _section(t, config, "pet_config") or {**_section(t, old, "pet_config"), **_only(old, "pet_type")}
     if pet:
         put_method(t, pet, config.get("type"), base or (model_config(preset) if preset else None))
     elif lora:
@@ -259,7 +240,7 @@ def _compare(t: Translation, values: dict[str, Any], config: Mapping[str, Any], 
 
 
 def _layout(t: Translation, values: dict[str, Any]) -> None:
-    section = _section(values, "parallel_config")
+    section = _section(t, values, "parallel_config")
     if not values.get("use_parallel"):
         if any(isinstance(size, int) and size > 1 for size in section.values()):
             t.ignore("parallel_config", "use_parallel is off")
@@ -270,7 +251,7 @@ def _layout(t: Translation, values: dict[str, Any]) -> None:
 
 
 def _data(t: Translation, section: dict[str, Any], key: str) -> None:
-    loader = _section(section, "data_loader")
+    loader = _section(t, section, "data_loader")
     paths = loader.get("dataset_dir") or loader.get("dataset_files")
     if paths:
         t.put(key, paths)

@@ -14,11 +14,12 @@ import numpy as np
 from model_zoo.errors import InputError
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.command_line import add_switch, boolean, read, start_again
+from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.mindspore_trainer.model import Measured, outputs, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
 from pet.compat.outputs import tensors
-from pet.compat.translation import OPTIMIZERS, OWN_STEP, SCHEDULES, choice, clip, elsewhere, number, positive
+from pet.compat.translation import OWN_STEP, clip, elsewhere, number, per_process, positive
 from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 from pet.train.callbacks import Callback
@@ -52,8 +53,8 @@ FLAGS: dict[str, tuple[Callable, Any, Rule]] = {
     "device_num": (int, None, PROCESSES),
     "device_id": (str, None, PROCESSES),
     "enable_global_norm": (boolean, False, clip),
-    "optimizer": (str, None, choice("train.optimizer", OPTIMIZERS)),
-    "schedule": (str, None, choice("train.schedule", SCHEDULES)),
+    "optimizer": (str, None, ARGUMENTS["optimizer"]),
+    "schedule": (str, None, ARGUMENTS["lr_scheduler"]),
     "weight_decay": (float, 0.01, number("train.weight_decay")),
     "do_shuffle": (boolean, True, "data.shuffle"),
     "data_workers": (int, None, Ignored("data is read ahead in any case")),
@@ -321,10 +322,9 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recip
     t, rates, copies = Translation("launch"), None, read_job().size
     for key, value in OPTIMIZER_NAMES.get(task.optimizer_name, {"schedule": "linear"}).items():
         t.put(f"train.{key}", value)
-    given = {f"--{name}": getattr(args, name) for name in FLAGS}
-    if task.optimizer_name == "Momentum":
-        given = {name: value for name, value in given.items() if name not in ("--warmup", "--weight_decay")}
-    t.apply(given, {f"--{name}": rule for name, (_, _, rule) in FLAGS.items()})
+    fixed = ("warmup", "weight_decay") if task.optimizer_name == "Momentum" else ()
+    given = {name: getattr(args, name) for name in FLAGS if name not in fixed}
+    t.apply(given, {name: rule for name, (_, _, rule) in FLAGS.items()}, "--")
     if args.output_dir is None:
         t.refuse("--output_dir", "is missing")
     if args.distribute and copies == 1:
@@ -332,8 +332,7 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recip
             "--distribute", "this is a single process; give --device_num N, or pet launch -n N -- python TASK.py …"
         )
     t.put("train.epochs", None if "train.steps" in t.settings else args.num_train_epochs)
-    for key in ("train.batch_size", "eval.batch_size"):
-        t.put(key, t.get(key) * copies)
+    per_process(t, copies, "train.batch_size", "eval.batch_size")
     t.put("parallel.data", copies)
     metrics = ask(task.get_metrics, args)
     t.put(

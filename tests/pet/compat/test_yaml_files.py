@@ -106,7 +106,7 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
         ("hidden_size: 128", "hidden_size: 4096", "model_config.hidden_size: 4096, but the model has 128"),
         ("rms_norm_eps: 1e-5", "rms_norm_eps: 1e-6", "model_config.rms_norm_eps: 1e-06, but the model has 1e-05"),
         ("type: LlamaConfig", "type: GPT2Config", "GPT2Config, but the checkpoint's model_type is 'llama'"),
-        ("n_kv_heads: 2", "extend_method: NTK", "extend_method: 'NTK' is not supported"),
+        ("n_kv_heads: 2", "extend_method: NTK", "extend_method: 'NTK': only 'none' is supported"),
         ("total_steps: -1", "total_steps: 500", "lr_schedule.total_steps: 500"),
         ("lr_end: 1.e-5", "warmup_lr_init: 1.e-5", "lr_schedule.warmup_lr_init"),
         ("seed: 7", "moe_config: {expert_num: 4}", "moe_config.expert_num: 4"),
@@ -119,8 +119,10 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
 @pytest.mark.parametrize("name", ("optimizer", "runner_config", "model"))
 def test_what_is_no_section_is_refused(base, tmp_path, name):
     values = {**yaml.safe_load(MINDFORMERS.format(base=base, parallel=False)), name: "adam"}
-    with pytest.raises(InputError, match=f"{name}: 'adam'; a section was expected"):
+    with pytest.raises(InputError, match=f"run.yaml: {name}: 'adam'; a section was expected"):
         load_any(write(tmp_path / "run.yaml", yaml.safe_dump(values)))
+    with pytest.raises(InputError, match=f"{name}.more: {name} is no section, it holds a value"):
+        load_any(tmp_path / "run.yaml", changes={f"{name}.more": 1})
 
 
 # What MindFormers' own files say of a model, besides its sizes.
