@@ -21,16 +21,15 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
-    either,
     entry_problems,
     packing,
     preferences,
     put_data,
     revision,
+    settle,
     share,
     targets,
     template,
-    without_evaluation,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import first_of, flag, number, picked, same
@@ -218,7 +217,7 @@ TABLE = {
     "max_packed_sequence_len": _packed_length,
     "sample_packing": packing,
     "curriculum_sampling": flag("data.shuffle", False),
-    "shuffle_merged_datasets": either("data.shuffle", True, False),
+    "shuffle_merged_datasets": "data.shuffle",
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": template,
     "default_system_message": "data.system",
@@ -279,8 +278,6 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"))
     if not values.get("adapter"):
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
-    if values.get("max_steps"):
-        t.settings.pop("train.epochs")
     reward = "reward" if values.get("reward_model") is True else "sft"
     keys = KEYS
     if values.get("rl") == "simpo":  # by CPO's trainer, whose likelihood term has the weight 1 unless one is given
@@ -290,5 +287,5 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
-    without_evaluation(t)
+    settle(t)
     return t

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,6 @@ def template(t: Translation, name: str, value: Any) -> None:
 def words(key: str) -> Rules:
     """A list, or a string with commas."""
     return lambda t, n, v: t.put(key, [one.strip() for one in v.split(",")] if isinstance(v, str) else v)
-
-
-def either(key: str, on: Any, off: Any) -> Rules:
-    """A switch both of whose states say something."""
-    return lambda t, n, v: t.put(key, on if v else off)
 
 
 def packing(t: Translation, name: str, value: Any) -> None:
@@ -197,11 +192,13 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
     return {name: value for name, value in given.items() if name not in keys}
 
 
-def without_evaluation(t: Translation, given: Collection[str] = ("eval.every_steps", "eval.every_epochs")) -> None:
-    """Leaves out when to evaluate where nothing is held out to evaluate on."""
+def settle(t: Translation) -> None:
+    """Leaves out epochs beside steps, and when to evaluate where nothing is held out to evaluate on."""
+    superfluous = ["train.epochs"] if t.get("train.steps") else []
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
-        for key in given:
-            t.settings.pop(key, None)
+        superfluous += ["eval.every_steps", "eval.every_epochs"]
+    for key in superfluous:
+        t.settings.pop(key, None)
 
 
 def entry_problems(t: Translation, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:

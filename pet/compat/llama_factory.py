@@ -26,10 +26,10 @@ from pet.compat.job_files import (
     preferences,
     put_data,
     revision,
+    settle,
     share,
     targets,
     template,
-    without_evaluation,
     words,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
@@ -184,10 +184,6 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         with t.reading("lora_rank", rank):
             t.put("adapter.alpha", 2.0 * rank)
     given = first_of(values, *STEPS_WIN)
-    steps = values.get("max_steps")
-    with t.reading("max_steps", steps):
-        if (steps or -1) > 0:
-            t.settings.pop("train.epochs")
     if full:
         given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
@@ -207,7 +203,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
                 put_data(t, key, name, [_dataset(t, home, str(one).strip()) for one in every])
-    without_evaluation(t)
+    settle(t)
     return t
 
 

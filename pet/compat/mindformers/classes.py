@@ -24,7 +24,6 @@ from model_zoo.tokenizers.llama import LlamaTokenizer as OwnLlama
 from pet import auto
 from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import find_ckpt, is_ckpt
-from pet.compat.ckpt.names import Form
 from pet.compat.ckpt.view import MindFormersCheckpoint
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
 from pet.compat.mindformers.pet_config import with_adapter
@@ -108,16 +107,13 @@ def built(config) -> CausalLM:
         model = auto.AutoModel.from_config(config)
         model.random_weights = not checkpoint
         if checkpoint:
-            with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), _form(config)) as view:
+            form = getattr(config, "form", None)
+            with MindFormersCheckpoint(find_ckpt(checkpoint), model.config.to_dict(), form) as view:
                 load_into(model, view)
     given = {name: value for name, value in vars(config).items() if name in GENERATION and not name.endswith("_id")}
     give_defaults(model, {**given, **getattr(config, "generation", {})})
     attach_dropout(model, getattr(config, "dropout", {}))
     return model
-
-
-def _form(config) -> Form:
-    return getattr(config, "form", None) or Form()
 
 
 class _Model(CausalLM if TYPE_CHECKING else object):
