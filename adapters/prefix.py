@@ -26,7 +26,6 @@ from adapters.settings import Prefix
 from adapters.sites import sites
 from model_zoo.activations import tanh
 from model_zoo.errors import InputError
-from model_zoo.graph import evaluating
 
 PEFT_NAME = "prompt_embeddings"
 PROMPT_KEYS = (
@@ -294,14 +293,16 @@ def real_shares(model, chosen, ids: list[int]) -> list[np.ndarray]:
     """
     tokens = Tensor(np.array([ids], np.int32))
     recorders = [_Recorder() for _ in chosen]
+    training = model.training
+    model.set_train(False)
     for site, recorder in zip(chosen, recorders, strict=True):
         object.__setattr__(site.cell, "cache", recorder)
     try:
-        with evaluating(model):
-            model.hidden_states(tokens, *model.layout(tokens))
+        model.hidden_states(tokens, *model.layout(tokens))
     finally:
         for site in chosen:
             object.__setattr__(site.cell, "cache", None)
+        model.set_train(training)
     found = []
     for recorder in recorders:
         rows = [array[0].astype(np.float32).transpose(1, 0, 2).reshape(len(ids), -1) for array in recorder.found]

@@ -90,11 +90,21 @@ class Loader:
         self.batch_size, self.accumulation = batch_size, accumulation
         self.rank, self.world_size = rank, world_size
         self.settings = settings or DataSettings()
-        self.layout = layout or causal_layout
         self.pad_token_id = pad_token_id or 0
         self._plan: tuple[int, Plan] | None = None
         self._shared: tuple[TokenDataset, np.ndarray] | None = None
         self._check()
+        self.layout = layout or causal_layout
+
+    @property
+    def layout(self) -> LayoutFunction:
+        """Positions and visibility of one document."""
+        return self._layout
+
+    @layout.setter
+    def layout(self, layout: LayoutFunction) -> None:
+        self._layout = layout
+        self._position_rows = len(np.atleast_2d(layout(self._first_ids())[0]))
 
     def _check(self) -> None:
         if len(self.dataset) == 0:
@@ -187,7 +197,6 @@ class Loader:
         """Batches of one plan; ``shift`` is what is added to their index (and nothing else)."""
         per_batch = self.batch_size * self.world_size
         labels, shared, lengths = _label_tokens(dataset, plan), self.shared(dataset), self.row_lengths(dataset)
-        positions = np.atleast_2d(self.layout(self._first_ids())[0])  # (1 or 2, length)
         for index in range(start, plan.steps * self.accumulation):
             step = index // self.accumulation
             first = index * per_batch
@@ -200,7 +209,7 @@ class Loader:
                     int(plan.lengths[step]),
                     pad_token_id=self.pad_token_id,
                     layout=self.layout,
-                    position_rows=len(positions),
+                    position_rows=self._position_rows,
                     shared=None if shared is None else [[int(shared[one // 2]) for one in row[::2]] for row in members],
                 )
             )
