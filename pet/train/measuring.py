@@ -8,6 +8,7 @@ from typing import Any
 
 from adapters.apply import disable_adapters
 from adapters.registry import started_from_file
+from model_zoo.graph import evaluating
 from pet.train.evaluate import Answer
 from pet.train.state import Best
 
@@ -54,15 +55,12 @@ class Measuring:
         if self.evaluation is None or not (last or self.due(record)):
             return
         brief = not last and self.eval_settings.generate == "ends" and hasattr(self.evaluation, "from_logits")
-        self.model.set_train(False)
-        try:
+        with evaluating(self.model):
             if brief:
                 measured = self.evaluation.from_logits()
             else:
                 measured = self.evaluation()
                 self.last_measured = (self.measured_state(), measured)
-        finally:
-            self.model.set_train(True)
         record.update({f"eval_{name}": value for name, value in measured.items()})
         self.note_best(measured)
         self.notify("evaluation", {"step": self.position.step, **measured})
