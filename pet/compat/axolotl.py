@@ -32,7 +32,7 @@ from pet.compat.job_files import (
     template,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import first_of, flag, number, picked, same
+from pet.compat.translation import first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -287,5 +287,6 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
+    schedule_of_transformers(t, "lr_scheduler", given.get("lr_scheduler"))
     settle(t)
     return t

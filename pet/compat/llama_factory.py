@@ -33,7 +33,7 @@ from pet.compat.job_files import (
     words,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
-from pet.compat.translation import elsewhere, first_of, flag, same
+from pet.compat.translation import elsewhere, first_of, flag, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -190,6 +190,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
+    schedule_of_transformers(t, "lr_scheduler_type", given.get("lr_scheduler_type"))
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")

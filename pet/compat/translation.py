@@ -135,3 +135,23 @@ def final_rate(t: Translation, name: str, value: Any) -> None:
     peak = t.get("train.learning_rate")
     if peak and t.get("train.schedule") != "constant":
         t.put("train.final_ratio", min(1.0, float(value) / peak))
+
+
+def schedule_of_transformers(t: Translation, name: str, word: Any) -> None:
+    """What a schedule's name means to transformers' trainer where it differs from the recipe's defaults.
+
+    Args:
+        t: with all other settings.
+        name: the key of the schedule.
+        word: its value; None where it is not given.
+    """
+    word, schedule = str(getattr(word, "value", word)).lower(), t.get("train.schedule")
+    if word == "warmup_stable_decay":
+        t.refuse(name, f"{word!r} descends by a cosine; train.schedule: wsd by a line, over train.decay")
+    elif word == "constant":
+        t.put("train.warmup", 0)  # theirs with a warm-up is constant_with_warmup
+    elif schedule == "cosine_restarts":
+        t.put("train.cycles", 1)
+    elif schedule == "polynomial":
+        t.put("train.power", 1.0)
+        final_rate(t, name, 1e-7)

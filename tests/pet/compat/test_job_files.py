@@ -175,6 +175,24 @@ def test_a_missing_base_and_data_on_a_hub_are_an_error_unless_the_command_line_h
     assert load_any(job(), given).data.train == [str(base / "data.jsonl")]
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("cosine_with_restarts", {"train.schedule": "cosine_restarts", "train.cycles": 1, "train.warmup": 0.1}),
+        ("polynomial", {"train.schedule": "polynomial", "train.power": 1.0, "train.final_ratio": 1e-7 / 1e-3}),
+        ("constant", {"train.schedule": "constant", "train.warmup": 0}),
+        ("constant_with_warmup", {"train.schedule": "constant", "train.warmup": 0.1, "train.cycles": None}),
+    ],
+)
+def test_schedules_are_those_of_transformers(word, expected):
+    for system, key in ((llama_factory, "lr_scheduler_type"), (axolotl, "lr_scheduler")):
+        values = {"learning_rate": 1e-3, "warmup_ratio": 0.1}
+        found = system.translate({**values, key: word}, Path("x.yaml"))
+        assert {name: found.get(name) for name in expected} == expected and not found.problems
+        found = system.translate({**values, key: "warmup_stable_decay"}, Path("x.yaml"))
+        assert [problem for problem in found.problems if "descends by a cosine" in problem]
+
+
 def test_the_order_of_keys_changes_nothing():
     base = {"base_model": "llama_tiny", "adapter": "lora", "micro_batch_size": 2, "batch_size": 8}
     base |= {"lora_target_linear": True, "lora_target_modules": ["embed_tokens"]}
