@@ -150,12 +150,25 @@ class Differentiable(nn.Cell):
         return (gradients,)
 
 
+@ms.jit(jit_level="O0")
+def _any_graph(x):
+    return x + 1
+
+
+@functools.cache
+def rest_workers() -> None:
+    """MindSpore's worker threads, among which it shares its own operators out, turn round for up to 0.3 s behind each
+    of them, and take the cores from the kernels, until the process has run a graph: its end lets them wait at once."""
+    _any_graph(Tensor([0.0]))
+
+
 class Eagerly:
     """Within, kernels compute in C outside of graphs, too; elsewhere plain operators do, to which tests hold them."""
 
     depth = 0
 
     def __enter__(self):
+        rest_workers()
         Eagerly.depth += 1
         return self
 
