@@ -60,10 +60,14 @@ INLINE floats load_line(int storage, struct matrix of, struct line line, int64_t
     return load_stored(CODES, of, row, k);
 }
 
-/* Fetches what lies FAR ahead of what is read. */
+/* Fetches NEAR ahead what is read FAR behind this. Of codes nothing else: few bytes are as many numbers, so that they are
+ * there in time, and fetched twice a row takes a third longer on Zen 4. */
+INLINE void fetch_near(const char *from) { __builtin_prefetch(from - FAR + NEAR); }
+
+/* Fetches what lies FAR ahead of what is read, too. */
 INLINE void fetch(const char *from) {
     __builtin_prefetch(from, 0, 2);
-    __builtin_prefetch(from - FAR + NEAR);
+    fetch_near(from);
 }
 
 /* The numbers from one row of a to the next. */
@@ -97,7 +101,7 @@ INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t dep
 #pragma GCC unroll 8
                 for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
                     runs[j] = run_of(codes[first + j] + (at >> 1), left, table);
-                    if (j * RUN % 128 == 0) fetch(ahead + (wide * at + (first + j) * RUN) / 2);
+                    if (j * RUN % 128 == 0) fetch_near(ahead + (wide * at + (first + j) * RUN) / 2);
                 }
 #pragma GCC unroll 8
                 for (int v = 0; v < RUNS; v++)
