@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pet.compat.job_files import (
+    BITS,
     CACHE,
     COMMON,
     DOWNLOADS,
@@ -41,11 +42,13 @@ FORMATS = {
     "completion": "text",
     "sharegpt": "sharegpt",
     "chat_template": "chat",
+    "pretrain": "text",
     "None": "tokens",
 }
 """A data set's ``type`` up to its first dot or colon -> ``data.format``."""
 ENTRY = {
     "field": "text",
+    "text_column": "text",
     "field_messages": "messages",
     "field_instruction": "prompt",
     "field_input": "input",
@@ -71,12 +74,13 @@ KEYS = {
     "simpo_gamma": "gamma",
 }
 """Settings of preferences, by the names of all releases."""
-PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin")
-"""Plugins that change speed or logs."""
+PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin", "KernelsPlugin")
+PLUGINS += ("ExpertParallelPlugin",)
+"""Plugins that change speed, logs, or how the work is divided."""
 
 
 def _datasets(t: Translation, name: str, value: Any) -> None:
-    found, key = [], "data.train" if name == "datasets" else "data.eval"
+    found, key = [], "data.eval" if name == "test_datasets" else "data.train"
     for entry in value:
         kind = entry.get("type")
         if isinstance(kind, Mapping):  # a prompt of the file's own
@@ -103,6 +107,35 @@ def _prompt(t: Translation, name: str, given: Mapping[str, Any]) -> None:
     t.put("data.system", given.get("system_prompt") or None)
 
 
+def _texts(t: Translation, name: str, value: Any) -> None:
+    """Plain text, which is read as it is needed and fills the rows."""
+    _datasets(t, name, value)
+    t.settings.update({"data.streaming": True, "data.packing": "pack"})
+
+
+def _tokens(t: Translation, name: str, value: Any) -> None:
+    """New tokens; before 0.2 what is now ``special_tokens``."""
+    if isinstance(value, Mapping):
+        _special_tokens(t, name, value)
+    else:
+        t.refuse(name, f"{value!r}: {TOKENS.why}")
+
+
+def _ends_of_turns(t: Translation, name: str, value: Any) -> None:
+    others = [word for word in value if word not in OWN_TOKENS]
+    if others:
+        t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
+    else:
+        t.ignore(name, "an answer is learnt with the token that ends it")
+
+
+def _unfrozen(t: Translation, name: str, value: Any) -> None:
+    if t.get("adapter.method") == "none":
+        t.refuse(name, "every weight is trained; see pet.freeze_modules for less")
+    else:
+        t.ignore(name, "an adapter's base is frozen")
+
+
 def _special_tokens(t: Translation, name: str, value: Any) -> None:
     changed = {role: word for role, word in value.items() if role != "pad_token" and word not in (None, *OWN_TOKENS)}
     if changed:
@@ -123,11 +156,6 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
     """Of the first releases: rows of this length hold samples of at most ``sequence_len``."""
     t.put("data.packing", "pack")
     t.ignore(name, "samples are packed into rows of sequence_len")
-
-
-def _four_bits(t: Translation, name: str, value: Any) -> None:
-    if value:
-        t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
 
 
 def _every_linear(t: Translation, name: str, value: Any) -> None:
@@ -187,12 +215,17 @@ TABLE = {
     "revision_of_model": revision,
     "tokenizer_config": "model.tokenizer",
     "special_tokens": _special_tokens,
-    **same(TOKENS, "tokens resize_token_embeddings_to_32x"),
-    **same(MODEL, "base_model_config base_model_ignore_patterns model_type num_labels is_*_derived_model"),
-    **same(MODEL, "tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 gptq gptq_*"),
+    "tokens": _tokens,
+    "resize_token_embeddings_to_32x": TOKENS,
+    "eot_tokens": _ends_of_turns,
+    **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
+    **same(
+        MODEL,
+        "is_*_derived_model tokenizer_type tokenizer_use_* tokenizer_legacy torch_dtype float16 bfloat16 gptq gptq_*",
+    ),
     "lora_fan_in_fan_out": MODEL,
-    "load_in_8bit": flag("model.quantization.type", "int8"),
-    "load_in_4bit": _four_bits,
+    "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v else {}),
+    "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if v else {}),
     "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
@@ -205,17 +238,21 @@ TABLE = {
     "peft_use_rslora": "adapter.use_rslora",
     "peft_layers_to_transform": "adapter.layers",
     "peft": _peft,
+    "unfrozen_parameters": _unfrozen,
     "relora*": Refused("an adapter is not merged and begun anew in training"),
     # data
     **same(_datasets, "datasets test_datasets"),
     "dataset_prepared_path": CACHE,
-    "dataset_processes": "data.workers",
+    **same("data.workers", "dataset_processes dataset_num_proc"),
     "dataset_exact_deduplication": "data.deduplicate",
     "hf_use_auth_token": DOWNLOADS,
     "val_set_size": share("data.eval_fraction"),
     "sequence_len": "data.max_length",
     "max_packed_sequence_len": _packed_length,
     "sample_packing": packing,
+    "pretraining_dataset": _texts,
+    "streaming": "data.streaming",
+    "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": "data.shuffle",
     "train_on_inputs": flag("data.train_on", "all"),
@@ -250,15 +287,16 @@ TABLE = {
     "scaling_softmax": Refused("attention has the checkpoint's own scale"),
     "plugins": _plugins,
     **same(SPEED, "lora_*_kernel fused_attn_kernel attn_implementation *_attention flash_* liger_* cut_cross_entropy"),
-    **same(SPEED, "sample_packing_* eval_sample_packing pad_to_sequence_len gradient_checkpointing_kwargs"),
-    **same(SPEED, "precompute_ref_log_probs torchdistx_path"),
-    **same(LAYOUT, "local_rank ddp* use_ray"),
+    **same(SPEED, "sample_packing_* eval_sample_packing pad_to_sequence_len pretrain_multipack_*"),
+    **same(SPEED, "precompute_ref_log_probs torchdistx_path activation_offloading tiled_mlp flex_attn_compile_kwargs"),
+    **same(SPEED, "experts_implementation use_kernels use_scattermoe use_sonicmoe"),
+    **same(LAYOUT, "local_rank ddp* use_ray dp_* tensor_parallel_size expert_parallel_*"),
     **same(LOGS, "debug eval_table_* use_wandb* mlflow_* use_mlflow comet_* use_comet otel_* use_otel_metrics"),
     **same(LOGS, "use_tensorboard gc_*"),
     **same(UPLOADED, "push_dataset_to_hub hub_*"),
     "strict": Ignored("checkpoints are always read strictly"),
     "save_safetensors": Ignored("adapters are always safetensors"),
-    "test_value": Ignored("axolotl reads no such key; it stands in its own examples"),
+    **same(Ignored("axolotl reads no such key; it stands in its own examples"), "test_value eta_min"),
 }
 DEFAULTS = {
     "train.batch_size": 1,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.compat.translation import number, same
+from pet.compat.translation import EVALUATIONS, number, same
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -31,11 +31,12 @@ TOKENS = Refused("the tokenizer and the embedding stay as they are")
 LOSS = Refused("a loss that is not here; see train.objective")
 TEMPLATES = (
     *("default", "empty", "tokenizer_default", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
-    *("qwen3_nothink", "chatglm2", "chatglm3", "glm4"),
+    *("qwen3_nothink", "chatglm2", "chatglm3", "glm4", "gemma", "gemma2", "gemma3", "mistral_small", "mistral_v1"),
+    *("mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "ministral", "smollm", "smollm2", "yi"),
 )
 """Prompts of the families here, by both systems' names."""
 OWN_TOKENS = ("<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|endoftext|>")
-OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>")
+OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 """Tokens that begin, end or stand for unknown text in the families here."""
 
 
@@ -90,6 +91,13 @@ def packing(t: Translation, name: str, value: Any) -> None:
         t.put("data.packing", "pack" if value else "longest")
 
 
+BITS = {
+    4: {"model.quantization.type": "nf4", "model.quantization.double": True},
+    8: {"model.quantization.type": "int8"},
+}
+"""How both systems pack a base."""
+
+
 def share(key: str) -> Rules:
     """A share of the training rows."""
     return lambda t, n, v: t.put(key, float(v)) if v < 1 else t.refuse(n, f"{v}: a share below 1 is supported")
@@ -128,8 +136,8 @@ COMMON = {
     "save_steps": steps("train.save_every"),
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
     "trust_remote_code": MODEL,
-    **same(SPEED, "dataloader_* torch_compile* tf32 device_map"),
-    **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker"),
+    **same(SPEED, "dataloader_* torch_compile* tf32 device_map low_cpu_mem_usage gradient_checkpointing_kwargs"),
+    **same(LAYOUT, "deepspeed fsdp fsdp_* ray_* resources_per_worker context_parallel_size"),
     **same(LOGS, "*swanlab* wandb_*"),
 }
 """Names and rules that both systems' tables have."""
@@ -194,11 +202,10 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
 
 def settle(t: Translation) -> None:
     """Leaves out epochs beside steps, and when to evaluate where nothing is held out to evaluate on."""
-    superfluous = ["train.epochs"] if t.get("train.steps") else []
+    if t.get("train.steps"):
+        t.drop("train.epochs")
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
-        superfluous += ["eval.every_steps", "eval.every_epochs"]
-    for key in superfluous:
-        t.settings.pop(key, None)
+        t.drop(*EVALUATIONS)
 
 
 def entry_problems(t: Translation, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:

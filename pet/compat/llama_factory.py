@@ -10,6 +10,7 @@ from typing import Any
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
 from pet.compat.job_files import (
+    BITS,
     CACHE,
     COMMON,
     DOWNLOADS,
@@ -58,12 +59,9 @@ NO_IMAGES = Ignored(MEDIA.why)
 
 
 def _quantised(t: Translation, name: str, value: Any) -> None:
-    if value == 4:
-        t.settings.update({"model.quantization.type": "nf4", "model.quantization.double": True})
-    elif value == 8:
-        t.put("model.quantization.type", "int8")
-    elif value:
+    if value and value not in BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
+    t.settings.update(BITS.get(value, {}))
 
 
 def _double(t: Translation, name: str, value: Any) -> None:
@@ -146,11 +144,11 @@ TABLE = {
     "kt_*": Ignored("KTransformers is off"),
     "export_*": Ignored("pet export writes the result"),
     "*_hub_token": DOWNLOADS,
-    **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc low_cpu_mem_usage"),
+    **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
     **same(SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
     **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit"),
     **same(LOGS, "plot_loss include_* report_to"),
-    **same(LAYOUT, "*_model_parallel_size sequence_parallel context_parallel_size placement_strategy master_*"),
+    **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_*"),
     **same(LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca"),
 }
 DEFAULTS = {

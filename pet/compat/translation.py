@@ -24,7 +24,8 @@ def method_of(name: str | None) -> str:
     for cls in SETTINGS:
         methods.update({name: name for name in cls.names()}, **dict.fromkeys(cls.aliases, cls.method))
     if key not in methods:
-        raise InputError(f"pet_method {name!r} is not known; supported: {', '.join(methods)}{similar(key, methods)}")
+        known = ", ".join(filter(None, methods))
+        raise InputError(f"pet_method {name!r} is not known; supported: {known}{similar(key, methods)}")
     return methods[key]
 
 
@@ -95,6 +96,10 @@ def flag(key: str, on: Any = True) -> Callable[[Translation, str, Any], None]:
 def callback(name: str) -> Callable[[Translation, str, Any], None]:
     """A rule for a switch that adds a callback."""
     return lambda translation, _, value: translation.add_callback({"name": name}) if value else None
+
+
+EVALUATIONS = ("eval.every_steps", "eval.every_epochs")
+"""When it is measured."""
 
 
 def elsewhere(translation: Translation, name: str, value: Any) -> None:

@@ -84,6 +84,11 @@ class Translation:
         """What was set for a key."""
         return self.settings.get(key, default)
 
+    def drop(self, *keys: str) -> None:
+        """Leaves keys of the recipe as they are, whatever was set."""
+        for key in keys:
+            self.settings.pop(key, None)
+
     def add_callback(self, entry: dict[str, Any]) -> None:
         """Adds an entry to the recipe's ``callbacks``."""
         self.put("callbacks", [*self.get("callbacks", []), entry])

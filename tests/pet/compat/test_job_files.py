@@ -270,6 +270,34 @@ def test_axolotls_kinds_of_data(tmp_path, entry, settings):
     assert {key: translation.get(key) for key in settings} == settings
 
 
+def test_axolotls_pretraining_streams_texts(base, tmp_path):
+    entry = {"path": str(base / "data.jsonl"), "type": "pretrain", "text_column": "output"}
+    file = {**JOBS["axolotl"], "datasets": None, "pretraining_dataset": [entry], "max_steps": 3, "val_set_size": 0}
+    file |= {"sequence_len": 64, "streaming_multipack_buffer_size": 77, "evals_per_epoch": None}
+    file["output_dir"] = str(tmp_path / "out")
+    data = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(file)), ["model.path=llama_tiny"]).data
+    assert (data.format, data.columns, data.packing) == ("text", {"text": "output"}, "pack")
+    assert (data.streaming, data.stream_window) == (True, 77)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"chat_template": "gemma3", "eot_tokens": ["<end_of_turn>"]}, None),
+        ({"eot_tokens": ["<stop>"]}, "eot_tokens: <stop>"),
+        ({"tokens": {"bos_token": "<s>", "pad_token": "[PAD]"}}, None),
+        ({"tokens": {"bos_token": "<begin>"}}, "tokens: bos_token"),
+        ({"tokens": ["<call>"]}, "tokens: ['<call>']"),
+        ({"unfrozen_parameters": ["^lm_head.*"]}, None),
+        ({"unfrozen_parameters": ["^lm_head.*"], "adapter": None}, "unfrozen_parameters: every weight"),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2, "context_parallel_size": 2, "tiled_mlp": True}, None),
+    ],
+)
+def test_axolotls_tokens_freezing_and_layouts(tmp_path, given, problem):
+    problems = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml").problems
+    assert [line.startswith(f"job.yaml: {problem}") for line in problems] == [True] * bool(problem)
+
+
 def test_data_sets_of_different_columns_are_refused(tmp_path):
     entries = [{"path": name, "type": "completion", "field": name} for name in ("a", "b")]
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**JOBS["axolotl"], "datasets": entries}))
