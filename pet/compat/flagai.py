@@ -219,7 +219,7 @@ class Trainer:
             if self.deepspeed and (path := self.settings.get("deepspeed_config")):
                 put_deepspeed(t, path)
                 if size == tensor:
-                    t.settings.pop("parallel.shard_optimizer", None)
+                    t.drop("parallel.shard_optimizer")
                 t.put("train.batch_size", self.settings.get("batch_size"))
             per_process(t, size // tensor, "train.batch_size")
         return t

@@ -149,17 +149,13 @@ def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None)
     tokenizer = objects.tokenizer
     if tokenizer is None and (objects.model is None or recipe.model.tokenizer not in (None, recipe.model.path)):
         tokenizer = load_tokenizer(recipe)
-    if objects.model is None:
-        model = load_model(recipe)
-        if adapter is not None:
-            load_adapter(model, adapter)
-        else:
-            attach_adapter(model, recipe, tokenizer)
-    else:
-        model = objects.model
-        # an adapter, or a choice of parameters, that the script has made itself is left as it is
-        if recipe.adapter.method != "none" and not list_adapters(model):
-            attach_adapter(model, recipe, tokenizer)
+    own = objects.model is not None
+    model = objects.model if own else load_model(recipe)
+    if adapter is not None and not own:
+        load_adapter(model, adapter)
+    # an adapter, or a choice of parameters, that the script has made itself is left as it is
+    elif not own or (recipe.adapter.method != "none" and not list_adapters(model)):
+        attach_adapter(model, recipe, tokenizer)
     return distributed.prepare(model), tokenizer
 
 

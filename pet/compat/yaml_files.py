@@ -146,14 +146,14 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
         if is_ckpt(given):
             raise InputError(f"{path}: {given} is a .ckpt file; convert it by pet convert {given} --output DIR")
         return None
-    from pet.compat.mindformers.sizes import alpha_of, form_of, name_of, strategy_of
+    from pet.compat.mindformers.sizes import facts_of, name_of
 
     if is_ckpt(given):
         if translation.get("train.resume") and given == values.get("load_checkpoint"):
             raise InputError(
                 f"{path}: resume_training: {given} is taken as weights; a run goes on from checkpoints of this library"
             )
-        model, adapter = bring(given, path, form_of(values), alpha_of(values), strategy_of(values))
+        model, adapter = bring(given, path, **facts_of(values))
     elif (Path(given) / "config.json").is_file() or not Path(given).is_dir():
         return None
     elif translation.get("train.resume"):

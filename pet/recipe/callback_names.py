@@ -20,7 +20,7 @@ def _loss(t: Translation, given: dict[str, Any]) -> None:
 
 
 def _checkpoint(t: Translation, given: dict[str, Any]) -> None:
-    t.put("train.save_every", given.pop("save_checkpoint_steps", None))
+    t.put("train.save_every", given.pop("save_checkpoint_steps", None) or None)  # 0 is by no number of steps
     t.put("train.keep_last", given.pop("keep_checkpoint_max", None))
     t.put("train.save_prefix", re.sub(r"[^\w.-]", "_", given.pop("prefix", None) or "") or None)
 

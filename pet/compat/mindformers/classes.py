@@ -27,7 +27,7 @@ from pet.compat.ckpt.doors import find_ckpt, is_ckpt
 from pet.compat.ckpt.view import MindFormersCheckpoint
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION, give_defaults
 from pet.compat.mindformers.pet_config import with_adapter
-from pet.compat.mindformers.presets import bare_name, split_name
+from pet.compat.mindformers.presets import split_name
 from pet.names import find_tokenizer, preset_names
 from pet.train.base_dropout import attach_dropout
 
@@ -93,7 +93,7 @@ class AutoTokenizer(auto.AutoTokenizer):
     @staticmethod
     def from_pretrained(name_or_path, *arguments, **settings) -> own.Tokenizer:
         """See `pet.AutoTokenizer`."""
-        tokenizer = auto.AutoTokenizer.from_pretrained(bare_name(name_or_path), *arguments, **settings)
+        tokenizer = auto.AutoTokenizer.from_pretrained(split_name(name_or_path)[0], *arguments, **settings)
         tokenizer.decode = _of_rows(tokenizer.decode)
         return tokenizer
 

@@ -10,14 +10,14 @@ from model_zoo.errors import InputError
 from model_zoo.families import chatglm, chatglm2, gpt2, llama
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers.generation_defaults import NAMES as GENERATION
-from pet.compat.mindformers.presets import bare_name
-from pet.compat.translation import elsewhere, same
+from pet.compat.mindformers.presets import split_name
+from pet.compat.translation import elsewhere, flag, same
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
 
 # Arguments that would make another model; with these values it is the one that there is.
 FIXED = {
-    "extend_method": Refused("only 'none' is supported", harmless=("none",)),
-    "scaling_factor": Refused("only 1 is supported", harmless=(1, 1.0)),
+    "rotary_pct": Refused("only 1 is supported", harmless=(1, 1.0)),
+    "rotary_percent": Refused("only 0.5 is supported", harmless=(0.5,)),
     "layernorm_order": Refused("only 'post' is supported", harmless=("post",)),
     "use_final_layernorm": Refused("only True is supported", harmless=(True,)),
     "activation_func": Refused("only 'gelu' is supported", harmless=("GELU", "gelu")),
@@ -28,10 +28,8 @@ ACTIVATIONS = {"gelu": "gelu_new", "fast_gelu": "quick_gelu"}
 GPT2_NAMES = {
     "hidden_size": "n_embd",
     "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "num_attention_heads": "n_head",
-    "seq_length": "n_positions",
-    "max_position_embeddings": "n_positions",
+    **same("n_head", "num_heads num_attention_heads"),
+    **same("n_positions", "seq_length max_position_embeddings"),
     "layernorm_epsilon": "layer_norm_epsilon",
     "intermediate_size": "n_inner",
     **same(lambda t, n, v: t.put("activation_function", ACTIVATIONS.get(v, v)), "hidden_act activation_function"),
@@ -41,14 +39,12 @@ LLAMA_NAMES = {
     "num_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
     "seq_length": "max_position_embeddings",
-    "theta": "rope_theta",
+    "kv_channels": "head_dim",
+    "qkv_has_bias": flag("model_type", "qwen2"),
+    **same("rope_theta", "theta rotary_emb_base"),
+    **same(elsewhere, "extend_method scaling_factor"),  # see `rope_scaling`
 }
-GLM_NAMES = {
-    "num_heads": "num_attention_heads",
-    "seq_length": "max_sequence_length",
-    "layernorm_epsilon": "layernorm_epsilon",
-    "gmask_token_id": "gmask_token_id",
-}
+GLM_NAMES = {"num_heads": "num_attention_heads", "seq_length": "max_sequence_length"}
 GLM2_NAMES = {"num_heads": "num_attention_heads", "seq_len": "seq_length"}
 DROPOUTS = {
     "embedding_dropout_prob": "embedding",
@@ -70,13 +66,22 @@ TABLE = {
         "layernorm_compute_type layernorm_compute_dtype softmax_compute_type softmax_compute_dtype rotary_dtype "
         "param_init_type embedding_init_type initializer_range compute_in_2d use_past_shard max_position_embedding "
         "bos_token eos_token pad_token ignore_token_id ignore_index mask_token_id gmask_token_id input_sliced_sig "
-        "is_enhanced_encoder pretrain_seqlen pre_seq_len prefix_projection",
+        "is_enhanced_encoder auto_map num_block pretrain_seqlen pre_seq_len prefix_projection",
     ),
     **FIXED,
     **dict.fromkeys(GENERATION, elsewhere),
     **{name: name for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
 }
 """Of all families; beside it each has the keys of its own config.json."""
+
+
+def rope_scaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``rope_scaling`` of a config.json for LLaMA's extend_method and scaling_factor; None where there is none."""
+    method, factor = str(given.get("extend_method") or "none").lower(), given.get("scaling_factor", 1)
+    if method == "none":
+        return None
+    kind = "linear" if method == "pi" else method  # LLAMA3 and YARN are called the same
+    return {"rope_type": kind, **(factor if isinstance(factor, Mapping) else {"factor": factor})}
 
 
 def config_values(cls, names: Mapping[str, Rule], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +120,7 @@ class _Config:
         """The configuration of a directory, a bundled base or a preset (``gpt2``, ``glm_6b_lora``)."""
         from pet.auto import AutoConfig
 
-        return AutoConfig.from_pretrained(bare_name(name_or_directory))
+        return AutoConfig.from_pretrained(split_name(name_or_directory)[0])
 
 
 class GPT2Config(_Config):
@@ -147,6 +152,7 @@ class LlamaConfig(_Config):
             if ffn_dim_multiplier is not None:
                 width = int((ffn_dim_multiplier + 0.01) * width)
             given["intermediate_size"] = -(-width // multiple_of) * multiple_of
+        given["rope_scaling"] = given.get("rope_scaling") or rope_scaling(given)
         return super().__new__(cls, **given)
 
 

@@ -9,18 +9,9 @@ from typing import Any
 from pet.text_generation import completed
 
 # MindFormers' names -> those of `generate`
-NAMES = {
-    "do_sample": "do_sample",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "temperature": "temperature",
-    "repetition_penalty": "repetition_penalty",
-    "max_decode_length": "max_length",
-    "max_length": "max_length",
-    "max_new_tokens": "max_new_tokens",
-    "eos_token_id": "eos_token_id",
-    "pad_token_id": "pad_token_id",
-}
+NAMES = {"max_decode_length": "max_length"}
+NAMES |= {name: name for name in ("max_length", "max_new_tokens", "do_sample", "top_k", "top_p", "temperature")}
+NAMES |= {name: name for name in ("repetition_penalty", "eos_token_id", "pad_token_id")}
 
 
 def defaults_in(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ TABLE = {
     **same("parallel.micro_batches", "micro_batch_num micro_size"),
     "optimizer_shard": "parallel.shard_optimizer",
     "use_seq_parallel": Ignored("it divides activations between norms, which changes memory, not results"),
+    "seq_split_num": Ignored("it divides a row's way through the stages, which changes memory, not results"),
     "mem_coeff": Ignored("MindSpore's search for a layout is not used"),
     "context_parallel": Refused("sequences are not divided over processes", harmless=(0, 1)),
     "expert_parallel": Refused("there are no expert layers", harmless=(0, 1)),
@@ -31,7 +32,7 @@ def translate_parallel(given: dict[str, Any], system: str = "parallel_config") -
     translation = Translation(system)
     translation.apply({**defaults, **given}, TABLE)
     if translation.get("parallel.pipeline", 1) == 1:
-        translation.settings.pop("parallel.micro_batches", None)
+        translation.drop("parallel.micro_batches")
     return translation
 
 

@@ -23,8 +23,3 @@ def split_name(name: Any) -> tuple[Any, dict[str, Any] | None]:
         return name, None
     family = next((each for each in LORA if base.startswith(each)), "llama")
     return base, dict(LORA["gpt2" if base.startswith("gpt") else family])
-
-
-def bare_name(name: Any) -> Any:
-    """The model's name without ``_lora``."""
-    return split_name(name)[0]

@@ -16,7 +16,7 @@ from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
 from pet.compat.modelarts import output_directory
-from pet.compat.translation import method_of
+from pet.compat.translation import EVALUATIONS, method_of
 from pet.recipe.callback_names import is_named, translate_callbacks
 from pet.recipe.translation import Translation
 
@@ -139,14 +139,12 @@ class Request:
             if is_path(data):
                 paths = data if isinstance(data, (list, tuple)) else [data]
                 translation.put(f"data.{name}", [os.fspath(path) for path in paths])
-        if mode != "evaluate" and self.do_eval is False:
+        unmeasured = mode != "evaluate" and self.do_eval is False
+        if unmeasured:
             translation.settings["data.eval"] = None
-            for key in ("eval.every_steps", "eval.every_epochs"):
-                translation.settings.pop(key, None)
-        if self.in_memory() and not is_path(self.eval_dataset):
-            # the rules look for files; the schedule is given to the trainer beside the recipe
-            for key in ("eval.every_steps", "eval.every_epochs"):
-                translation.settings.pop(key, None)
+        if unmeasured or (self.in_memory() and not is_path(self.eval_dataset)):
+            # of data in memory the trainer is told when to measure beside the recipe, whose rules look for files
+            translation.drop(*EVALUATIONS)
         translate_callbacks(translation, self.named_callbacks, {})
         translation.finish()
         has_files = not self.in_memory()
@@ -232,11 +230,10 @@ class Request:
         kind, _, values = self.job_file()
         if kind == "mindformers":
             section = dict(values.get("parallel_config") or {}) if use or values.get("use_parallel") else {}
-        else:
-            section = values.get("parallel") if isinstance(values, Mapping) else None
-            names = {"data": "data_parallel", "tensor": "model_parallel", "pipeline": "pipeline_stage"}
-            names |= {"micro_batches": "micro_batch_num", "shard_optimizer": "optimizer_shard"}
-            section = {names.get(name, name): value for name, value in (section or {}).items()}
+        else:  # what else a recipe says of its processes is taken with it
+            there = (values.get("parallel") if isinstance(values, Mapping) else None) or {}
+            keys = {name: key.partition(".")[2] for name, key in LAYOUT.items() if isinstance(key, str)}
+            section = {name: there[key] for name, key in keys.items() if key in there}
         sizes = [section.get(name) or 1 for name in ("data_parallel", "model_parallel", "pipeline_stage")]
         return section if any(size != 1 for size in sizes) else {}
 
@@ -260,13 +257,13 @@ class Request:
     def from_ckpt(self, checkpoint) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) for a MindFormers ``.ckpt`` file of this request's model."""
         from pet.compat.ckpt.beside import bring
-        from pet.compat.mindformers.sizes import alpha_of, form_of, strategy_of
+        from pet.compat.mindformers.sizes import facts_of
         from pet.compat.yaml_files import load_any
 
         if self.base_recipe is not None:
             kind, file, values = self.job_file()
             if kind == "mindformers":
-                return bring(checkpoint, file, form_of(values), alpha_of(values), strategy_of(values))
+                return bring(checkpoint, file, **facts_of(values))
             recipe = load_any(self.base_recipe, check_files=False)
             return bring(checkpoint, recipe.model.path, None, getattr(recipe.adapter, "alpha", None))
         model = self.model if is_path(self.model) else self.model.config.to_dict()
@@ -284,7 +281,7 @@ class Request:
     def eval_schedule(self) -> dict[str, Any]:
         """When to evaluate on data that is no file."""
         settings = translate_arguments(self.arguments).settings
-        return {key: settings[f"eval.{key}"] for key in ("every_steps", "every_epochs") if f"eval.{key}" in settings}
+        return {key.partition(".")[2]: settings[key] for key in EVALUATIONS if key in settings}
 
     def in_memory(self) -> bool:
         """Whether anything is given as an object."""

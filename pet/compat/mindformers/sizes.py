@@ -11,6 +11,7 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.presets import split_name
+from pet.compat.translation import same
 from pet.recipe.source import read
 from pet.recipe.translation import Translation
 
@@ -24,29 +25,18 @@ CLASSES = {
 SIZES = {
     "num_layers": "layers",
     "hidden_size": "hidden",
-    "num_heads": "heads",
-    "num_attention_heads": "heads",
     "n_kv_heads": "kv_heads",
-    "intermediate_size": "ffn",
-    "ffn_hidden_size": "ffn",
-    "inner_hidden_size": "ffn",
-    "padded_vocab_size": "vocab",
-    "vocab_size": "vocab",
+    **same("heads", "num_heads num_attention_heads"),
+    **same("ffn", "intermediate_size ffn_hidden_size inner_hidden_size"),
+    **same("vocab", "padded_vocab_size vocab_size"),
     "hidden_size_per_attention_head": "head_dim",
 }
 """Sizes by MindFormers' names, and by ours."""
 NUMBERS = {"rms_norm_eps": "rms_norm_eps", "layernorm_epsilon": "layernorm_epsilon", "theta": "rope_theta"}
 """Further numbers of model_config, and what a config.json calls them."""
 # of model_config, but nothing of the architecture
-BESIDE = (
-    "type",
-    "pet_config",
-    "checkpoint_name_or_path",
-    "qkv_concat",
-    "mlp_concat",
-    "use_rearrange_rope",
-    "hidden_size_per_attention_head",
-)
+BESIDE = ("type", "pet_config", "checkpoint_name_or_path", "qkv_concat", "mlp_concat", "use_rearrange_rope")
+BESIDE += ("hidden_size_per_attention_head",)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -126,6 +116,11 @@ def contradictions(values: Mapping[str, Any], config: Mapping[str, Any]) -> list
         pairs["hidden_act"] = config["activation_function"]
     known = {**(config.get("rope_parameters") or {}), **config}
     pairs |= {name: known[key] for name, key in NUMBERS.items() if known.get(key) is not None}
+    wanted = configurations.rope_scaling(section) or {}
+    there = {"rope_type": "default", **known, **(known.get("rope_scaling") or {})}
+    there = {key: there.get("type", there["rope_type"]) if key == "rope_type" else there.get(key) for key in wanted}
+    if not all(value == there[key] or _equal(value, there[key]) for key, value in wanted.items()):
+        pairs["extend_method"] = there
     fixed = Translation("model_config")
     fixed.apply({name: section[name] for name in configurations.FIXED if name in section}, configurations.FIXED)
     return [problem.partition(": ")[2] for problem in fixed.problems] + [
@@ -163,6 +158,7 @@ def alpha_of(values: Mapping[str, Any]) -> float | None:
     return None if alpha is None else float(alpha)
 
 
-def strategy_of(values: Mapping[str, Any]) -> str | None:
-    """Where the file says how a folder of ranks divides the weights; None where it does not."""
-    return values.get("src_strategy_path_or_dir") or None
+def facts_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of the ``.ckpt`` files beside it, as `pet.compat.ckpt.beside.bring` takes it."""
+    strategy = values.get("src_strategy_path_or_dir") or None
+    return {"form": form_of(values), "alpha": alpha_of(values), "strategy": strategy}

@@ -16,13 +16,8 @@ QKV, UPWARD = {QUERY, KEY, VALUE}, {GATE, UP}
 GLM = {"query_key_value": QKV, "dense": {OUTPUT}, "dense_h_to_4h": UPWARD, "dense_4h_to_h": {DOWN}}
 PARTS = {"wq": {QUERY}, "wk": {KEY}, "wv": {VALUE}}
 THEIRS = {
-    "GPT2Config": {
-        "dense1": {QUERY},
-        "dense2": {KEY},
-        "dense3": {VALUE},
-        "projection": {OUTPUT, DOWN},
-        "mapping": UPWARD,
-    },
+    "GPT2Config": {"dense1": {QUERY}, "dense2": {KEY}, "dense3": {VALUE}}
+    | {"projection": {OUTPUT, DOWN}, "mapping": UPWARD},
     "LlamaConfig": PARTS
     | {"w_qkv": QKV, "wo": {OUTPUT}, "w1": {GATE}, "w3": {UP}, "w_gate_hidden": UPWARD, "w2": {DOWN}},
     "GLMConfig": GLM,

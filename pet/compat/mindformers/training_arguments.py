@@ -41,9 +41,9 @@ def _strategy(translation: Translation, name: str, value: Any) -> None:
     elif word == "epoch" and "eval" in name:
         translation.put("eval.every_epochs", 1.0)
     elif word == "no" and "eval" in name:
-        translation.settings.pop("eval.every_steps", None)
+        translation.drop("eval.every_steps")
     elif word == "no":
-        translation.settings.pop("train.save_every", None)
+        translation.drop("train.save_every")
     elif word == "epoch":
         translation.ignore(name, "a checkpoint is written at the end; for more of them give save_steps")
 

@@ -17,7 +17,7 @@ from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
-from pet.compat.translation import ANY_LAYOUT, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
+from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
@@ -115,14 +115,12 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
     _model(t, values, "load_checkpoint" in changes)
     if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
-        t.settings.pop("train.betas", None)
-        t.settings.pop("train.eps", None)
+        t.drop("train.betas", "train.eps")
     _layout(t, values)
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
         _data(t, _section(t, values, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
-        for key in ("data.eval", "data.eval_format", "data.eval_columns", "eval.every_steps", "eval.every_epochs"):
-            t.settings.pop(key, None)
+        t.drop("data.eval", "data.eval_format", "data.eval_columns", *EVALUATIONS)
     url = values.get("remote_save_url")
     if str(url).lower().startswith(PLACEHOLDER):
         t.ignore("remote_save_url", "is still the placeholder, so nothing is uploaded")
@@ -257,6 +255,8 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
         t.put(key, paths)
     if key == "data.train":
         t.put("data.max_samples", loader.get("num_samples"))
+        t.put("data.shuffle", False if loader.get("shuffle") is False else None)
+        t.put("data.seed", section.get("seed"))
     names = loader.get("origin_columns") or ()
     columns = dict(zip(("prompt", "answer"), names, strict=True)) if len(names) == 2 else None
     others = key == "data.eval" and t.get("data.columns") not in (None, columns)
@@ -267,10 +267,6 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
     if unknown := sorted({*section, *loader} - known):
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
-    if key == "data.train" and loader.get("shuffle") is False:
-        t.put("data.shuffle", False)
-    if key == "data.train" and section.get("seed") is not None:
-        t.put("data.seed", section["seed"])
     longest = (section.get("max_source_length") or 0) + (section.get("max_target_length") or 0)
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)

@@ -14,6 +14,7 @@ import yaml
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.compat.mindformers import Trainer
+from pet.compat.mindformers.sizes import config_of, contradictions
 from pet.compat.yaml_files import load_any
 
 ROOT = Path(__file__).parents[3]
@@ -174,6 +175,33 @@ def test_gpt2_has_its_own_dropout_and_activation(job, caplog):
     assert load_any(job(model__model_config={**sizes, **off}), check_files=False).train.base_dropout == {}
     with pytest.raises(InputError, match="hidden_dropout: only GPT-2's own dropout"):
         load_any(job(model__model_config={"type": "ChatGLM2Config", "hidden_dropout": 0.1}), check_files=False)
+
+
+LONG = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"qkv_has_bias": True, "rotary_emb_base": 10**6, "rotary_pct": 1.0, "kv_channels": 16, "auto_map": {"A": "b"}},
+         {"model_type": "qwen2", "rope_theta": 10**6, "head_dim": 16}),
+        ({"extend_method": "LLAMA3", "scaling_factor": LONG}, {"rope_scaling": {"rope_type": "llama3", **LONG}}),
+        ({"extend_method": "PI", "scaling_factor": 4}, {"rope_scaling": {"rope_type": "linear", "factor": 4}}),
+        ({"extend_method": "None", "num_block": 1, "qkv_has_bias": False},
+         {"rope_scaling": None, "model_type": "llama"}),
+        ({"type": "ChatGLM2Config", "rotary_percent": 0.5}, {"model_type": "chatglm"}),
+    ],
+)  # fmt: skip
+def test_keys_of_the_models_beyond_llama_and_glm(given, expected):
+    """Qwen 1.5 to 2.5, LLaMA 3.1 and 3.2, DeepSeek Coder and CodeGeeX2 are LLaMA or ChatGLM2 there."""
+    sizes = {"type": "LlamaConfig", "hidden_size": 64, "num_layers": 2, "seq_length": 64}
+    values = {"model": {"model_config": {**sizes, **given}}}
+    config = config_of(values)
+    assert {key: config[key] for key in expected} == expected
+    assert not contradictions(values, config)
+    if config.get("rope_scaling"):
+        other = {**config, "rope_scaling": {**config["rope_scaling"], "factor": 2}}
+        assert contradictions(values, other)[0].startswith("extend_method: ")
 
 
 @pytest.mark.parametrize(

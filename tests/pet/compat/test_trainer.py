@@ -190,6 +190,13 @@ def test_layouts_and_preset_names(base, monkeypatch):
             arguments = {} if use is None else {"use_parallel": use}
             recipe = pet.Trainer(recipe=str(file), args=arguments, train_dataset=str(base / "data.jsonl")).recipe()
             assert (recipe.parallel.data, recipe.parallel.tensor, recipe.train.batch_size) == expected
+        own = base / "own.yaml"  # a recipe's, which may say more than MindFormers knows
+        own.write_text("{adapter: {method: lora}, parallel: {data: 4, shard_base: true, reduce_dtype: bfloat16}}")
+        trainer = pet.Trainer(model=str(base), recipe=str(own), args=arguments | {"use_parallel": True})
+        trainer.train_dataset = str(base / "data.jsonl")
+        assert trainer.recipe().parallel.model_dump(exclude_defaults=True) == {
+            "data": 4, "shard_base": True, "reduce_dtype": "bfloat16",
+        }  # fmt: skip
     recipe = pet.Trainer(model="glm_tiny_lora", train_dataset=str(base / "data.jsonl")).recipe()
     assert (recipe.model.path, recipe.adapter.method, recipe.adapter.alpha) == ("glm_tiny", "lora", 32)
 

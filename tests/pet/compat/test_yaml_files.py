@@ -106,7 +106,7 @@ def test_mindformers_refuses_what_would_change_results(base, tmp_path):
         ("hidden_size: 128", "hidden_size: 4096", "model_config.hidden_size: 4096, but the model has 128"),
         ("rms_norm_eps: 1e-5", "rms_norm_eps: 1e-6", "model_config.rms_norm_eps: 1e-06, but the model has 1e-05"),
         ("type: LlamaConfig", "type: GPT2Config", "GPT2Config, but the checkpoint's model_type is 'llama'"),
-        ("n_kv_heads: 2", "extend_method: NTK", "extend_method: 'NTK': only 'none' is supported"),
+        ("n_kv_heads: 2", "extend_method: NTK", "extend_method: NTK, but the model has {'rope_type': 'default'"),
         ("total_steps: -1", "total_steps: 500", "lr_schedule.total_steps: 500"),
         ("lr_end: 1.e-5", "warmup_lr_init: 1.e-5", "lr_schedule.warmup_lr_init"),
         ("seed: 7", "moe_config: {expert_num: 4}", "moe_config.expert_num: 4"),
