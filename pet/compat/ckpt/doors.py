@@ -10,15 +10,9 @@ from typing import Any
 
 from model_zoo.atomic import read_json, staged, write_json
 from model_zoo.checkpoint.ckpt_io import write_ckpt
-from model_zoo.checkpoint.dtypes import STORAGE, float_name
-from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied, open_checkpoint, read_config
-from model_zoo.checkpoint.saving import (
-    MAX_SHARD_SIZE,
-    WEIGHTS,
-    copy_companions,
-    parse_size,
-    write_weights,
-)
+from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
+from model_zoo.checkpoint.reading import assignment, check_tied, open_checkpoint, read_config
+from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
 from model_zoo.counting import parameter_shapes, tied_head
 from model_zoo.errors import InputError
 from model_zoo.families import config_class
@@ -152,34 +146,31 @@ def to_directory(
         tied = tied_head(values)
         sources, copies = assignment(view, parameter_shapes(values), dict([tied]) if tied else None)
         check_tied(view, sources, copies)
-        described = _described(view, target)
+        infos = {name: view.info(name) for name in view._where}
+        described = {
+            name: (target if target and info.dtype in STORAGE else info.dtype, info.shape)
+            for name, info in infos.items()
+        }
         if tied is not None and tied[0] in described and values.get("model_type") != "chatglm":
             described.pop(tied[0])  # published files hold a tied head once; ChatGLM-6B's hold it twice
         types = {word for word, _ in described.values()}
         with staged(output, replaces=WEIGHTS) as stage:
-            write_weights(stage, described, lambda name: view.raw(name), parse_size(max_shard_size))
+            write_weights(stage, described, view.raw, parse_size(max_shard_size))
             write_json(
                 stage / "config.json", config_class(values).for_file(values, types.pop() if len(types) == 1 else None)
             )
             copy_companions(path.parent, stage, output)
             if config is not None and not isinstance(config, Mapping):
                 _copy_from_config(config, stage, output)
-        return Report(Path(output), len(described), tuple(name for name in view.left_out))
-
-
-def _described(view: Checkpoint, target: str | None) -> dict[str, tuple[str, tuple[int, ...]]]:
-    described = {}
-    for name in view._where:
-        info = view.info(name)
-        described[name] = (target if target and info.dtype in STORAGE else info.dtype, info.shape)
-    return described
+        return Report(Path(output), len(described), tuple(view.left_out))
 
 
 def _copy_from_config(config: str | os.PathLike, stage: Path, output: str | os.PathLike) -> None:
     from pet.names import bundled_models
 
     place = bundled_models().get(os.fspath(config)) or Path(config).expanduser()
-    copy_companions(place if place.is_dir() else place.parent, stage, output) if place.exists() else None
+    if place.exists():
+        copy_companions(place if place.is_dir() else place.parent, stage, output)
 
 
 def to_file(
@@ -206,8 +197,6 @@ def to_file(
         described = {name: (target or word, shape) for name, (word, shape) in view.tensors.items()}
 
         def data(name: str):
-            from model_zoo.checkpoint.dtypes import convert
-
             return convert(view.raw(name), view.tensors[name][0], described[name][0])
 
         Path(output).parent.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,9 @@ from model_zoo.counting import config_of, layout_of, parameter_shapes
 from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.doors import Report, config_for, find_ckpt
 from pet.compat.ckpt.names import LORA, Form, Group, form_of, groups
-from pet.compat.ckpt.view import cut, is_lora, is_weight, rearrange
+from pet.compat.ckpt.view import is_lora, is_weight, to_ours, to_theirs
 
 Pair = tuple[np.ndarray, np.ndarray]  # A (rank, in) and B (out, rank)
-_LORA = re.compile(LORA)
 
 
 def to_adapter(
@@ -165,7 +164,7 @@ def _pairs(file: CkptFile) -> dict[str, Pair]:
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in file.tensors:
         if is_lora(name):
-            match = _LORA.fullmatch(name)
+            match = LORA.fullmatch(name)
             found.setdefault(match["stem"], {})[match["part"].lower()] = file.read(name)
     lonely = [
         f"{file.path}: {stem} has only one of its two LoRA matrices" for stem, two in found.items() if len(two) < 2
@@ -193,18 +192,15 @@ def _places(config: Mapping[str, Any], form: Form, names: list[str]) -> dict[str
 def _ours(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{our module: (A, B)} of what is there of a group."""
     a, b = _side_by_side(group.theirs, group.rows, present)
-    parts = rearrange(group, cut(group, b), back=True)
     names = [name.removesuffix(".weight") for name in group.ours]
-    return {name: (a, b) for name, b in zip(names, parts if len(names) > 1 else [np.concatenate(parts)], strict=True)}
+    return {name: (a, part) for name, part in zip(names, to_ours(group, [b]), strict=True)}
 
 
 def _theirs(group: Group, present: dict[str, Pair]) -> dict[str, Pair]:
     """{their name: (A, B)} of what is there of a group."""
     a, b = _side_by_side(group.ours, group.rows, present)
-    parts = rearrange(group, cut(group, b))
-    if len(group.theirs) == 1:
-        return {group.theirs[0]: (a, np.concatenate(parts))}
-    blocks = _blocks(parts)
+    parts = to_theirs(group, [b])
+    blocks = _blocks(parts) if len(parts) > 1 else None
     if blocks is None:
         return {name: (a, part) for name, part in zip(group.theirs, parts, strict=True)}
     return {group.theirs[place]: (a[columns], parts[place][:, columns]) for place, columns in blocks.items()}
@@ -230,7 +226,7 @@ def _blocks(parts: list[np.ndarray]) -> dict[int, slice] | None:
     """The columns that each part of B uses, where every part that is not zero has equally many of its own."""
     used = [place for place, part in enumerate(parts) if part.any()]
     width = parts[0].shape[1]
-    if not used or width % len(used) or (len(used) == 1 and len(parts) == 1):
+    if not used or width % len(used):
         return None
     size = width // len(used)
     blocks = {place: slice(number * size, (number + 1) * size) for number, place in enumerate(used)}

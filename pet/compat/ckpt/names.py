@@ -7,7 +7,8 @@ order of the matrix's outputs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from model_zoo.configs import Dims
@@ -34,16 +35,20 @@ def _parts(stem: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"{stem}.{part}" for part in parts)
 
 
+def _each(entries: Callable, theirs: str, ours: str, names: str) -> dict[Names, Names]:
+    """The entries of several cells, ``theirs=ours`` with spaces between them; one name where they share it."""
+    pairs = (name.partition("=") for name in names.split())
+    return {k: v for own, _, other in pairs for k, v in entries(f"{theirs}.{own}", f"{ours}.{other or own}").items()}
+
+
 _BLOCK, _H = "backbone.blocks.{}", "transformer.h.{}"
 GPT2 = {
     "backbone.embedding.word_embedding.embedding_table": "transformer.wte.weight",
     "backbone.embedding.position_embedding.embedding_table": "transformer.wpe.weight",
-    **_norm(f"{_BLOCK}.layernorm1", f"{_H}.ln_1"),
+    **_each(_norm, _BLOCK, _H, "layernorm1=ln_1 layernorm2=ln_2"),
     **_both(_parts(f"{_BLOCK}.attention", "dense1", "dense2", "dense3"), f"{_H}.attn.c_attn"),
     **_both(f"{_BLOCK}.attention.projection", f"{_H}.attn.c_proj"),
-    **_norm(f"{_BLOCK}.layernorm2", f"{_H}.ln_2"),
-    **_both(f"{_BLOCK}.output.mapping", f"{_H}.mlp.c_fc"),
-    **_both(f"{_BLOCK}.output.projection", f"{_H}.mlp.c_proj"),
+    **_each(_both, f"{_BLOCK}.output", f"{_H}.mlp", "mapping=c_fc projection=c_proj"),
     **_norm("backbone.layernorm", "transformer.ln_f"),
 }
 
@@ -52,14 +57,9 @@ _ATTENTION, _QKV = f"{_LAYER}.attention", _parts(f"{_LAYER}.self_attn", "q_proj"
 LLAMA = {
     "model.tok_embeddings.embedding_weight": "model.embed_tokens.weight",
     f"{_LAYER}.attention_norm.weight": f"{_LAYER}.input_layernorm.weight",
-    **_both(f"{_ATTENTION}.wq", _QKV[0]),
-    **_both(f"{_ATTENTION}.wk", _QKV[1]),
-    **_both(f"{_ATTENTION}.wv", _QKV[2]),
-    **_both(f"{_ATTENTION}.wo", f"{_LAYER}.self_attn.o_proj"),
+    **_each(_both, _ATTENTION, f"{_LAYER}.self_attn", "wq=q_proj wk=k_proj wv=v_proj wo=o_proj"),
     f"{_LAYER}.ffn_norm.weight": f"{_LAYER}.post_attention_layernorm.weight",
-    **_both(f"{_LAYER}.feed_forward.w1", f"{_LAYER}.mlp.gate_proj"),
-    **_both(f"{_LAYER}.feed_forward.w3", f"{_LAYER}.mlp.up_proj"),
-    **_both(f"{_LAYER}.feed_forward.w2", f"{_LAYER}.mlp.down_proj"),
+    **_each(_both, f"{_LAYER}.feed_forward", f"{_LAYER}.mlp", "w1=gate_proj w3=up_proj w2=down_proj"),
     "model.norm_out.weight": "model.norm.weight",
     "lm_head.weight": "lm_head.weight",
 }
@@ -72,12 +72,9 @@ LLAMA_JOINED = {
 _LAYER_1 = "transformer.layers.{}"
 GLM = {
     "transformer.word_embeddings.embedding_table": "transformer.word_embeddings.weight",
-    **_norm(f"{_LAYER_1}.input_layernorm", f"{_LAYER_1}.input_layernorm"),
-    **_both(f"{_LAYER_1}.attention.query_key_value", f"{_LAYER_1}.attention.query_key_value"),
-    **_both(f"{_LAYER_1}.attention.dense", f"{_LAYER_1}.attention.dense"),
-    **_norm(f"{_LAYER_1}.post_attention_layernorm", f"{_LAYER_1}.post_attention_layernorm"),
-    **_both(f"{_LAYER_1}.mlp.dense_h_to_4h", f"{_LAYER_1}.mlp.dense_h_to_4h"),
-    **_both(f"{_LAYER_1}.mlp.dense_4h_to_h", f"{_LAYER_1}.mlp.dense_4h_to_h"),
+    **_each(_norm, _LAYER_1, _LAYER_1, "input_layernorm post_attention_layernorm"),
+    **_each(_both, f"{_LAYER_1}.attention", f"{_LAYER_1}.attention", "query_key_value dense"),
+    **_each(_both, f"{_LAYER_1}.mlp", f"{_LAYER_1}.mlp", "dense_h_to_4h dense_4h_to_h"),
     **_norm("transformer.final_layernorm", "transformer.final_layernorm"),
     "lm_head.weight": "lm_head.weight",
 }
@@ -86,14 +83,10 @@ _LAYER_2 = "transformer.encoder.layers.{}"
 _QKV_2, _UP_2 = f"{_LAYER_2}.self_attention.query_key_value", f"{_LAYER_2}.mlp.dense_h_to_4h"
 GLM2 = {
     "transformer.embedding.embedding_weight": "transformer.embedding.word_embeddings.weight",
-    f"{_LAYER_2}.input_layernorm.weight": f"{_LAYER_2}.input_layernorm.weight",
-    **_both(_QKV_2, _QKV_2),
-    **_both(f"{_LAYER_2}.self_attention.dense", f"{_LAYER_2}.self_attention.dense"),
-    f"{_LAYER_2}.post_attention_layernorm.weight": f"{_LAYER_2}.post_attention_layernorm.weight",
-    **_both(_UP_2, _UP_2),
-    **_both(f"{_LAYER_2}.mlp.dense_4h_to_h", f"{_LAYER_2}.mlp.dense_4h_to_h"),
-    "transformer.encoder.final_layernorm.weight": "transformer.encoder.final_layernorm.weight",
-    "transformer.output_layer.weight": "transformer.output_layer.weight",
+    **{name: name for name in _parts(_LAYER_2, "input_layernorm.weight", "post_attention_layernorm.weight")},
+    **_each(_both, f"{_LAYER_2}.self_attention", f"{_LAYER_2}.self_attention", "query_key_value dense"),
+    **_each(_both, f"{_LAYER_2}.mlp", f"{_LAYER_2}.mlp", "dense_h_to_4h dense_4h_to_h"),
+    **{name: name for name in _parts("transformer", "encoder.final_layernorm.weight", "output_layer.weight")},
 }
 # qkv_concat: False, mlp_concat: False
 GLM2_QKV = _both(_parts(f"{_LAYER_2}.self_attention", "wq", "wk", "wv"), _QKV_2)
@@ -112,7 +105,7 @@ NO_WEIGHTS = (
     r"backbone\.blocks\.\d+\.attention\.(beta|masked_beta)",
     r"transformer\.rotary_pos_emb\.inv_freq",
 )
-LORA = r"(?P<stem>.+)\.(mindpet|tk)_delta_lora_(?P<part>[aAbB])"
+LORA = re.compile(r"(?P<stem>.+)\.(mindpet|tk)_delta_lora_(?P<part>[aAbB])")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,31 +22,45 @@ from model_zoo.families import config_class
 from pet.compat.ckpt.names import LORA, NO_WEIGHTS, Form, Group, form_of, groups, shapes_of
 
 _LEFT_OUT = re.compile("|".join(f"(?:{pattern})" for pattern in NO_WEIGHTS))
-_LORA = re.compile(LORA)
 
 
 def is_weight(name: str) -> bool:
     """Whether a name is that of a weight: no optimizer state, counter, cache or LoRA matrix."""
-    return _LEFT_OUT.fullmatch(name) is None and _LORA.fullmatch(name) is None
+    return _LEFT_OUT.fullmatch(name) is None and LORA.fullmatch(name) is None
 
 
 def is_lora(name: str) -> bool:
     """Whether a name is that of a LoRA matrix."""
-    return _LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None
+    return LORA.fullmatch(name) is not None and _LEFT_OUT.fullmatch(name) is None
 
 
-def cut(group: Group, whole: np.ndarray) -> list[np.ndarray]:
-    """The parts of a matrix by its outputs, the first axis."""
+def to_ours(group: Group, theirs: list[np.ndarray]) -> list[np.ndarray]:
+    """Our tensors, or B matrices of LoRA, out of MindFormers' of a group: by its outputs, the first axis."""
+    parts = _rearranged(group, theirs if len(theirs) > 1 else _cut(group, theirs[0]), back=True)
+    return parts if len(group.ours) > 1 else [_joined(parts)]
+
+
+def to_theirs(group: Group, ours: list[np.ndarray]) -> list[np.ndarray]:
+    """MindFormers' tensors, or B matrices of LoRA, out of ours of a group: by its outputs, the first axis."""
+    parts = _rearranged(group, _cut(group, _joined(ours)))
+    return parts if len(group.theirs) > 1 else [_joined(parts)]
+
+
+def _cut(group: Group, whole: np.ndarray) -> list[np.ndarray]:
     return np.split(whole, np.cumsum(group.rows)[:-1])
 
 
-def rearrange(group: Group, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _rearranged(group: Group, parts: list[np.ndarray], back: bool = False) -> list[np.ndarray]:
     """The parts with the outputs of every head in MindFormers' order, even ones first and then the odd ones; or `back`
     in ours."""
-    return [_rearranged(*pair, back) for pair in zip(parts, group.rearranged or (0,) * len(parts), strict=True)]
+    return [_ordered(*pair, back) for pair in zip(parts, group.rearranged or (0,) * len(parts), strict=True)]
 
 
-def _rearranged(part: np.ndarray, width: int, back: bool) -> np.ndarray:
+def _ordered(part: np.ndarray, width: int, back: bool) -> np.ndarray:
     if not width:
         return part
     order = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
@@ -120,10 +134,10 @@ class MindFormersCheckpoint(Checkpoint):
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         group, place = self._found(name)
         stored = self.dtype(name)
-        array = self._joined(group) if len(group.ours) == 1 else self._cut(group, place)
-        if array.shape != self._shapes[name]:  # w2_transb
-            array = np.ascontiguousarray(array.T)
-        return convert(array, stored, dtype or stored)
+        array = to_ours(group, [self.file.read(theirs) for theirs in group.theirs])[place]
+        if group.transposed or array.shape != self._shapes[name]:  # w2_transb
+            array = array.T
+        return convert(np.ascontiguousarray(array), stored, dtype or stored)
 
     def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         stored = self.dtype(name)
@@ -147,20 +161,6 @@ class MindFormersCheckpoint(Checkpoint):
         if name not in self._where:
             raise InputError(f"{self.path}: there is no tensor {name!r}{nearest(name, self._where)}")
         return self._where[name]
-
-    def _joined(self, group: Group) -> np.ndarray:
-        """Our tensor of their parts."""
-        parts = [self.file.read(name) for name in group.theirs]
-        parts = rearrange(group, parts if len(parts) > 1 else cut(group, parts[0]), back=True)
-        if group.transposed:
-            parts = [one.T for one in parts]
-        if len(parts) == 1:
-            return parts[0]
-        return np.ascontiguousarray(np.concatenate(parts, axis=1 if group.transposed else 0))
-
-    def _cut(self, group: Group, place: int) -> np.ndarray:
-        """Our part of their tensor."""
-        return np.ascontiguousarray(cut(group, self.file.read(group.theirs[0]))[place])
 
 
 def their_shapes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -208,10 +208,5 @@ class HuggingFaceView:
         group, place = self._where[name]
         dtype = self.tensors[name][0]
         arrays = [self.checkpoint.raw(self.sources[ours], dtype) for ours in group.ours]
-        if group.transposed:
-            arrays = [array.T for array in arrays]
-        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        parts = rearrange(group, cut(group, whole))
-        if len(group.theirs) == 1:
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = to_theirs(group, [array.T for array in arrays] if group.transposed else arrays)
         return np.ascontiguousarray(parts[place])
