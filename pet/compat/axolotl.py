@@ -108,8 +108,10 @@ def _prompt(t: Translation, name: str, given: Mapping[str, Any]) -> None:
 
 
 def _texts(t: Translation, name: str, value: Any) -> None:
-    """Plain text, which is read as it is needed and fills the rows."""
-    _datasets(t, name, value)
+    """Plain text, which is read as it is needed and fills the rows; one data set may stand by itself."""
+    every = [value] if isinstance(value, (str, Mapping)) else value
+    every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
+    _datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
     t.settings.update({"data.streaming": True, "data.packing": "pack"})
 
 

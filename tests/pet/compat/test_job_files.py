@@ -278,6 +278,8 @@ def test_axolotls_pretraining_streams_texts(base, tmp_path):
     data = load_any(write(tmp_path / "job.yaml", yaml.safe_dump(file)), ["model.path=llama_tiny"]).data
     assert (data.format, data.columns, data.packing) == ("text", {"text": "output"}, "pack")
     assert (data.streaming, data.stream_window) == (True, 77)
+    t = axolotl.translate({**file, "pretraining_dataset": entry["path"]}, tmp_path / "job.yaml")  # as in 0.2
+    assert (t.problems, t.missing, t.get("data.format")) == ([], [], "text")
 
 
 @pytest.mark.parametrize(
