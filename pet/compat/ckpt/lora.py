@@ -78,13 +78,11 @@ def to_adapter(
             found.update(_ours(group, present))
     shapes = parameter_shapes(values)
     _check_shapes(path, found, shapes, layout_of(values) == "gpt2")
-    tensors, patterns = {}, {"rank_pattern": {}, "alpha_pattern": {}}
+    tensors = {}
     for module, (a, b) in found.items():
         tensors[f"base_model.model.{module}.lora_A.weight"] = a
         tensors[f"base_model.model.{module}.lora_B.weight"] = b
-        if len(a) != rank:
-            patterns["rank_pattern"][re.escape(module)] = len(a)
-            patterns["alpha_pattern"][re.escape(module)] = alpha * len(a) / rank
+    ranks = _shortened({module: len(a) for module, (a, _) in found.items() if len(a) != rank}, found)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -96,7 +94,8 @@ def to_adapter(
         "lora_dropout": 0.0,
         "fan_in_fan_out": layout_of(values) == "gpt2",
         "target_modules": _targets(found, shapes),
-        **_shortened(patterns, found),
+        "rank_pattern": ranks,
+        "alpha_pattern": {name: alpha * other / rank for name, other in ranks.items()},
     }
     with staged(output) as stage:
         write_file(stage / "adapter_model.safetensors", tensors, {"format": "pt"})
@@ -258,13 +257,11 @@ def _targets(found: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
     return sorted(words) if meant == set(found) else sorted(found)
 
 
-def _shortened(patterns: dict[str, dict[str, Any]], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Patterns by the last word of the names, where all matrices of a word have the same."""
-    short = {}
-    for key, entries in patterns.items():
-        values: dict[str, set] = {}
-        for module in found:
-            values.setdefault(module.rpartition(".")[2], set()).add(entries.get(re.escape(module)))
-        same = all(len(each) == 1 for each in values.values())
-        short[key] = {word: each.pop() for word, each in values.items() if each != {None}} if same else entries
-    return short
+def _shortened(ranks: Mapping[str, int], found: Mapping[str, Any]) -> dict[str, int]:
+    """Ranks by the last word of the modules' names, where all matrices of a word have the same."""
+    by_word: dict[str, set[int | None]] = {}
+    for module in found:
+        by_word.setdefault(module.rpartition(".")[2], set()).add(ranks.get(module))
+    if any(len(each) > 1 for each in by_word.values()):
+        return {re.escape(module): rank for module, rank in ranks.items()}
+    return {word: rank for word, (rank,) in by_word.items() if rank is not None}
