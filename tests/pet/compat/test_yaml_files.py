@@ -254,6 +254,8 @@ def test_mindformers_callbacks_in_a_recipe(base):
 
     made = pet.Trainer(**trainer, callbacks=["MFLossMonitor", monitor]).recipe()
     assert (made.train.save_every, made.callbacks) == (6, [])
+    never = {**monitor, "save_checkpoint_steps": 0}
+    assert pet.Trainer(**trainer, callbacks=[never]).recipe().train.save_every is None
 
 
 def test_what_the_script_adds_does_not_push_out_the_files_callbacks(base, tmp_path):
