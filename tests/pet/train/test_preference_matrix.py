@@ -61,7 +61,8 @@ def chosen() -> list[dict]:
     random.Random(0).shuffle(every)
     pairs = [set(itertools.combinations(case.items(), 2)) for case in every]
     few = list(range(600))
-    few += [index for index in range(600, len(every)) if not pairs[index] <= set().union(*(pairs[at] for at in few))]
+    seen = set().union(*pairs[:600])
+    few += [index for index in range(600, len(every)) if not pairs[index] <= seen]
     return [every[few[number]] for number in sorted(sets.cover([pairs[index] for index in few]))]
 
 
