@@ -11,8 +11,8 @@ wrong, and the seconds from the fault to the end of the launchers. Two faults ar
 that is full, where a file is written. ``--others`` is so many processes beside the jobs that always want a core.
 
 ``saves``: each worker in turn is killed, or finds its disk full, while its part of the second checkpoint is written.
-That checkpoint must not be there; ``--resume`` goes on from the one before, to the adapter of the job that nobody
-disturbed, byte for byte.
+That checkpoint must not be there; ``--resume`` goes on from the one before, to the next fault, and in the end to the
+adapter of the job that nobody disturbed, byte for byte.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ PLACES = {  # a function of the worker's, at which of its calls, and perhaps at 
     "step": ("pet.train.trainer:Trainer.one_step", 3),
     "saving": ("pet.train.saving:Saving.save", 1),
     "part": ("pet.train.checkpoint:_write", 2, "os:fsync"),  # the file has all its bytes, and not its name yet
+    "next part": ("pet.train.checkpoint:_write", 1, "os:fsync"),
 }
 HANGS, ENDS = ("stop", "sleep", "loop", "calls"), {"kill": 137, "raise": 1, "exit": 3, "full": 1}
 CHANCE = {"stop": 3, "loop": 4, "sleep": 2, "calls": 2, "kill": 2, "raise": 1, "exit": 1}
@@ -129,7 +130,7 @@ def job(
     directory: Path, place: str, fault: str, rank: int, nodes: int, words: list[str], long: float = 0.0
 ) -> tuple[int, str, float]:
     """Runs one job; gives its exit code, what the launchers said, and the seconds from the fault to the end."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
         "FAULT_FILE": str(directory / "fault"),
@@ -185,25 +186,30 @@ def run(options, words: list[str]) -> int:
 
 
 def saves(options, words: list[str]) -> int:
-    """Disturbs the second of three checkpoints; gives how many jobs went wrong."""
+    """Disturbs the second of three checkpoints of one run again and again; gives how many jobs went wrong."""
     words, failures = ["train.save_every=2", *words], 0
-    expected = finished(options.directory / "whole", words)
+    expected, directory = finished(options.directory / "whole", words), options.directory / "disturbed"
+    place = "part"
     for fault in ("kill", "full"):
         for rank in (0, 1):
-            directory = options.directory / f"{fault}-{rank}"
-            code, said, seconds = job(directory, "part", fault, rank, 1, words)
+            code, said, seconds = job(directory, place, fault, rank, 1, words)
             wrong = [judge(fault, rank, code, said, seconds, options.limit)]
             if fault == "full":
                 wrong += ["" if "the disk is full" in said + logs(directory) else "not said that the disk is full"]
             kept = sorted(each.name for each in (directory / "run" / "checkpoints").glob("[!.]*"))
-            wrong += ["" if kept == ["step-000002"] else f"there are {kept}"]
-            wrong += ["" if finished(directory, [*words, "--resume"]) == expected else "resumed to another adapter"]
-            left = [str(each) for each in (directory / "run").rglob("*unfinished*")]
-            wrong = [each for each in (*wrong, f"left are {left}" if left else "") if each]
+            wrong = [each for each in (*wrong, "" if kept == ["step-000002"] else f"there are {kept}") if each]
             failures += bool(wrong)
             print(f"rank {rank}, {fault}: {code} after {seconds:.1f} s  {'; '.join(wrong)}", flush=True)
             if wrong:
                 print(said[:1500], flush=True)
+            if place == "part":  # from here on, a job begins behind the first checkpoint
+                place, words = "next part", [*words, "--resume"]
+    if finished(directory, words) != expected:
+        failures += 1
+        print("resumed to another adapter", flush=True)
+    if left := [str(each) for each in (directory / "run").rglob("*unfinished*")]:
+        failures += 1
+        print(f"left are {left}", flush=True)
     return failures
 
 
