@@ -44,6 +44,7 @@ class Case:
     whole: bool = False  # whether evaluation is compiled as well, and the model answers at the end where it can
     packed: str = ""  # type of the frozen projections, and whether their factors are in 8 bits, too
     layers: int | None = None  # the fixture's first ones; None takes all. Each takes its time to compile
+    compiled: bool = True  # whether what the engine does not follow is a graph: compiling takes longer than the run
     full: bool = False  # whether it differs so little from others that it runs in `pytest -m full` alone
 
     @property
@@ -57,6 +58,7 @@ class Case:
         marks = [name for name in ("shard_optimizer", "shard_base") if getattr(self, name)]
         marks += [self.reduce_dtype] if self.rounds else []
         marks += [f"in_{self.reduce_buckets}"] if self.reduce_buckets > 1 else []
+        marks += [] if self.compiled else ["by_operators"]
         return "-".join([*self.alone, *parts, *marks])
 
     @property
@@ -135,11 +137,13 @@ TWO = (
     Case("gpt2", "olora", pipeline=2, micro_batches=2, packed="int8", layers=2),
     Case("chatglm2", "loftq", tensor=2, packed="nf4", layers=1, full=True),
     # shares of packed weights, cut within their blocks, and packed layers apart from the tied embedding
-    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1),
+    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, compiled=False),
+    Case("llama_gqa", "dora", tensor=2, packed="nf4_double", layers=1, full=True),
     Case("gpt2", "lora", pipeline=2, micro_batches=2, packed="int8", layers=2),
     Case("chatglm2", "lora", data=2, packed="nf4_double", layers=1, full=True),
     Case("glm4_0414", "lora", tensor=2, packed="int8", layers=1, full=True),
-    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1),
+    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1, compiled=False),
+    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), layers=1, full=True),
     # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
     Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True, layers=2),
     Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1),
@@ -265,6 +269,7 @@ def make_trainer(case: Case, distributed: DistributedContext, directory=None) ->
         learning_rate=1e-3,
         clip_norm=0.5,
         save_every=STEPS // 2,
+        compiled=case.compiled,
         **settings,
     )
     if not case.whole:  # compiling takes most of the time
