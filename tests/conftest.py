@@ -5,6 +5,7 @@ MindSpore's threads wait for one another in a busy loop. On a core of its own a 
 two of them on the same two cores are twice as slow as they need be.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import sets
+
+# What is imported and collected is no garbage: Python's collector rests until all of it is there, and lets it be then.
+gc.disable()
+
+# Tests start some two hundred processes, and each would compile the packages anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …
@@ -57,6 +65,11 @@ def pytest_collection_modifyitems(config, items) -> None:
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     if WORKER:
         sets.long_files_first(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
