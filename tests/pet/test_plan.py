@@ -49,7 +49,7 @@ LLAMA |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embedd
 GLM = {"model_type": "glm4", "vocab_size": 200, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 GLM |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
 CASES = {
-    "pieces of the loss and blocks of attention": {"config": LLAMA, "lora": {"rank": 8}, "rows": 8, "length": 512},
+    "pieces of the loss and blocks of attention": {"config": LLAMA, "lora": {"rank": 8}, "rows": 4, "length": 512},
     "every matrix adapted": {"config": GLM, "lora": {"rank": 8, "targets": "all-linear"}, "rows": 32, "length": 128},
     "DoRA on every matrix": {
         "config": GLM,
@@ -58,7 +58,7 @@ CASES = {
         "length": 128,
     },
     "operator by operator": {
-        "config": GLM,
+        "config": {**GLM, "num_hidden_layers": 2},  # each is compiled
         "lora": {"rank": 8, "targets": "all-linear"},
         "rows": 32,
         "length": 128,
@@ -74,7 +74,7 @@ CASES = {
     "every third layer computed again": {
         "config": {**LLAMA, "vocab_size": 2000, "num_hidden_layers": 8},
         "lora": {"rank": 8},
-        "rows": 16,
+        "rows": 8,
         "length": 256,
         "recompute": 3,
     },

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from first_layers import first_layers
 
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints
 
 JOB = Path(__file__).with_name("resume_job.py")
-BASE = "gpt2"
 
 
-def run(directory: Path, fixture: Path, *options: str) -> subprocess.CompletedProcess:
+def run(directory: Path, base: Path, *options: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "GLOG_v": "3"}
-    command = [sys.executable, str(JOB), str(directory), str(fixture), *options]
+    command = [sys.executable, str(JOB), str(directory), str(base), *options]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
 
 
@@ -38,10 +38,15 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, fixtures):
+def one_layer(tmp_path_factory, fixtures):
+    return first_layers(fixtures / "gpt2", tmp_path_factory.mktemp("base"), 1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_layer):
     """The run that nobody interrupts."""
     directory = tmp_path_factory.mktemp("whole")
-    done = run(directory, fixtures / BASE)
+    done = run(directory, one_layer)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = numbers(directory)
     assert len(lines) == 8
@@ -50,21 +55,21 @@ def whole(tmp_path_factory, fixtures):
 
 
 @pytest.mark.slow
-def test_killed_at_random_steps_and_resumed(whole, tmp_path, fixtures):
+def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer):
     """One run, ended four times: killed within the first steps (nothing saved yet or just saved) and in the middle,
     told to end by a cluster, and found with its last checkpoint damaged."""
     places = random.Random(os.environ.get("PYTEST_RANDOM", "5"))
     for index, step in enumerate((places.choice([1, 2, 3]), places.choice([4, 5, 6]))):
-        done = run(tmp_path, fixtures / BASE, "--die-at", str(step), *(["--resume"] if index else []))
+        done = run(tmp_path, one_layer, "--die-at", str(step), *(["--resume"] if index else []))
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    done = run(tmp_path, fixtures / BASE, "--resume", "--signal-at", "7")
+    done = run(tmp_path, one_layer, "--resume", "--signal-at", "7")
     assert done.returncode == 143, done.stderr[-2000:]
     last = checkpoints(tmp_path / "checkpoints")[-1]
     assert last.name == "step-000007" and json.loads((last / "state.json").read_text())["step"] == 7
     with open(last / "weights.safetensors", "r+b") as file:
         file.seek(-8, os.SEEK_END)
         file.write(b"\x00\x01\x02\x03\x04\x05\x06\x07")
-    done = run(tmp_path, fixtures / BASE, "--resume")
+    done = run(tmp_path, one_layer, "--resume")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "step-000007 is damaged: weights.safetensors has changed" in done.stderr
     assert numbers(tmp_path) == numbers(whole)
