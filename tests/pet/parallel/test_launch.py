@@ -32,19 +32,21 @@ STARTER = """
 import argparse, sys
 from model_zoo.errors import InputError
 from pet.launching import launcher as launch
+launch.IDLE_LIMIT = {idle_limit}
 parser = argparse.ArgumentParser()
 launch.add_arguments(parser)
 try:
     sys.exit(launch.run(parser.parse_args()))
 except InputError as error:
-    sys.exit(f"input error: {error}")
+    sys.exit(f"input error: {{error}}")
 """
 
 
-def start(tmp_path, options, code):
-    """`pet launch OPTIONS -- python -c CODE`, as a process; the launcher's own output is piped."""
+def start(tmp_path, options, code, idle_limit=launcher.IDLE_LIMIT):
+    """`pet launch OPTIONS -- python -c CODE`, as a process; the launcher's own output is piped. ``idle_limit``: what
+    holds without an option."""
     return subprocess.Popen(
-        [sys.executable, "-c", STARTER, *options, "--", sys.executable, "-c", code],
+        [sys.executable, "-c", STARTER.format(idle_limit=idle_limit), *options, "--", sys.executable, "-c", code],
         cwd=tmp_path,
         env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -158,8 +160,8 @@ def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
 def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
     code = NOTE_PID + "while r == 0: pass\nforever()"
-    result, _, err = finish(start(tmp_path, ["-n", "2"], code))
-    assert result == 124 and "rank 1 hangs: it did nothing for " in err
+    result, _, err = finish(start(tmp_path, ["-n", "2"], code, idle_limit=2.0))
+    assert result == 124 and "rank 1 hangs: it did nothing for 2" in err
     assert_gone(tmp_path / "pids", 2)
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
@@ -227,7 +229,8 @@ def test_two_machines(tmp_path, assert_gone):
 def test_joins_a_job_that_is_there(tmp_path):
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "RANK_ID": "3", "RANK_SIZE": "4"}
     show = "import os; print(os.environ['RANK_ID'], 'PET_LAUNCH' in os.environ)"
-    command = [sys.executable, "-c", STARTER, "-n", "2", "--", sys.executable, "-c", show]
+    starter = STARTER.format(idle_limit=launcher.IDLE_LIMIT)
+    command = [sys.executable, "-c", starter, "-n", "2", "--", sys.executable, "-c", show]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "3 False\n")
     assert not (tmp_path / "output").exists()
