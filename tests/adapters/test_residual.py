@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from first_layers import first_layers
 
 import pet
 from adapters.deltas import low_rank_product
@@ -169,9 +170,10 @@ def test_the_base_is_nearer_to_the_unquantised_one_and_comes_back(fixtures, fami
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled):
-    packed = started(loaded(fixtures), dropout=0.1)
-    wide = loaded(fixtures, quantization=None)
+def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled, tmp_path):
+    base = first_layers(fixtures / BASE, tmp_path, 1)  # each takes its time to compile
+    packed = started(pet.AutoModel.from_pretrained(base, quantization=NF4), dropout=0.1)
+    wide = pet.AutoModel.from_pretrained(base)
     values = {parameter.name: parameter for parameter in wide.get_parameters()}
     for name, cell in quantized_cells(packed).items():
         values[name].asnumpy()[...] = cell.published()

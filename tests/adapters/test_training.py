@@ -62,14 +62,14 @@ def test_compiled_training_is_plain_training(fixtures, case):
 def test_a_projected_prefix_is_resumed_bit_for_bit(fixtures, tmp_path):
     """The checkpoint holds the network, not only what it comes to."""
     family, config = "llama_gqa", CASES["prefix_projection-llama_gqa"]
-    whole = run(fixtures, family, config)
+    how = {"compiled": False}  # compiled, it takes as long as a hundred steps; tests/pet/train/test_resume.py is that
+    whole = run(fixtures, family, config, **how)
     whole.train()
-    half = run(fixtures, family, config, directory=tmp_path)
+    half = run(fixtures, family, config, directory=tmp_path, **how)
     half.total_steps = 2
     half.train()
-    rest = run(
-        fixtures, family, PrefixConfig(length=3, projection=True, projection_hidden=8, seed=5), directory=tmp_path
-    )
+    other = PrefixConfig(length=3, projection=True, projection_hidden=8, seed=5)
+    rest = run(fixtures, family, other, directory=tmp_path, **how)
     rest.train(resume=True)
     expected, found = weights(whole), weights(rest)
     assert expected.keys() == found.keys() and any("prefix_encoder" in name for name in expected)
