@@ -5,6 +5,7 @@ MindSpore's threads wait for one another in a busy loop. On a core of its own a 
 two of them on the same two cores are twice as slow as they need be.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -76,6 +77,22 @@ def pytest_collection_finish() -> None:
 def fixtures() -> Path:
     """The reference models, tokenizers and adapters, each with the outputs of an independent implementation."""
     return Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def own_cache():
+    """Makes a user's cache (``XDG_CACHE_HOME``) with nothing in it but the kernels, which take half a minute of a core
+    to compile; returns its path."""
+    from model_zoo.engine import build
+
+    def make(directory: Path) -> str:
+        home = directory / "mindspore-pet"
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(build.NoCompiler):
+            shutil.copy2(build.library(), home)
+        return str(directory)
+
+    return make
 
 
 @pytest.fixture(scope="session")

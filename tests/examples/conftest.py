@@ -29,7 +29,7 @@ def _everywhere(all_cores):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, own_cache):
     """Runs a command in the test's directory; ``python`` is this one, and scripts are those in ``examples``."""
     binaries = tmp_path / ".bin"
     binaries.mkdir()
@@ -45,7 +45,7 @@ def run(tmp_path):
             **{key: value for key, value in os.environ.items() if key not in ("RANK_ID", "RANK_SIZE")},
             "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-            "XDG_CACHE_HOME": str(tmp_path / ".cache"),
+            "XDG_CACHE_HOME": own_cache(tmp_path / ".cache"),
             # a font cache made anew in every test would take longer than a run
             "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),
             "GLOG_v": "3",
@@ -61,15 +61,16 @@ def run(tmp_path):
     return call
 
 
-def run_inside(directory: Path, script: str, *words) -> str:
-    """Runs an example's ``main`` in this process, in a directory; returns what it printed and logged."""
+def run_inside(directory: Path, cache: str, script: str, *words) -> str:
+    """Runs an example's ``main`` in this process, in a directory and with a cache of its own; returns what it printed
+    and logged."""
     said = io.StringIO()
     handler, log = logging.StreamHandler(said), logging.getLogger("pet")
     log.addHandler(handler)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.chdir(directory)
         patch.syspath_prepend(str(ROOT / "examples"))
-        patch.setenv("XDG_CACHE_HOME", str(directory / ".cache"))
+        patch.setenv("XDG_CACHE_HOME", cache)
         patch.setattr(sys, "argv", [script, *map(str, words)])
         try:
             module = importlib.import_module(Path(script).stem)  # MindSpore's compiler looks for a module's source
@@ -80,13 +81,13 @@ def run_inside(directory: Path, script: str, *words) -> str:
 
 
 @pytest.fixture
-def inside(tmp_path):
+def inside(tmp_path, own_cache):
     """`run_inside` the test's directory."""
-    return lambda script, *words: run_inside(tmp_path, script, *words)
+    return lambda script, *words: run_inside(tmp_path, own_cache(tmp_path / ".cache"), script, *words)
 
 
 @pytest.fixture(scope="session")
-def alone(base, tmp_path_factory):
+def alone(base, tmp_path_factory, own_cache):
     """The run directory of an example with one process, and what it said; each is run once."""
     done = {}
 
@@ -101,7 +102,8 @@ def alone(base, tmp_path_factory):
                 + ["--do_eval", "--save_eval_steps", 2]
                 + ["--allreduce_post_accumulation", "True"],
             }[name]
-            done[name] = home / "run", run_inside(home, *arguments(name, base), *more)
+            said = run_inside(home, own_cache(home / ".cache"), *arguments(name, base), *more)
+            done[name] = home / "run", said
         return done[name]
 
     return result
