@@ -7,10 +7,10 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_directory(tmp_path, monkeypatch, own_cache):
+def own_directory(tmp_path, tmp_path_factory, monkeypatch, own_cache):
     """Runs write to ``./output`` and keep their tokenised data below the user's cache; here both are the test's own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(autouse=True)
