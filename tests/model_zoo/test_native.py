@@ -434,6 +434,43 @@ def test_several_that_need_it_at_once_compile_it_once(anew, compiled):
     assert len(found) == 1 and len(compiled) == 1
 
 
+AT_REST = """
+import time
+from pathlib import Path
+import mindspore as ms
+import numpy as np
+from model_zoo.engine.cells import Eagerly
+
+x = ms.Tensor(np.ones((64, 4096), np.float32))
+
+def seconds():
+    threads = Path("/proc/self/task").iterdir()
+    workers = [one for one in threads if "Thread_" in (one / "comm").read_text()]
+    return sum(int((one / "schedstat").read_text().split()[0]) for one in workers) / 1e9
+
+def behind_operators():
+    took = 0
+    for _ in range(5):
+        x.cumsum(1).asnumpy()
+        begin = seconds()
+        time.sleep(0.1)
+        took += seconds() - begin
+    return took
+
+before = behind_operators()
+with Eagerly():
+    pass
+print(before, behind_operators())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system says no thread's time")
+def test_other_threads_rest_while_kernels_compute():
+    done = subprocess.run([sys.executable, "-c", AT_REST], capture_output=True, text=True, timeout=120)
+    before, after = map(float, done.stdout.split())
+    assert after <= before / 5, done.stdout
+
+
 def test_products_are_swapped_and_brought_back(path):
     for cell in (layers.Linear(4, 4), layers.Conv1D(4, 4)):
         primitive = cell.product
