@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import platform
 import shlex
@@ -35,6 +36,9 @@ PROCESSOR = ((*NATIVE, FUSED), ("-march=native", FUSED), NATIVE, ("-march=native
 
 STAGE = ".native-"
 """How the directories begin that compilations work in."""
+
+ROOM = 8 << 20
+"""Bytes that a compilation takes at most in its directory, with what compilers write for themselves."""
 
 SWITCH = "PET_NATIVE"
 """Set to 0, the environment variable turns off the kernels, and the fused operators of an accelerator."""
@@ -68,24 +72,35 @@ def is_private(path: Path, kind: Callable[[int], bool]) -> bool:
     return ours and kind(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def writable_directory() -> Path:
-    """The first of `directories` that can be written, or one that is gone when the process ends."""
+def usable_directory() -> Path:
+    """The first of `directories` where kernels can be compiled and loaded, or one that is gone when the process ends.
+    Raises NoCompiler where there is none."""
     for directory in directories():
         try:
             missing = [path for path in (directory, *directory.parents) if not path.exists()]
             for path in reversed(missing):
                 path.mkdir(exist_ok=True)
                 path.chmod(0o700)  # whatever the umask says
-            with tempfile.TemporaryFile(dir=directory):
-                pass
+            try_out(directory)
         except OSError:
             continue
         if is_private(directory, stat.S_ISDIR):
             return directory
     try:
-        return until_exit()
+        directory = until_exit()
+        try_out(directory)
     except OSError as error:
-        raise NoCompiler(f"there is no directory for them: {error}") from error
+        place = f"{tempfile.gettempdir()}: {error.strerror}"
+        raise NoCompiler(f"there is no directory where they could be compiled and loaded; {place}") from error
+    return directory
+
+
+def try_out(directory: Path) -> None:
+    """Raises OSError where there is no room for a compilation, or where nothing may be executed (``noexec``)."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(bytes(ROOM))
+        file.flush()
+        mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
 
 
 def compiler() -> list[str]:
@@ -105,13 +120,14 @@ def compiler() -> list[str]:
 
 
 def processor() -> str:
-    """What the compiled code may depend on: a home directory may be shared by unlike machines."""
+    """What the compiled code may depend on: a home directory may be shared by unlike machines and containers."""
+    system = f"{platform.machine()} {platform.libc_ver()}"
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         found = [line for line in lines if line.lower().startswith(("flags", "features", "model name"))]
-        return platform.machine() + "".join(sorted(set(found)))
+        return system + "".join(sorted(set(found)))
     except OSError:
-        return platform.machine() + platform.processor()
+        return system + platform.processor()
 
 
 def threads() -> int:
@@ -156,10 +172,11 @@ def library() -> Path:
     for directory in directories():
         path = kept(directory, key)
         if path is not None:
-            with suppress(NoCompiler):  # made where another C library is in use, or may not be loaded from there
+            with suppress(NoCompiler):  # may not be loaded from there
                 return loaded(path, count)
-            path.unlink(missing_ok=True)
-    directory = writable_directory()
+            with suppress(OSError):
+                path.unlink()
+    directory = usable_directory()
     with locked(directory / "lock") as alone:
         path = kept(directory, key)  # another process may have made it meanwhile
         if path is None:
@@ -231,21 +248,27 @@ def compile_to(target: Path, command: list[str], sources: list[str]) -> None:
         try:
             for flags in PROCESSOR:
                 progress.tick((compile_to, *flags))
-                run = functools.partial(compiler_run, [*command, *COMMON, *flags], target.parent, started)
-                failed = next(filter(None, [*pool.map(run, each)]), "")
-                failed = failed or run([*objects, "-o", str(target), "-lm", "-lpthread"])
+                failed: list[str] = []
+                run = functools.partial(compiler_run, [*command, *COMMON, *flags], target.parent, started, failed)
+                list(pool.map(run, each))
+                run([*objects, "-o", str(target), "-lm", "-lpthread"])
                 if not failed:
                     return
         finally:
             for process in started:  # after Ctrl-C, with what a compiler has started itself
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
-    first = next((line for line in failed.splitlines() if "error" in line), failed[:200])
+    first = next((line for line in failed[0].splitlines() if "error" in line), failed[0][:200])
     raise NoCompiler(f"{command[0]} cannot compile them: {first.strip()}")
 
 
-def compiler_run(command: list[str], temporary: Path, started: list[subprocess.Popen], words: list[str]) -> str:
-    """What the compiler says where it fails; "" where it does not. It is put among those that were started."""
+def compiler_run(
+    command: list[str], temporary: Path, started: list[subprocess.Popen], failed: list[str], words: list[str]
+) -> None:
+    """Runs a compiler, which is put among those that were started. What it says where it fails goes to `failed`; where
+    another one has failed, nothing is run."""
+    if failed:
+        return
     try:
         process = subprocess.Popen(
             [*command, *words],
@@ -261,4 +284,5 @@ def compiler_run(command: list[str], temporary: Path, started: list[subprocess.P
         said = process.communicate(timeout=300)[1]
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{command[0]} does not run: {error}") from error
-    return "" if process.returncode == 0 else said or f"error: exit code {process.returncode}"
+    if process.returncode:
+        failed.append(said or f"error: exit code {process.returncode}")

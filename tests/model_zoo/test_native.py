@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -347,6 +349,73 @@ def test_a_linked_directory_is_passed_over(anew, compiled):
     (anew / "cache" / "mindspore-pet").symlink_to(anew / "elsewhere")
     assert afresh().parent.parent == anew / "temporary"
     assert not any((anew / "elsewhere").iterdir())
+
+
+def test_where_nothing_may_be_executed_is_passed_over(anew, compiled, monkeypatch):
+    """Home directories mounted with ``noexec``: kernels were compiled there by each process, and used by none."""
+    real = build.mmap.mmap
+
+    def refused(handle, *rest):
+        if os.readlink(f"/proc/self/fd/{handle}").startswith(str(anew / "cache")):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return real(handle, *rest)
+
+    monkeypatch.setattr(build.mmap, "mmap", refused)
+    assert afresh().parent.parent == anew / "temporary"
+    assert afresh().parent.parent == anew / "temporary" and len(compiled) == 1
+
+
+def test_nothing_is_compiled_where_there_is_no_room(anew, compiled):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (build.ROOM // 2, hard))
+    try:
+        with pytest.raises(build.NoCompiler, match="temporary: File too large"):
+            afresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not compiled
+
+
+def test_what_can_be_neither_loaded_nor_removed_is_left(anew, compiled, monkeypatch):
+    """A cache that is read-only, or that others share."""
+    first = afresh()
+    real = build.loaded
+
+    def refused(path, count):
+        if path == first:
+            raise build.NoCompiler("another kind of file")
+        return real(path, count)
+
+    def read_only(path, **_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def only_the_second(directory):
+        if directory == first.parent:
+            read_only(directory)
+
+    monkeypatch.setattr(build, "loaded", refused)
+    monkeypatch.setattr(build, "try_out", only_the_second)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert afresh().parent.parent == anew / "temporary"
+
+
+def test_another_c_library_has_kernels_of_its_own(anew, compiled, monkeypatch):
+    """Containers share a home directory; each would remove what the other has compiled."""
+    first = afresh()
+    monkeypatch.setattr(build.platform, "libc_ver", lambda: ("musl", "1.2"))
+    assert afresh() != first and first.exists()
+
+
+def test_compiling_ends_with_the_first_error(anew, monkeypatch):
+    """What is wrong with one source, or with the disk, is not waited for once for each source and set of flags."""
+    monkeypatch.setenv("CC", failing(anew, "error: no space"))
+    monkeypatch.setattr(build, "available_cores", lambda: 1)
+    runs = []
+    real = build.subprocess.Popen
+    monkeypatch.setattr(build.subprocess, "Popen", lambda *given, **named: runs.append(given) or real(*given, **named))
+    with pytest.raises(build.NoCompiler, match="no space"):
+        afresh()
+    assert len(runs) == len(build.PROCESSOR)
 
 
 @pytest.mark.parametrize("mask", (0o000, 0o022, 0o777))
