@@ -159,6 +159,20 @@ SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a d
 """What is no file, though it lies in a directory: reading it may wait for ever or never end."""
 
 
+def cache_directory() -> Path | None:
+    """``mindspore-pet`` in the user's cache directory; None for a user without a home."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "mindspore-pet" if os.path.isabs(cache) else None
+
+
+def make_private(directory: Path) -> None:
+    """Makes a directory, and what is missing above it, for this user alone, whatever the umask says: kernels are not
+    loaded from where others may write, and data are not for others to read."""
+    for path in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700)
+
+
 def until_exit() -> Path:
     """A temporary directory that is gone when the process ends, for what has no place of its own."""
     directory = Path(tempfile.mkdtemp(prefix="mindspore-pet-"))

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_zoo import progress
-from model_zoo.atomic import locked, sync, until_exit
+from model_zoo.atomic import cache_directory, locked, make_private, sync, until_exit
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
 
@@ -53,12 +53,9 @@ class NoCompiler(Exception):
 
 def directories() -> list[Path]:
     """Where compiled kernels may be kept: the user's cache, and this user's directory among the temporary ones."""
-    found = []
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(cache):
-        found.append(Path(cache) / "mindspore-pet")
     user = os.getuid() if hasattr(os, "getuid") else ""
-    return [*found, Path(tempfile.gettempdir()) / f"mindspore-pet-{user}"]
+    temporary = Path(tempfile.gettempdir()) / f"mindspore-pet-{user}"
+    return [*filter(None, [cache_directory()]), temporary]
 
 
 def is_private(path: Path, kind: Callable[[int], bool]) -> bool:
@@ -77,10 +74,7 @@ def usable_directory() -> Path:
     Raises NoCompiler where there is none."""
     for directory in directories():
         try:
-            missing = [path for path in (directory, *directory.parents) if not path.exists()]
-            for path in reversed(missing):
-                path.mkdir(exist_ok=True)
-                path.chmod(0o700)  # whatever the umask says
+            make_private(directory)
             try_out(directory)
         except OSError:
             continue

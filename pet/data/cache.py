@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import locked, until_exit
+from model_zoo.atomic import cache_directory, locked, make_private, until_exit
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, write_json
 
@@ -58,11 +58,6 @@ PROBE = [
     {"role": "user", "content": "é 😀"},
     {"role": "assistant", "content": ""},
 ]
-
-
-def default_directory() -> Path:
-    """``mindspore-pet`` in the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspore-pet"
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -175,9 +170,11 @@ def write_cache(directory: Path, chunks: Iterable[tuple[list[Row], Encoded]], fi
 
 def writable_directory(wanted: str | os.PathLike | None) -> Path:
     """The cache directory; where it cannot be written, with a warning, one that is gone when the process ends."""
-    directory = Path(wanted).expanduser() if wanted else default_directory()
+    directory = Path(wanted).expanduser() if wanted else cache_directory()
+    if directory is None:
+        return fallback(Path("~/.cache"), "this user has no home directory")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True) if wanted else make_private(directory)
         with tempfile.TemporaryFile(dir=directory):
             return directory
     except OSError as error:

@@ -271,6 +271,20 @@ def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_pa
     assert len(dataset) == 1 and "cannot be written" in caplog.text
 
 
+def test_the_users_cache_directory_is_private(tmp_path, monkeypatch):
+    """Whatever the umask says; else kernels are not kept there, as others of the group could put some there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0o002)
+    try:
+        directory = cache_module.writable_directory(None)
+    finally:
+        os.umask(before)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "~")  # what becomes of the home of a user whom the system does not know
+    assert cache_module.writable_directory(None).name.startswith("mindspore-pet-")
+
+
 def test_a_directory_instead_of_the_cache_is_gone_with_its_process(write, tmp_path):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "temporary").mkdir()
