@@ -60,6 +60,11 @@ def listen() -> None:
     _listener.start()
 
 
+def listening() -> bool:
+    """Whether signals are received in a thread of their own: on the command line."""
+    return _listener is not None
+
+
 @contextlib.contextmanager
 def unlistened() -> Iterator[None]:
     """Undoes `listen` within the block: programs that are started inherit what is blocked."""

@@ -37,7 +37,7 @@ commands:
   pet --version        the version
 
 {start}Exit codes: 0 done, 1 the run failed, 2 the input was wrong, 130 interrupted, 143 told to stop,
-141 nobody reads the output.
+129 the terminal was closed, 141 nobody reads the output.
 """
 
 

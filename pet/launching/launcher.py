@@ -180,8 +180,9 @@ class _Workers:
         self.copier = None
         self.handlers = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                self.handlers[number] = signal.signal(number, self._interrupted)
+            for number in interrupts.SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:  # stays ignored (nohup)
+                    self.handlers[number] = signal.signal(number, self._interrupted)
         # a hung worker is ended with SIGABRT, for which Python prints every thread's stack; nobody wants the core file
         self.core_limit = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, self.core_limit[1]))

@@ -2,7 +2,7 @@
 
 SIGTERM     a cluster's notice: the step in hand is finished, everything is saved, exit code 143
 SIGHUP      the terminal was closed: the same, exit code 129
-SIGINT      Ctrl-C: the same, exit code 130; a second one ends at once
+SIGINT      Ctrl-C: the same, exit code 130; a second one ends at once. A program gets it as KeyboardInterrupt
 NaN, Inf    the update is not made; the batch's samples and the last good checkpoint are named, exit code 1
 exploding   the same, when the loss is many times its recent median
 """
@@ -13,6 +13,7 @@ import contextlib
 import math
 import signal
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -37,6 +38,10 @@ class RunFailed(Exception):
 
 class Interrupted(SystemExit):
     """A signal ended the run, after everything was saved. ``code`` is 128 + its number."""
+
+
+class InterruptedByKeyboard(Interrupted, KeyboardInterrupt):
+    """Ctrl-C in a program of the user's own, which may expect KeyboardInterrupt; without a word where it does not."""
 
 
 class EvaluationLeft(Exception):
@@ -68,10 +73,13 @@ class Signals:
         self.received = number
         interrupts.say(f"{signal.Signals(number).name}: {self.announce()}; Ctrl-C again ends at once")
 
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal's number, as shells count."""
-        return 128 + (self.received or 0)
+    def interruption(self, done: str) -> BaseException:
+        """What is to be raised when the run has ended; ``done`` says where, at Python's prompt and in notebooks: there
+        SystemExit would end the session, or be taken for an attempt to do so."""
+        code = 128 + (self.received or 0)
+        if self.received != signal.SIGINT or interrupts.listening():
+            return Interrupted(code)
+        return KeyboardInterrupt(done) if hasattr(sys, "ps1") else InterruptedByKeyboard(code)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[Signals]:

@@ -42,7 +42,6 @@ from pet.train.stop import (
     STEPS,
     WRITING,
     EvaluationLeft,
-    Interrupted,
     LossWatch,
     Signals,
     failure,
@@ -182,7 +181,7 @@ class Trainer(Measuring, Saving):
 
         Raises:
             RunFailed: the loss is not finite or explodes, or every update overflows.
-            Interrupted: a signal came; everything is saved.
+            Interrupted: a signal came; everything is saved. Ctrl-C is a KeyboardInterrupt, too.
         """
         if resume:
             self.resume(resume)
@@ -207,7 +206,8 @@ class Trainer(Measuring, Saving):
                 raise error
             self.end(outcome)
             if interrupted:
-                raise Interrupted(signals.exit_code)
+                saved = ", with everything saved" if self.directory else ""
+                raise signals.interruption(f"after step {self.position.step}{saved}; train() goes on")
         return outcome
 
     finetune = train

@@ -192,6 +192,15 @@ def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, 
         assert_gone(directory / "pids", 2)
 
 
+def test_what_is_ignored_stays_so(tmp_path):
+    """nohup: the terminal may be closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch(["sh", "-c", f"kill -HUP {os.getpid()}; sleep 0.3"], 1, log_directory=tmp_path) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def two_machines(tmp_path, codes):
     master = f"127.0.0.1:{Alone(1).store[1]}"
     processes = []

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import signal
+import sys
 import types
 
 import numpy as np
@@ -420,16 +421,23 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
     ]
 
 
-def test_what_ended_one_call_does_not_end_the_next(toy, batch):
+@pytest.mark.parametrize("prompt", (False, True))
+def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prompt):
+    """Ctrl-C is a program's KeyboardInterrupt, and nothing else at a prompt, which SystemExit would end."""
+    if prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+
     class Once(Callback):
         def step(self, trainer, record):
             if record["step"] == 2:
                 signal.raise_signal(signal.SIGINT)
 
     trainer = make(toy(), [batch(4, seed=0)], callbacks=[Once()])
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train()
     assert trainer.position.step == 2
+    assert str(caught.value) == "after step 2; train() goes on" if prompt else caught.value.code == 130
+    assert isinstance(caught.value, Interrupted) is not prompt
     assert trainer.train()["steps"] == 6 and [line["step"] for line in trainer.history] == [1, 2, 3, 4, 5, 6]
 
 
