@@ -12,6 +12,7 @@ from pet.installation import needed
 from .records import Problems, Record
 
 ROWS_AT_ONCE = 1024
+"""Rows that are Python's objects at a time; a file's own batches may be the whole of it."""
 
 
 def read_arrow(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
@@ -24,12 +25,10 @@ def read_arrow(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
     number = 0
     try:
         for batch in _batches(path):
-            number += batch.num_rows
-            if number <= place[0]:
-                continue
-            for row, columns in enumerate(batch.to_pylist(), start=number - batch.num_rows + 1):
-                if row > place[0]:
+            for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
+                for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):
                     yield Record(row, columns, (row, 0))
+            number += batch.num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {first_line(error)}")
 

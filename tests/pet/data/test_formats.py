@@ -7,6 +7,7 @@ import lzma
 import random
 import string
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -519,16 +520,16 @@ def test_what_is_wrong_with_tools(write, row, words):
         list(read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], **row}])))
 
 
-def arrow_file(path, table):
+def arrow_file(path, table, rows=5):
     pyarrow = pytest.importorskip("pyarrow")
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
-        parquet.write_table(table, path, row_group_size=5)
+        parquet.write_table(table, path, row_group_size=rows)
         return
     new = pyarrow.ipc.new_stream if "stream" in path.name else pyarrow.ipc.new_file
     with new(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=5)
+        writer.write_table(table, max_chunksize=rows)
 
 
 def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path):
@@ -540,6 +541,23 @@ def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path)
     assert [row.messages[0]["content"] for row in found] == [row["prompt"] for row in rows]
     (tmp_path / "state.json").write_text(json.dumps(rows))  # a name that data may have, too
     assert len(list(read_rows(tmp_path / "state.json"))) == 5
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "stream.arrow"])
+def test_a_batch_of_all_rows_is_read_in_pieces(tmp_path, name):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"text": [f"text {row}" for row in range(30_000)]})
+    arrow_file(tmp_path / name, table, rows=len(table))
+    first = next(read_records(tmp_path / name, Problems(), (4999, 0)))
+    assert (first.line, first.columns, first.place) == (5000, {"text": "text 4999"}, (5000, 0))
+    tracemalloc.start()
+    try:
+        places = [record.place[0] for record in read_records(tmp_path / name, Problems(), (4999, 0))]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert places == [*range(5000, 30_001)]
+    assert peak < 3e6, "not 10 MB of dictionaries"
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "stream.arrow"])
