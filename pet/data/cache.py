@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,12 @@ def content_digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def file_versions(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Name, size and time of all files that are read."""
+    stats = [(part, part.stat()) for path in files for part in parts_of(path)]
+    return [(str(part), found.st_size, found.st_mtime_ns) for part, found in stats]
+
+
 def _check_sum(path: Path) -> int:
     total = 0
     with open(path, "rb") as stream:
@@ -194,6 +200,14 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
     from .encode import encode_rows
 
     settings = encoder.settings
+    versions = file_versions(files)  # before their digest, under which rows of later versions must not be kept
+
+    def chunks() -> Iterator[tuple[list[Row], Encoded]]:
+        yield from encode_rows(rows, encoder, progress=progress)
+        changed = [before[0] for before, now in zip(versions, file_versions(files), strict=True) if before != now]
+        if changed:
+            raise InputError(f"{changed[0]}: was written to while it was read; start again when it is whole")
+
     key = settings_digest(encoder.tokenizer, settings) + content_digest(files)
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     base = writable_directory(settings.cache_dir)
@@ -203,7 +217,7 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
             # what a killed run left half written; nobody else writes here while the lock is held
             for rubbish in base.glob(f".{name}{UNFINISHED}*"):
                 shutil.rmtree(rubbish, ignore_errors=True)
-            write_cache(base / name, encode_rows(rows, encoder, progress=progress), files)
+            write_cache(base / name, chunks(), files)
             dataset = read_cache(base / name, files)
     if dataset is None:
         raise OSError(f"{base / name}: the cache was written and cannot be read back")

@@ -23,14 +23,14 @@ import numpy as np
 from model_zoo.errors import InputError
 from pet.files import write_json
 
-from .cache import settings_digest, writable_directory
+from .cache import file_versions, settings_digest, writable_directory
 from .dataset import Counts, TokenDataset
 from .encode import Encoder, encode_rows, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
 from .plan import PACKED_TOGETHER, Plan
-from .readers import Problems, parts_of
+from .readers import Problems
 from .settings import DataSettings
 
 
@@ -55,8 +55,7 @@ class StreamDataset:
         self.files = [str(path) for path in files]
         self.encoder, self.settings, self._told = encoder, settings, False
         self.documents = settings.documents
-        stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for path in files for part in parts_of(path)]
-        key = json.dumps([stats, settings.stream_window, settings_digest(encoder.tokenizer, settings)])
+        key = json.dumps([file_versions(files), settings.stream_window, settings_digest(encoder.tokenizer, settings)])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         self._notes_path = writable_directory(settings.cache_dir) / f"stream-{name}.json"
         self._notes = self._read_notes()

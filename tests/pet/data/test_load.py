@@ -264,6 +264,25 @@ def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings
     assert len(tokenised) == 2 and not caplog.records
 
 
+def test_a_file_that_grows_while_it_is_read_is_an_error(write, letters, settings, monkeypatch):
+    """Its rows would be kept under the digest of a part of them."""
+    path = write("rows.jsonl", CHAT)
+    digest = cache_module.content_digest
+
+    def and_then_written(files):
+        try:
+            return digest(files)
+        finally:
+            write("rows.jsonl", CHAT * 2)
+
+    monkeypatch.setattr(cache_module, "content_digest", and_then_written)
+    with pytest.raises(InputError, match=r"rows\.jsonl: was written to while it was read; start again"):
+        load_dataset(path, letters, settings=settings())
+    monkeypatch.undo()
+    write("rows.jsonl", CHAT)
+    assert len(load_dataset(path, letters, settings=settings())) == 1
+
+
 def test_a_cache_directory_that_cannot_be_written(write, letters, caplog, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
