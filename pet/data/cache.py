@@ -217,7 +217,8 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
             # what a killed run left half written; nobody else writes here while the lock is held
             for rubbish in base.glob(f".{name}{UNFINISHED}*"):
                 shutil.rmtree(rubbish, ignore_errors=True)
-            write_cache(base / name, chunks(), files)
+            with contextlib.closing(chunks()) as given:  # here, and not in a thread that must end with it
+                write_cache(base / name, given, files)
             dataset = read_cache(base / name, files)
     if dataset is None:
         raise OSError(f"{base / name}: the cache was written and cannot be read back")

@@ -19,6 +19,7 @@ from pet.data import (
     Loader,
     TokenDataset,
     cache as cache_module,
+    encode,
     load_dataset,
     load_questions,
     split_dataset,
@@ -262,6 +263,27 @@ def test_a_damaged_cache_is_made_again_with_one_warning(write, letters, settings
     caplog.clear()
     assert spelled(load_dataset(path, letters, settings=settings())) == first
     assert len(tokenised) == 2 and not caplog.records
+
+
+def test_workers_end_before_an_error_of_writing_is_told(write, letters, settings, monkeypatch):
+    """Whatever still held their generator ended it later, in one of the threads that it waits for."""
+    ended = []
+
+    def endless(rows, encoder, progress):
+        try:
+            yield from iter(list, 0)
+        finally:
+            ended.append(True)
+
+    def disk_full(directory, chunks, files):
+        next(chunks)
+        raise OSError("full")
+
+    monkeypatch.setattr(encode, "encode_rows", endless)
+    monkeypatch.setattr(cache_module, "write_cache", disk_full)
+    with pytest.raises(OSError, match="full") as caught:
+        load_dataset(write("rows.jsonl", CHAT), letters, settings=settings())
+    assert ended and caught.tb is not None, "which holds the generator"
 
 
 def test_a_file_that_grows_while_it_is_read_is_an_error(write, letters, settings, monkeypatch):
