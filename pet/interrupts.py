@@ -120,11 +120,12 @@ def handled_by(receive: Receiver, numbers: Collection[int] = SIGNALS) -> Iterato
         yield lambda: None
         return
     before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
     def renew() -> None:
-        for number in before:
-            signal.signal(number, lambda number, frame: receive(number))
+        for number, handler in before.items():
+            # what is ignored stays so: MindSpore's own handler, set while it compiles, makes a SIGTERM of it
+            ignored = handler == signal.SIG_IGN
+            signal.signal(number, handler if ignored else lambda number, frame: receive(number))
 
     try:
         renew()

@@ -161,6 +161,7 @@ class TrainingArgumentSettings(TypedDict, total=False):
     micro_size: Any
     optimizer_shard: Any
     use_seq_parallel: Any
+    seq_split_num: Any
     mem_coeff: Any
     context_parallel: Any
     expert_parallel: Any

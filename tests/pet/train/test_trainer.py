@@ -422,8 +422,10 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
 
 
 @pytest.mark.parametrize("prompt", (False, True))
-def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prompt):
+def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, request, prompt):
     """Ctrl-C is a program's KeyboardInterrupt, and nothing else at a prompt, which SystemExit would end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     if prompt:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
 
@@ -439,6 +441,18 @@ def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prom
     assert str(caught.value) == "after step 2; train() goes on" if prompt else caught.value.code == 130
     assert isinstance(caught.value, Interrupted) is not prompt
     assert trainer.train()["steps"] == 6 and [line["step"] for line in trainer.history] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_ignored_stays_so_behind_a_graph(toy, batch, request):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
+    class Each(Callback):
+        def step(self, trainer, record):
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = make(toy(), [batch(4, seed=0)], callbacks=[Each()], compiled=True, steps=2)
+    assert trainer.train()["steps"] == 2
 
 
 CHANGES = {
