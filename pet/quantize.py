@@ -75,6 +75,15 @@ def quantize_checkpoint(
         if checkpoint.packed:
             raise InputError(f"{base}: is in 8 or 4 bits already; give the unquantised base")
         places, cells = quantization.places(config), config.cells()
+        uneven = sorted({width for _, width in places.values() if storage.bits == 4 and width % storage.block})
+        if uneven:
+            log.warning(
+                "%s: bitsandbytes (0.50) reads rows of %s weights, which are no whole blocks of %d, wrongly on "
+                "processors with AVX-512; a block that divides them, or --skip, avoids that",
+                output,
+                " and ".join(map(str, uneven)),
+                storage.block,
+            )
         sources, copies = assignment(checkpoint, config.shapes(), config.family.tied, config.family.ignored_tensors)
         tensors, path_of = {}, {}
         for name, stored in [*sources.items(), *((stored, stored) for stored in copies)]:

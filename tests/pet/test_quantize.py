@@ -92,6 +92,19 @@ def plain_dequantized(bitsandbytes, torch, parameter):
     return plain(parameter.data.reshape(-1), factors, state.code, state.blocksize, state.shape, torch.float32)
 
 
+def test_rows_that_bitsandbytes_reads_wrongly_are_said(fixtures, tmp_path, caplog):
+    """See `plain_dequantized`; there is no other way to learn that transformers' answers are others."""
+    base = fixtures / "llama_gqa"
+    for number, wanted in enumerate((KINDS["int8"], Quantization("nf4", skip=("lm_head", "down_proj")))):
+        quantize_checkpoint(base, tmp_path / str(number), wanted)
+    assert not caplog.records
+    quantize_checkpoint(base, tmp_path / "uneven", KINDS["nf4"])
+    assert [line.getMessage() for line in caplog.records] == [
+        f"{tmp_path / 'uneven'}: bitsandbytes (0.50) reads rows of 112 weights, which are no whole blocks of 64, "
+        "wrongly on processors with AVX-512; a block that divides them, or --skip, avoids that"
+    ]
+
+
 def test_the_command(fixtures, tmp_path, capsys):
     base = str(fixtures / "bitsandbytes/base")
     assert main(["quantize", base, "--type", "nf4", "--double", "--output", str(tmp_path / "out")]) == 0
