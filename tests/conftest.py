@@ -28,6 +28,10 @@ import sets
 # What is imported and collected is no garbage: Python's collector rests until all of it is there, and lets it be then.
 gc.disable()
 
+# A shell's background commands ignore Ctrl-C, and what they start does, too; tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Tests start some two hundred processes, and each would compile the packages anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -422,10 +422,8 @@ def test_rows_without_a_label_are_said_and_batches_of_nothing_else_refused(toy, 
 
 
 @pytest.mark.parametrize("prompt", (False, True))
-def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, request, prompt):
+def test_what_ended_one_call_does_not_end_the_next(toy, batch, monkeypatch, prompt):
     """Ctrl-C is a program's KeyboardInterrupt, and nothing else at a prompt, which SystemExit would end."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     if prompt:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
 
