@@ -161,8 +161,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter that has llama-cpp-python and gguf")
     parser.add_argument("--serve", nargs=2, metavar=("BASE", "STORAGE"), help=argparse.SUPPRESS)
+    parser.add_argument("--base", metavar="DIRECTORY", help=argparse.SUPPRESS)
     parser.add_argument("--gguf", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.base:
+        return write(options.model, Path(options.base))
     if options.gguf:
         return write_gguf(options.model, Path(options.gguf))
     if options.serve:
@@ -170,7 +173,8 @@ def main() -> None:
         return serve(llama_cpp_decoder(base) if storage == LLAMA_CPP else decoder(base, storage))
     with tempfile.TemporaryDirectory() as directory:
         base, file = Path(directory, "base"), Path(directory, "base.gguf")
-        write(options.model, base)
+        # by a process that ends: threads of MindSpore's would go on turning round on one of the cores
+        subprocess.run([sys.executable, __file__, "--model", options.model, "--base", str(base)], check=True)
         sides = {storage: Side(sys.executable, base, storage) for storage in STORAGE}
         if options.llama_cpp:
             subprocess.run([options.llama_cpp, __file__, "--model", options.model, "--gguf", str(file)], check=True)
