@@ -10,6 +10,7 @@
 
 enum {
     SOME = 4,      /* rows, or columns, of the result that are in registers together */
+    SUMS = SOME * SOME,
     CODES_TOGETHER = LANES > 8 ? SOME : 1, /* columns, of codes, where there are half as many registers */
     COLUMNS = 32,  /* the least columns of a piece of work */
     BROAD = 16,    /* the least vectors of it where the factor's rows run across: enough to be read as a stream */
@@ -17,6 +18,7 @@ enum {
     DEEP = 4,      /* rows of that factor that are added together */
     FAR = 16384,   /* bytes ahead that are fetched into the second cache, whose own fetching ends with a page */
     NEAR = 2048,   /* and into the first one */
+    LONG = 3072,   /* numbers of a row beside which the first cache has no room */
     FACTORS = 2048, /* of blocks of the rows that are read together */
 };
 
@@ -60,85 +62,96 @@ INLINE floats load_line(int storage, struct matrix of, struct line line, int64_t
     return load_stored(CODES, of, row, k);
 }
 
-/* Fetches NEAR ahead what is read FAR behind this. Of codes nothing else: few bytes are as many numbers, so that they are
- * there in time, and fetched twice a row takes a third longer on Zen 4. */
-INLINE void fetch_near(const char *from) { __builtin_prefetch(from - FAR + NEAR); }
-
-/* Fetches what lies FAR ahead of what is read, too. */
+/* Fetches this, which lies FAR ahead of what is read, and what lies NEAR. */
 INLINE void fetch(const char *from) {
     __builtin_prefetch(from, 0, 2);
-    fetch_near(from);
+    __builtin_prefetch(from - FAR + NEAR);
+}
+
+/* Fetches codes, `group` bytes of which are read together, in their order in memory: into the first cache from rows that
+ * follow, or, where it has no room beside rows of so many numbers, into the second one. Once only: few bytes are as many
+ * numbers, so that they are there in time, and fetched twice a row takes a third longer on Zen 4. */
+INLINE void fetch_codes(const char *from, int64_t group, int64_t numbers) {
+    if (numbers > LONG)
+        __builtin_prefetch(from + (group < 4 * NEAR ? 4 * NEAR : group), 0, 2);
+    else
+        __builtin_prefetch(from + (group < NEAR ? NEAR : group));
 }
 
 /* The numbers from one row of a to the next. */
 INLINE int64_t stride_of(int storage, int64_t depth) { return storage == ALIGNED ? (depth + RUN - 1) / RUN * RUN : depth; }
 
-/* Adds to sums what `tall` rows of a and `wide` of b, with or without zeros, have together: in each block, or each run
- * where blocks are shorter, the codes' own numbers first, and once times the factors. The numbers of a are in the order of
- * `put_run`. */
-INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, const struct line *rights,
-                      const char *ahead, floats (*sums)[SOME]) {
-    struct table table = table_of(b.map);
-    int64_t stride = stride_of(ALIGNED, depth), step = b.block > RUN ? b.block : RUN;
-    const uint8_t *codes[SOME];
+/* Adds to sums what `count` numbers from k on, no more than one step, of `tall` rows of a and `wide` of b have together:
+ * the codes' own numbers first, and once times the factors. The numbers of a are in the order of `put_run`. */
+INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stride, struct matrix b, struct line line,
+                     struct table table, int64_t k, int64_t count, floats *sums) {
+    int64_t row_bytes = b.columns >> 1, row_blocks = b.columns >> b.shift, left = count < RUN ? count : RUN;
+    const uint8_t *codes = (const uint8_t *)line.from + (k >> 1), *of_zeros = zeros ? line.zeros + (k >> b.shift) : NULL;
+    const float *factors = line.factors + (k >> b.shift);
+    floats of_step[SUMS] = {0}, zero[SOME];
 #pragma GCC unroll 8
-    for (int j = 0; j < wide; j++) codes[j] = (const uint8_t *)rights[j].from;
-    for (int64_t k = 0; k < depth; k += step) {
-        int64_t block = k >> b.shift, left = depth - k < RUN ? depth - k : RUN;
-        floats of_step[SOME][SOME], zero[SOME];
+    for (int j = 0; zeros && j < wide; j++) {
+        float of_blocks[LANES] = {0};
+        for (int64_t i = 0; i == 0 || i < left >> b.shift; i++) of_blocks[i] = 8.0f - of_zeros[j * row_blocks + i];
+        zero[j] = blocks_of_run(of_blocks, b.shift, left);
+    }
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) {
-            float of_blocks[LANES] = {0};
-            for (int64_t i = 0; zeros && (i == 0 || i < left >> b.shift); i++) of_blocks[i] = 8.0f - rights[j].zeros[block + i];
-            if (zeros) zero[j] = blocks_of_run(of_blocks, b.shift, left);
+    for (int first = 0; first < wide; first += CODES_TOGETHER)
+        for (int64_t at = 0; at < count; at += RUN) {
+            struct run runs[CODES_TOGETHER];
 #pragma GCC unroll 8
-            for (int i = 0; i < tall; i++) of_step[i][j] = (floats){0};
-        }
-#pragma GCC unroll 8
-        for (int first = 0; first < wide; first += CODES_TOGETHER)
-            for (int64_t at = k; at < k + step && at < depth; at += RUN) {
-                struct run runs[CODES_TOGETHER];
-#pragma GCC unroll 8
-                for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
-                    runs[j] = run_of(codes[first + j] + (at >> 1), left, table);
-                    if (j * RUN % 128 == 0) fetch_near(ahead + (wide * at + (first + j) * RUN) / 2);
-                }
-#pragma GCC unroll 8
-                for (int v = 0; v < RUNS; v++)
-#pragma GCC unroll 8
-                    for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
-                        floats right = values_of(runs[j], v, table);
-                        if (zeros) right += zero[first + j];
-#pragma GCC unroll 8
-                        for (int i = 0; i < tall; i++) of_step[i][first + j] += load(a + i * stride + at + v * LANES) * right;
-                    }
+            for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+                runs[j] = run_of(codes + (first + j) * row_bytes + (at >> 1), left, table);
+                if (j * RUN % 128 == 0)
+                    fetch_codes(line.from + (wide * (k + at) + (first + j) * RUN) / 2, wide * row_bytes, b.columns);
             }
 #pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) {
-            floats factors = blocks_of_run(rights[j].factors + block, b.shift, left);
+            for (int v = 0; v < RUNS; v++) {
+                floats left[SOME];
 #pragma GCC unroll 8
-            for (int i = 0; i < tall; i++) sums[i][j] += of_step[i][j] * factors;
+                for (int i = 0; i < tall; i++) {
+                    left[i] = load(a + i * stride + k + at + v * LANES);
+                    if (LANES > 8) HOLD(left[i]);
+                }
+#pragma GCC unroll 8
+                for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+                    floats right = values_of(runs[j], v, table);
+                    if (zeros) right += zero[first + j];
+#pragma GCC unroll 8
+                    for (int i = 0; i < tall; i++) of_step[i * wide + first + j] += left[i] * right;
+                }
+            }
         }
+#pragma GCC unroll 8
+    for (int j = 0; j < wide; j++) {
+        floats of_blocks = blocks_of_run(factors + j * row_blocks, b.shift, left);
+#pragma GCC unroll 8
+        for (int i = 0; i < tall; i++) sums[i * wide + j] += of_step[i * wide + j] * of_blocks;
     }
+}
+
+/* Adds to sums what `tall` rows of a and `wide` of b, with or without zeros, have together. */
+INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, struct line line,
+                      floats *sums) {
+    struct table table = table_of(b.map);
+    int64_t stride = stride_of(ALIGNED, depth), step = LANES > 8 || b.block < RUN ? RUN : b.block, k = 0;
+    for (; k + step <= depth; k += step) add_step(zeros, tall, wide, a, stride, b, line, table, k, step, sums);
+    if (k < depth) add_step(zeros, tall, wide, a, stride, b, line, table, k, depth - k, sums);
 }
 
 /* `tall` rows of a times `wide` rows of b from its `first` on, each `depth` long; from row `next` on will be read then. */
 INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix b, int64_t first, int64_t next,
                  int64_t depth, float *c, int64_t c_row) {
-    floats sums[SOME][SOME];
+    floats sums[SUMS] = {0};
     struct line rights[SOME];
     int64_t whole = storage == ALIGNED ? depth : depth / LANES * LANES;
     const char *ahead = (const char *)b.data + eighths(storage) * (next * depth) / 8;
 #pragma GCC unroll 8
     for (int j = 0; j < wide; j++) rights[j] = line_of(storage, b, first + j);
-#pragma GCC unroll 8
-    for (int i = 0; i < tall; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) sums[i][j] = (floats){0};
     if (storage == ALIGNED && b.zeros)
-        add_codes(1, tall, wide, a, depth, b, rights, ahead, sums);
+        add_codes(1, tall, wide, a, depth, b, rights[0], sums);
     else if (storage == ALIGNED)
-        add_codes(0, tall, wide, a, depth, b, rights, ahead, sums);
+        add_codes(0, tall, wide, a, depth, b, rights[0], sums);
     for (int64_t k = 0; storage != ALIGNED && k < whole; k += LANES) {
         floats right[SOME];
 #pragma GCC unroll 8
@@ -149,14 +162,15 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
 #pragma GCC unroll 8
         for (int i = 0; i < tall; i++) {
             floats left = load(a + i * depth + k);
+            HOLD(left);
 #pragma GCC unroll 8
-            for (int j = 0; j < wide; j++) sums[i][j] += left * right[j];
+            for (int j = 0; j < wide; j++) sums[i * wide + j] += left * right[j];
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
-        for (int j = 0; j < wide && storage == INT8; j++) sums[i][j] *= rights[j].factor;
+        for (int j = 0; j < wide && storage == INT8; j++) sums[i * wide + j] *= rights[j].factor;
     floats last[SOME];
 #pragma GCC unroll 8
     for (int j = 0; j < wide && whole < depth; j++)
@@ -165,25 +179,16 @@ INLINE void dots(int storage, int tall, int wide, const float *a, struct matrix 
     for (int i = 0; i < tall; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < wide && whole < depth; j++)
-            sums[i][j] += load_some(a + i * depth + whole, depth - whole) * last[j];
-    if (tall == SOME && wide == SOME) { /* in the order of sum_of, as many at a time as a vector holds */
-        float out[SOME * SOME];
-        for (int first = 0; first < SOME * SOME; first += LANES) {
-            floats *square = &sums[0][0] + first;
-            turn_square(square);
-#pragma GCC unroll 4
-            for (int width = LANES / 2; width > 0; width /= 2)
+            sums[i * wide + j] += load_some(a + i * depth + whole, depth - whole) * last[j];
+    int count = tall * wide > 8 ? SUMS : tall * wide, together = count < LANES ? count : LANES; /* 12 and four times nothing */
+    float out[SUMS + LANES];
+    floats taken[SUMS]; /* a copy: what is passed on by its address does not stay in registers before */
+#pragma GCC unroll 16
+    for (int i = 0; i < SUMS; i++) taken[i] = i < tall * wide ? sums[i] : (floats){0};
+#pragma GCC unroll 2
+    for (int at = 0; at < count; at += together) store(out + at, sums_of(taken + at, together));
 #pragma GCC unroll 8
-                for (int i = 0; i < width; i++) square[i] += square[i + width];
-            store(out + first, square[0]);
-        }
-        for (int i = 0; i < tall; i++) memcpy(c + i * c_row, out + i * SOME, SOME * sizeof(float));
-        return;
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < tall; i++)
-#pragma GCC unroll 8
-        for (int j = 0; j < wide; j++) c[i * c_row + j] = sum_of(sums[i][j]);
+    for (int i = 0; i < tall; i++) memcpy(c + i * c_row, out + i * wide, (size_t)wide * sizeof(float));
 }
 
 /* The same matrix, the factors of some rows out of their bytes where there is room for them. */
@@ -205,20 +210,26 @@ INLINE void lines(int storage, const float *a, struct matrix b, int64_t first, f
         int64_t from = first + column, next = column + wide + ahead <= columns ? from + ahead : from;
         float factors[FACTORS];
         struct matrix read = with_factors(storage, b, from, wide, factors);
-        for (int64_t row = 0; row < rows; row += SOME) {
+        for (int64_t row = 0, tall; row < rows; row += tall) {
             const float *left = a + row * stride_of(storage, depth);
             float *to = c + row * c_row + column;
-#define DOTS(tall)                                                               \
-    if (wide == SOME)                                                            \
-        dots(storage, tall, SOME, left, read, from, next, depth, to, c_row);        \
-    else                                                                         \
-        dots(storage, tall, 1, left, read, from, next, depth, to, c_row)
-            switch (rows - row) {
-                case 1: DOTS(1); break;
-                case 2: DOTS(2); break;
-                case 3: DOTS(3); break;
-                default: DOTS(4);
-            }
+            int64_t most = wide == 1 ? 1 : SOME;
+            tall = rows - row < most ? rows - row : most;
+#define DOTS(tall, wide)                              \
+    for (int64_t at = 0; at < (wide > 1 ? SOME : 1); at += wide) \
+    dots(storage, tall, wide, left, read, from + at, next + at, depth, to + at, c_row)
+            if (wide == 1)
+                DOTS(1, 1);
+            else if (tall == 1)
+                DOTS(1, SOME);
+            else if (tall == 2)
+                DOTS(2, SOME);
+            else if (tall == 3)
+                DOTS(3, SOME);
+            else if (storage == ALIGNED)
+                DOTS(SOME, 2);
+            else
+                DOTS(SOME, SOME);
 #undef DOTS
         }
         column += wide;

@@ -28,7 +28,7 @@ struct token {
     _Atomic int failed;
 };
 
-/* Scores of LANES keys: a vector of sums for each, turned about so that they add up side by side. */
+/* Scores of LANES keys. */
 static inline floats scores_of(const float *query, const float *keys, int64_t width) {
     floats sums[LANES];
 #pragma GCC unroll 16
@@ -41,10 +41,7 @@ static inline floats scores_of(const float *query, const float *keys, int64_t wi
             __builtin_prefetch(keys + (LANES + j) * width + k);
         }
     }
-    turn_square(sums);
-#pragma GCC unroll 16
-    for (int j = 1; j < LANES; j++) sums[0] += sums[j];
-    return sums[0];
+    return sums_of(sums, LANES);
 }
 
 /* Scores of all keys of a stretch, those that are not seen hidden. */

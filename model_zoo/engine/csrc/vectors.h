@@ -23,6 +23,16 @@ static inline floats load(const float *from) {
     return value;
 }
 
+/* A number that several instructions use is read once, into a register: some processors read no more than one vector in the
+ * time of a product. */
+#if defined(__AVX512F__)
+#define HOLD(value) __asm__("" : "+v"(value))
+#elif defined(__AVX__)
+#define HOLD(value) __asm__("" : "+x"(value))
+#else
+#define HOLD(value)
+#endif
+
 static inline void store(float *to, floats value) { memcpy(to, &value, sizeof value); }
 
 static inline floats load_some(const float *from, int64_t count) {
@@ -54,13 +64,30 @@ static inline floats fill(float value) { return (floats){0} + value; }
 #define AHEAD(a, n) PICK(a, a, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7)
 #endif
 
-/* The sum of all, the upper half added to the lower one until one number is left. */
-static inline float sum_of(floats value) {
-    if (LANES > 8) value += AHEAD(value, LANES / 2);
-    value += AHEAD(value, 4);
-    value += AHEAD(value, 2);
-    return (value + AHEAD(value, 1))[0];
+/* The lower and the upper halves of two vectors, each with every other number from either. */
+#ifdef __AVX512F__
+#define LOWER(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define UPPER(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#else
+#define LOWER(a, b) PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define UPPER(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#endif
+
+/* The sums of `count` vectors, 1, 2, 4 … or LANES of them, which are used up: of each the upper half is added to the lower
+ * one until one number is left. They are the first `count` numbers of the result. */
+static inline floats sums_of(floats *of, int count) {
+    for (int half = count / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) of[i] = LOWER(of[i], of[i + half]) + UPPER(of[i], of[i + half]);
+    if (LANES > 8 && count < LANES) of[0] += AHEAD(of[0], LANES / 2);
+    if (count < 8) of[0] += AHEAD(of[0], 4);
+    if (count < 4) of[0] += AHEAD(of[0], 2);
+    if (count < 2) of[0] += AHEAD(of[0], 1);
+    return of[0];
 }
+
+/* The sum of all. */
+static inline float sum_of(floats value) { return sums_of(&value, 1)[0]; }
 
 /* One or the other, lane by lane: `where` is −1 or 0. */
 static inline floats choose(ints where, floats a, floats b) { return (floats)(((ints)a & where) | ((ints)b & ~where)); }
@@ -107,15 +134,6 @@ static inline void bend(float *line, int64_t count, float inner, float outer) {
         store_some(line + j, outer - 2.0f * outer / (1.0f + exponential(load_some(line + j, some) * (2.0f * inner))), some);
     }
 }
-
-/* The lower and the upper halves of two vectors, each with every other number from either. */
-#ifdef __AVX512F__
-#define LOWER(a, b) PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define UPPER(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#else
-#define LOWER(a, b) PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define UPPER(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#endif
 
 /* LANES by LANES numbers, turned about the diagonal: in each of log2(LANES) rounds the upper half is merged with the
  * lower. */
