@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import first_line
 from pet.installation import needed
 
-from .records import Problems, Record
+from .records import Place, Problems, Record
 
 ROWS_AT_ONCE = 1024
 """Rows that are Python's objects at a time; a file's own batches may be the whole of it."""
 
 
-def read_arrow(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """Parquet, and Arrow's own files and streams (as Hugging Face's datasets keep them); by the package pyarrow.
 
     Raises:
         InputError: pyarrow is not installed.
     """
     pyarrow = needed("pyarrow", "arrow", f"{path}: reading {path.suffix.lower()}")
-    number = 0
     try:
-        for batch in _batches(path):
+        for number, batch in _batches(path, place[0]):
             for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
                 for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):
                     yield Record(row, columns, (row, 0))
-            number += batch.num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {first_line(error)}")
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _batches(path: Path, skipped: int) -> Iterator[tuple[int, Any]]:
+    """``(rows before it, batch)`` of all batches; a Parquet file's row groups within the first ``skipped`` rows are
+    left out, which would have to be decoded.
+    """
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=ROWS_AT_ONCE)
+            groups = range(file.num_row_groups)
+            ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
+            first = bisect_right(ends, skipped)
+            batches = file.iter_batches(ROWS_AT_ONCE, row_groups=groups[first:])
+            yield from _numbered(batches, ends[first - 1] if first else 0)
         return
     from pyarrow import ipc, memory_map
 
@@ -47,13 +54,19 @@ def _batches(path: Path) -> Iterator[Any]:
             is_file = stream.read(6) == b"ARROW1"
         if is_file:
             with ipc.open_file(source) as reader:
-                yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+                yield from _numbered((reader.get_batch(index) for index in range(reader.num_record_batches)), 0)
         else:
             with ipc.open_stream(source) as reader:
-                yield from reader
+                yield from _numbered(reader, 0)
 
 
-def read_mindrecord(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _numbered(batches: Iterable[Any], number: int) -> Iterator[tuple[int, Any]]:
+    for batch in batches:
+        yield number, batch
+        number += batch.num_rows
+
+
+def read_mindrecord(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """MindSpore's own format; needs the ``.db`` index that was written beside the file."""
     from mindspore.mindrecord import FileReader
 

@@ -53,6 +53,6 @@ def open_bytes(path: Path, offset: int = 0) -> BinaryIO:
     return stream
 
 
-def open_text(path: Path, newline: str | None = None) -> IO[str]:
-    """The same as text in UTF-8; a byte-order mark is no part of it."""
-    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
+def open_text(path: Path, offset: int = 0) -> IO[str]:
+    """The same as text in UTF-8, with its line ends and a byte-order mark as they are, so that bytes can be counted."""
+    return io.TextIOWrapper(open_bytes(path, offset), encoding="utf-8", newline="")

@@ -34,7 +34,7 @@ from model_zoo.errors import InputError, nearest
 from .dataset import learnt, place_name
 from .messages import Wrong, check_turns, checked_text, conversation, listed, messages_of, messages_of_history, tools_of
 from .readers import find_files, read_records
-from .records import Problems, Record, type_name
+from .records import BEGINNING, Place, Problems, Record, type_name
 
 # format -> role -> the names its column may have; required roles first
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -84,7 +84,7 @@ class Row:
     input: str = ""
     prompt: str = ""
     others: list[list[dict[str, Any]]] = field(default_factory=list)
-    place: tuple[int, int] = (0, 0)
+    place: Place = BEGINNING
     row: int = 0
     desirable: bool = True
     tools: list[dict[str, Any]] | None = None
@@ -123,7 +123,7 @@ def read_file(
     columns: Mapping[str, str] | None = None,
     system: str | None = None,
     answers: bool = True,
-    place: tuple[int, int] = (0, 0),
+    place: Place = BEGINNING,
     conversations: Callable[[dict[str, Any]], list] | None = None,
     documents: int = 1,
 ) -> Iterator[Row]:
@@ -139,7 +139,7 @@ def read_file(
     convert: Callable[[Record], Row] | None = None
     if conversations is not None:
         convert = _documents_of(path, conversations, documents, answers, columns or {})
-    elif place != (0, 0):  # the first row of the file decides, not the first one that is wanted
+    elif place != BEGINNING:  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
         convert = _converter(path, list(first.columns), format, columns or {}, answers)
     for record in read_records(path, problems, place):

@@ -18,13 +18,21 @@ from model_zoo.errors import InputError, first_line, nearest
 
 from .binary import read_arrow, read_mindrecord
 from .compressed import BROKEN, OPENERS, inner_suffix, is_compressed, open_bytes, open_text
-from .records import Problems, Record, type_name
+from .records import BEGINNING, Place, Problems, Record, type_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
 EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
 DESCRIPTIONS = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What Hugging Face's datasets write beside their Arrow files."""
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""The words in names of files and directories that Hugging Face's datasets take for a split's."""
 READ_AT_ONCE = 1 << 20
+BLANKS = " \t\r\n\ufeff"
+"""What may stand between JSON's values; a byte-order mark before the first."""
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
 LONGEST_TEXT = 1 << 20
 
@@ -36,7 +44,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     files of other kinds in a directory are passed over.
 
     Raises:
-        InputError: a path does not exist, a directory has no data file, or a file is of an unknown kind. All of them.
+        InputError: a path does not exist, a directory has no data file, or those of several splits (what is held out
+            would be trained on), or a file is of an unknown kind. All of them.
     """
     problems = Problems()
     files: list[Path] = []
@@ -54,6 +63,9 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
                 inside = [entry for entry in inside if entry.name not in DESCRIPTIONS]
             if not inside:
                 problems.add(path, None, f"no data file in this directory; expected {EXPECTED}")
+            if len(splits := _splits(entry.relative_to(path) for entry in inside)) > 1:
+                found = ", ".join(f"{split} ({example})" for split, example in splits.items())
+                problems.add(path, None, f"holds more than one split: {found}; name the files or the directory of one")
             files += inside
         elif (special := special_kind(path)) is not None:
             problems.add(path, None, f"is {special}, a regular file was expected")
@@ -71,6 +83,17 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     if not files:
         raise InputError("no data files were given")
     return _once_per_set(files)
+
+
+def _splits(names: Iterable[Path]) -> dict[str, Path]:
+    """The splits that names speak of, each with the first such name."""
+    found: dict[str, Path] = {}
+    for name in names:
+        words = re.split(r"[\W\d_]+", str(name).lower())
+        for split in SPLITS:
+            if not set(SPLITS[split]).isdisjoint(words):
+                found.setdefault(split, name)
+    return found
 
 
 def _once_per_set(files: list[Path]) -> list[Path]:
@@ -103,14 +126,14 @@ def kind_of(path: Path) -> str | None:
     return kinds.get(suffix)
 
 
-def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)) -> Iterator[Record]:
+def read_records(path: Path, problems: Problems, place: Place = BEGINNING) -> Iterator[Record]:
     """The records of one file, from ``place`` on.
 
     Args:
         path: a file of a known kind.
         problems: takes what is wrong.
-        place: :attr:`Record.place` of the record before the first wanted one; (0, 0) is the beginning. JSONL and plain
-            text continue at that byte; the other formats skip what comes before.
+        place: :attr:`Record.place` of the record before the first wanted one. Reading continues there; only MindRecord
+            skips what comes before, and what is compressed is unpacked from its beginning.
     """
     with open(path, "rb") as stream:
         if stream.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -124,7 +147,7 @@ def read_records(path: Path, problems: Problems, place: tuple[int, int] = (0, 0)
         problems.add(path, None, f"not a readable {path.suffix.lower()} file: {first_line(error)}")
 
 
-def _read(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _read(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     kind = kind_of(path)
     if path.stat().st_size == 0:
         problems.add(path, None, "the file is empty")
@@ -140,7 +163,7 @@ def _read(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Re
         "mindrecord": read_mindrecord,
         "arrow": read_arrow,
     }
-    found, before = place != (0, 0), len(problems)
+    found, before = place != BEGINNING, len(problems)
     for record in readers[kind](path, problems, place):
         found = True
         yield record
@@ -156,7 +179,7 @@ def _first_character(path: Path) -> str:
     return ""
 
 
-def _lines(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[tuple[int, str, int]]:
+def _lines(path: Path, problems: Problems, place: Place) -> Iterator[tuple[int, str, int]]:
     """``(line number, line without its end, byte after it)``; a line that is not UTF-8 is noted and left out."""
     offset, line = place
     with open_bytes(path, offset) as stream:
@@ -173,14 +196,16 @@ def _lines(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[t
                     return
 
 
-def _read_jsonl(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _read_jsonl(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     for line, text, offset in _lines(path, problems, place):
         if not text.strip():
-            problems.add(path, line, "empty line; expected one JSON object per line")
             continue
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if text.strip() == "{":  # every line would be another problem
+                problems.add(path, line, "an object over several lines; expected one per line, or a list of them: [ … ]")
+                return
             problems.add(path, line, f"broken JSON: {_json_error(error)}; expected one JSON object per line")
             continue
         if isinstance(value, dict):
@@ -195,27 +220,29 @@ def _json_error(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _read_json(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """A list of objects, decoded object by object from a window over the file."""
     decoder = json.JSONDecoder()
-    number = 0
-    line, begins = 1, 0
+    # of the last record: the byte behind it, the line it ended on, the one it began on, its number
+    offset, line, begins, number = place if place != BEGINNING else (0, 1, 0, 0)
     buffer, at, ended = "", 0, False
-    expected = "["
+    counted = 0  # up to here the buffer's bytes are part of `offset`
+    expected = "," if number else "["
 
-    with open_text(path) as stream:
+    with open_text(path, offset) as stream:
 
         def fill() -> bool:
             """Read on; what was used up is forgotten. False at the end of the file."""
-            nonlocal buffer, at, ended
+            nonlocal buffer, at, counted, offset, ended
             if block := stream.read(READ_AT_ONCE):
-                buffer, at = buffer[at:] + block, 0
+                offset += len(buffer[counted:at].encode())
+                buffer, at, counted = buffer[at:] + block, 0, 0
             ended = not block
             return not ended
 
         try:
             while True:
-                while at < len(buffer) and buffer[at] in " \t\r\n":
+                while at < len(buffer) and buffer[at] in BLANKS:
                     line += buffer[at] == "\n"
                     at += 1
                 if at == len(buffer):
@@ -258,60 +285,81 @@ def _read_json(path: Path, problems: Problems, place: tuple[int, int]) -> Iterat
                 at = stop
                 expected = ","
                 number += 1
-                if number <= place[0]:
-                    continue
+                offset, counted = offset + len(buffer[counted:at].encode()), at
                 if isinstance(value, dict):
-                    yield Record(begins, value, (number, 0), number if begins == before else 0)
+                    yield Record(begins, value, (offset, line, begins, number), number if begins == before else 0)
                 else:
                     problems.add(path, begins, f"expected a JSON object, found {type_name(value)}")
         except UnicodeDecodeError:
             problems.add(path, line, "not UTF-8 at or after this line; save the file as UTF-8")
 
 
-def _read_csv(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _read_csv(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """The first row names the columns. Quoted values may hold line breaks."""
-    csv.field_size_limit(1 << 30)
     try:
-        with open_text(path, newline="") as stream:
-            separator = "\t" if inner_suffix(path) == ".tsv" else ","
-            reader = csv.reader(stream, delimiter=separator, strict=True)
-            header: list[str] | None = None
-            number, last = 0, 0
-            while True:
-                begins = last + 1
-                try:
-                    values = next(reader, None)
-                except csv.Error as error:
-                    problems.add(path, begins, f"broken CSV: {error}")
-                    return
-                if values is None:
-                    return
-                last = reader.line_num
-                if header is None:
-                    header = [name.strip() for name in values]
-                    if len(set(header)) < len(header) or not all(header) or not header:
-                        found = ", ".join(header) or "an empty line"
-                        problems.add(path, 1, f"the first row must name each column once, found {found}")
-                        return
-                    others = [mark for mark in ";\t," if mark in header[0] and mark != separator]
-                    if len(header) == 1 and others:
-                        found = f"found one column, {header[0]!r}, with {others[0]!r} in its name"
-                        problems.add(path, 1, f"columns must be separated by {separator!r}; {found}")
-                        return
-                    continue
-                number += 1
-                if number <= place[0]:
-                    continue
-                if len(values) != len(header):
-                    found = "an empty line" if not values else f"{len(values)} values"
-                    problems.add(path, begins, f"expected {len(header)} values as in the first row, found {found}")
-                    continue
-                yield Record(begins, dict(zip(header, values, strict=True)), (number, 0))
+        for _, names, behind in _csv_rows(path, problems, BEGINNING):
+            header = [name.strip() for name in names]
+            if _check_header(path, problems, header):
+                yield from _csv_records(path, problems, header, behind if place == BEGINNING else place)
+            return
     except UnicodeDecodeError:
         problems.add(path, None, "not UTF-8; save the file as UTF-8")
 
 
-def _read_text(path: Path, problems: Problems, place: tuple[int, int]) -> Iterator[Record]:
+def _csv_rows(path: Path, problems: Problems, place: Place) -> Iterator[tuple[int, list[str], Place]]:
+    """``(line on which it begins, values, place behind it)`` of each row from ``place`` on, which is (byte, line)."""
+    csv.field_size_limit(1 << 30)
+    offset, line = place
+    with open_text(path, offset) as stream:
+
+        def lines() -> Iterator[str]:
+            nonlocal offset, line
+            for text in stream:
+                offset, line = offset + len(text.encode()), line + 1
+                yield text.removeprefix("\ufeff") if line == 1 else text
+
+        reader = csv.reader(lines(), delimiter=_separator(path), strict=True)
+        while True:
+            begins = line + 1
+            try:
+                values = next(reader, None)
+            except csv.Error as error:
+                problems.add(path, begins, f"broken CSV: {error}")
+                return
+            if values is None:
+                return
+            yield begins, values, (offset, line)
+
+
+def _separator(path: Path) -> str:
+    return "\t" if inner_suffix(path) == ".tsv" else ","
+
+
+def _check_header(path: Path, problems: Problems, header: list[str]) -> bool:
+    # pandas' index has no name, and spreadsheets write the empty columns beside a table
+    names = [name for name in header if name]
+    if len(set(names)) < len(names) or not names:
+        problems.add(path, 1, f"the first row must name each column once, found {', '.join(header) or 'an empty line'}")
+        return False
+    separator = _separator(path)
+    others = [mark for mark in ";\t," if mark in header[0] and mark != separator]
+    if len(header) == 1 and others:
+        found = f"found one column, {header[0]!r}, with {others[0]!r} in its name"
+        problems.add(path, 1, f"columns must be separated by {separator!r}; {found}")
+        return False
+    return True
+
+
+def _csv_records(path: Path, problems: Problems, header: list[str], place: Place) -> Iterator[Record]:
+    for begins, values, behind in _csv_rows(path, problems, place):
+        if len(values) == len(header):
+            yield Record(begins, {name: value for name, value in zip(header, values, strict=True) if name}, behind)
+        else:
+            found = f"{len(values)} values" if values else "an empty line"
+            problems.add(path, begins, f"expected {len(header)} values as in the first row, found {found}")
+
+
+def _read_text(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """Texts are separated by blank lines; where there are none, each line is a text."""
     by_line = not _has_blank_line(path)
     lines: list[str] = []

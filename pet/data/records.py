@@ -8,6 +8,11 @@ from typing import Any
 
 from model_zoo.errors import InputError
 
+Place = tuple[int, ...]
+"""Where reading goes on: numbers that the reader of a kind of file knows the meaning of, and nobody else."""
+BEGINNING: Place = (0, 0)
+"""The place before the first record of any file."""
+
 
 class Problems:
     """What was wrong with the files: of each the first messages, with the lines that they are true of."""
@@ -63,7 +68,7 @@ class Record:
 
     line: int
     columns: dict[str, Any]
-    place: tuple[int, int]
+    place: Place
     row: int = 0
 
 

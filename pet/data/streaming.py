@@ -30,7 +30,7 @@ from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
 from .plan import PACKED_TOGETHER, Plan
-from .readers import Problems
+from .records import BEGINNING, Place, Problems
 from .settings import DataSettings
 
 
@@ -62,8 +62,8 @@ class StreamDataset:
         if "windows" not in self._notes:
             self._notes = {"windows": list(self._index()), "steps": {}}
             write_json(self._notes_path, self._notes, indent=None)
-        self.windows: list[tuple[int, tuple[int, int], int]] = [
-            (file, (place[0], place[1]), rows) for file, place, rows in self._notes["windows"]
+        self.windows: list[tuple[int, Place, int]] = [
+            (file, tuple(place), rows) for file, place, rows in self._notes["windows"]
         ]
         self.rows = sum(rows for _, _, rows in self.windows)
 
@@ -74,16 +74,16 @@ class StreamDataset:
         except (OSError, ValueError, AttributeError):
             return {}
 
-    def _read(self, file: int, place: tuple[int, int], problems: Problems) -> Iterator[Any]:
+    def _read(self, file: int, place: Place, problems: Problems) -> Iterator[Any]:
         settings = self.settings
         return read_file(Path(self.files[file]), problems, place=place, **settings.reading)
 
-    def _index(self) -> Iterator[tuple[int, tuple[int, int], int]]:
+    def _index(self) -> Iterator[tuple[int, Place, int]]:
         problems = Problems()
         left = self.settings.max_samples
         for file in range(len(self.files)):
-            place, rows, after = (0, 0), 0, (0, 0)
-            for row in islice(self._read(file, (0, 0), problems), left):
+            place, rows, after = BEGINNING, 0, BEGINNING
+            for row in islice(self._read(file, BEGINNING, problems), left):
                 rows, after = rows + 1, row.place
                 if rows == self.settings.stream_window:
                     yield file, place, rows

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+import re
 import string
 import sys
 import tracemalloc
@@ -240,7 +241,6 @@ def test_mindrecord(tmp_path):
 
 GOOD = '{"instruction": "a", "output": "b"}'
 BROKEN = {
-    "empty line": (f"{GOOD}\n\n{GOOD}\n", ":2: empty line; expected one JSON object per line"),
     "broken": (f'{GOOD}\n{{"instruction": "a", \n', ":2: broken JSON"),
     "not an object": (f"{GOOD}\n[1]\n", ":2: expected a JSON object, found a list"),
     "missing column": (f'{GOOD}\n{{"instruction": "a"}}\n', ":2: no column 'output', which the alpaca format needs"),
@@ -292,6 +292,7 @@ BROKEN = {
         "message 2: weight and training contradict each other",
     ),
     "object as messages": ('{"messages": {"a": 1}}', "column 'messages': expected a list, found an object"),
+    "uneven columns": ('{"messages": {"role": ["user"], "content": []}}', "expected a list, found an object"),
     "half a surrogate": ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
     "token": ('{"input_ids": [1, "2"]}', "column 'input_ids': expected a list of whole numbers"),
     "huge token": ('{"input_ids": [1, 4294967296]}', "4294967296 is no token id"),
@@ -312,7 +313,8 @@ def test_what_is_wrong_with_a_line(write, name):
 
 BROKEN_FILES = {
     "empty.jsonl": (b"", "the file is empty"),
-    "blank.json": (b" \n", "blank.json:1: empty line"),
+    "blank.json": (b" \n", "blank.json: the file has no rows"),
+    "indented.json": (b'\n{\n "data": [\n', "indented.json:2: an object over several lines; expected one per line"),
     "none.json": (b"[]", "the file has no rows"),
     "open.json": (b'[{"text": "a"},\n{"text": "b"}\n', "open.json:3: the list is not closed"),
     "comma.json": (b'[{"text": "a"}\n{"text": "b"}]', "comma.json:2: broken JSON: expected ',' or ']', found '{'"),
@@ -327,6 +329,7 @@ BROKEN_FILES = {
         ("pointer.txt", "pointer.parquet", "pointer.jsonl.gz"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "only a Git LFS pointer"),
     ),
+    "unnamed.csv": (b",\na,b\n", "unnamed.csv:1: the first row must name each column once"),
     "line.csv": (b"\ntext\na\n", "line.csv:1: the first row must name each column once, found an empty line"),
     "semicolon.csv": (b"instruction;output\na;b\n", "semicolon.csv:1: columns must be separated by ','; found one"),
     "comma.tsv": (b"instruction,output\na,b\n", "'instruction,output', with ',' in its name"),
@@ -344,16 +347,39 @@ def test_what_is_wrong_with_a_file(write, name):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    {
+        "a.jsonl": f"\n{GOOD}\n \n{GOOD}\n\n",
+        "pandas.csv": ",instruction,output\n0,a,b\n1,a,b\n",
+        "spreadsheet.csv": "instruction,output,,\na,b,,\na,b,,\n",
+        "sequence.jsonl": 2 * (json.dumps({"messages": {"role": ["user", "assistant"], "content": ["a", "b"]}}) + "\n"),
+    }.items(),
+)
+def test_what_other_programs_write_besides_is_passed_over(write, name, content):
+    assert [row.messages for row in read_rows(write(name, content))] == 2 * [[user("a"), assistant("b")]]
+
+
+def test_a_directory_of_several_splits_is_not_read_as_one(write, tmp_path):
+    for name in ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "data/test-notes.jsonl"):
+        write(name, GOOD)
+    splits = "test (data/test-00000-of-00001.jsonl), train (data/train-00000-of-00001.jsonl)"
+    with pytest.raises(InputError, match=re.escape(f"holds more than one split: {splits}; name the files")):
+        list(read_rows(tmp_path))
+    (tmp_path / "data/train-00000-of-00001.jsonl").unlink()
+    assert len(list(read_rows(tmp_path))) == 2
+
+
 def test_all_problems_of_all_files_come_together(write, tmp_path):
     write("set/a.jsonl", "\n".join([GOOD] + ["x"] * 50))
-    write("set/b.jsonl", GOOD + "\n\n")
+    write("set/b.jsonl", GOOD + "\n[]\n")
     write("set/c.jsonl", "")
     with pytest.raises(InputError) as caught:
         list(read_rows(tmp_path / "set"))
     text = str(caught.value)
     grouped = "a.jsonl:2: broken JSON: Expecting value at column 1; expected one JSON object per line"
     assert f"{grouped} (also lines 3, 4, 5 and 46 more)" in text
-    assert "b.jsonl:2: empty line" in text and "c.jsonl: the file is empty" in text
+    assert "b.jsonl:2: expected a JSON object" in text and "c.jsonl: the file is empty" in text
 
 
 def test_many_different_problems_are_few_lines(write):
@@ -442,14 +468,20 @@ def test_reading_continues_from_a_place(write, monkeypatch):
         write("a.json", json.dumps(rows, ensure_ascii=False, indent=1)),
         write("a.csv", "text\n" + "".join('"' + row["text"].replace('"', '""') + '\n!"\n' for row in rows)),
         write("a.txt", "\n\n".join(row["text"] for row in rows)),
+        write("line.json", ("\ufeff" + json.dumps(rows)).encode()),
+        write("ends.json", json.dumps(rows, indent=1).replace("\n", "\r\n").encode()),
+        write("ends.csv", "\ufefftext\r\n".encode() + b'"a\r\n\xc3\xa4"\r\n' * 9),
     ]
     for path in [*files, *(twin for file in files for twin in compressed(file))]:
         problems = Problems()
         whole = list(read_records(path, problems))
-        assert len(whole) == 9 and len({record.line for record in whole}) == 9
+        assert len(whole) == 9 and len({(record.line, record.row) for record in whole}) == 9
         for number, record in enumerate(whole):
-            rest = list(read_records(path, problems, record.place))
-            assert [(r.line, r.columns) for r in rest] == [(r.line, r.columns) for r in whole[number + 1 :]]
+            assert list(read_records(path, problems, record.place)) == whole[number + 1 :]
+        if path in files:  # what stands before is not read again, but for the first row
+            content, first, before = path.read_bytes(), whole[0].place[0], whole[4].place[0]
+            path.write_bytes(content[:first] + bytes(before - first) + content[before:])
+            assert list(read_records(path, problems, whole[4].place)) == whole[5:]
         assert len(problems) == 0
 
 
@@ -570,6 +602,11 @@ def test_parquet_and_arrow(tmp_path, monkeypatch, name):
     for place in (0, 3, 4, 7, 12):
         rest = list(read_records(tmp_path / name, Problems(), (place, 0)))
         assert [record.line for record in rest] == [record.line for record in records[place:]]
+    if name == "rows.parquet":  # row groups of five rows: the first is not decoded
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(b"PAR1" + bytes(60) + content[64:])
+        assert [record.line for record in read_records(tmp_path / name, Problems(), (5, 0))] == [*range(6, 13)]
+        (tmp_path / name).write_bytes(content)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
     with pytest.raises(InputError, match=f"{name}: not a readable {name.split('.')[1]} file"):
         list(read_rows(tmp_path))

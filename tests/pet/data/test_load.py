@@ -190,8 +190,8 @@ def test_samples_know_where_they_come_from(write, letters, settings, tmp_path):
 
 
 def test_nothing_is_written_for_broken_data(write, letters, settings, tmp_path):
-    path = write("rows.jsonl", '{"text": "a"}\n\n')
-    with pytest.raises(InputError, match=":2: empty line"):
+    path = write("rows.jsonl", '{"text": "a"}\n[]\n')
+    with pytest.raises(InputError, match=":2: expected a JSON object"):
         load_dataset(path, letters, settings=settings())
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
 

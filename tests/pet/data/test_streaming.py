@@ -115,8 +115,8 @@ def test_without_shuffling_the_order_is_that_of_the_files(stream, tmp_path):
 
 
 def test_what_is_wrong_is_said_before_the_first_batch(stream, write):
-    write("set/c.jsonl", '{"text": "a"}\n\n')
-    with pytest.raises(InputError, match=r"c\.jsonl:2: empty line"):
+    write("set/c.jsonl", '{"text": "a"}\n[]\n')
+    with pytest.raises(InputError, match=r"c\.jsonl:2: expected a JSON object"):
         stream()
 
 
