@@ -44,20 +44,25 @@ def say(text: str) -> None:
 def listen() -> None:
     """Receives the signals in a thread from now on. To be called by the main thread before there are others.
 
-    A signal that is ignored stays ignored (nohup).
+    A signal that is ignored (nohup; a script's background commands) stays so: it is blocked, and nobody waits for it,
+    as it would otherwise come to the handler that MindSpore puts in the place of ignoring it.
     """
     global _listener
     if _listener is not None or not hasattr(signal, "sigwait"):  # Windows has none of this
         return
-    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(SIGNALS) - set(heard))
+    heard = _heard()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if not heard:
         return
     # wakes the main thread from a read or a sleep, and raises there
     signal.signal(signal.SIGURG, _raise)
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     _listener = threading.Thread(target=_wait, args=(heard,), name="signals", daemon=True)
     _listener.start()
+
+
+def _heard() -> list[int]:
+    """The signals that this process was not started to ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def listening() -> bool:
@@ -71,10 +76,10 @@ def unlistened() -> Iterator[None]:
     global _listener
     thread, _listener = _listener, None
     if thread is not None:
-        # one that it waits for: a shell has its background commands ignore SIGINT, and nohup SIGHUP
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        signal.pthread_kill(thread.ident, next(number for number in SIGNALS if number in blocked))
+        signal.pthread_kill(thread.ident, _heard()[0])
         thread.join()
+        for number in set(SIGNALS) - set(_heard()):  # once more, where MindSpore has put its handler meanwhile
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         yield

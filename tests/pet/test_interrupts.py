@@ -152,11 +152,18 @@ def test_what_is_started_unlistened_has_no_signal_blocked(start):
         assert process.stderr.read() == "\npet: interrupted\n"
 
 
-def test_what_nohup_ignores_stays_ignored(start):
-    code = "print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    ignored = start(code, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    with ignored as process:
-        assert process.stdout.read() == "False\n"
+def test_what_is_ignored_stays_so_where_mindspore_has_put_its_handler(start):
+    """nohup has SIGHUP ignored, and a script SIGINT in what it runs in the background."""
+
+    def ignore():
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    code = "for number in (signal.SIGINT, signal.SIGHUP): os.kill(os.getpid(), number)\n"
+    with start(code + CHILD, preexec_fn=ignore) as process:
+        assert process.stdout.read() == "[]\n"
+        assert process.wait() == 143
+        assert process.stderr.read() == "\npet: interrupted\n"
 
 
 @pytest.mark.parametrize("ignored", [("SIGINT",), ("SIGINT", "SIGHUP"), ("SIGINT", "SIGTERM", "SIGHUP")], ids=len)
