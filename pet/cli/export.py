@@ -141,7 +141,9 @@ def export_merged(source: Source, options: argparse.Namespace, output: Path) -> 
 
     source.needs_adapter("merge; leave out --merged")
     with atomic_directory(output) as stage:
-        report = merge_checkpoint(find_model(source.base), source.result, stage, dtype=options.dtype)
+        report = merge_checkpoint(
+            find_model(source.base), source.result, stage, dtype=options.dtype, dequantize=options.dequantize
+        )
         source.accompany(stage)
     report.directory = output
     return str(report)
@@ -157,7 +159,7 @@ def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> st
     from pet.export import merge_checkpoint
 
     with tempfile.TemporaryDirectory(prefix=f".{output.name}", dir=output.parent) as merged:
-        merge_checkpoint(find_model(source.base), source.result, merged)
+        merge_checkpoint(find_model(source.base), source.result, merged, dequantize=options.dequantize)
         source.accompany(Path(merged))
         return write_model(merged, output, dtype, source.name)
 
@@ -179,7 +181,7 @@ FORMATS: dict[str, Callable[[Source, argparse.Namespace, Path], Any]] = {
 }
 PLAIN = ("adapter", "merged", *ENGINES)
 """Formats that need a run or an adapter; the others take a model as well."""
-WITH_TYPE = ("merged", "gguf")
+MERGED = ("merged", "gguf")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -206,6 +208,11 @@ def main(arguments: Sequence[str]) -> int:
         help="of a merged model: float32, float16 or bfloat16 (default: as stored); of a GGUF file also q8_0 (default: "
         "float16)",
     )
+    parser.add_argument(
+        "--dequantize",
+        action="store_true",
+        help="merge into the numbers that the adapter was trained on in 8 or 4 bits, not into the unquantised base",
+    )
     options = parser.read(arguments)
     if options.merged and options.format not in (None, "merged"):
         raise InputError(f"--merged and --format {options.format}: give one of them")
@@ -214,8 +221,9 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--format {options.format!r} is not known{nearest(options.format, FORMATS)}")
     if options.best and options.step is not None:
         raise InputError("--best and --step: give one of them")
-    if options.dtype and options.format not in WITH_TYPE:
-        raise InputError("--dtype: has no effect without --merged or --format gguf")
+    for name in ("dtype", "dequantize"):
+        if getattr(options, name) and options.format not in MERGED:
+            raise InputError(f"--{name}: has no effect without --merged or --format gguf")
     output = Path(options.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir()) or options.format.startswith("gguf")):
         raise InputError(f"--output {output}: is there already; give another place")

@@ -122,7 +122,7 @@ def test_the_command(fixtures, tmp_path, capsys):
         quantize_checkpoint(tmp_path / "out", tmp_path / "other", KINDS["nf4"])
 
 
-def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path):
+def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path, monkeypatch):
     base, packed = fixtures / "bitsandbytes/base", fixtures / "bitsandbytes/nf4_double"
     model = pet.AutoModel.from_pretrained(str(base), quantization=KINDS["nf4_double"])
     pet.apply_lora(model, rank=4, targets="all-linear")
@@ -146,6 +146,12 @@ def test_merging_on_disk_goes_into_either_base(fixtures, tmp_path):
     assert dtype == "bfloat16" and np.abs(found - (plain + change)).max() < 2e-3
     found, dtype = merged(base, dequantize=True)
     assert dtype == "float32" and np.array_equal(found, (trained_on + change).astype(np.float32))
+    monkeypatch.setattr("pet.model_card.accompany", lambda *arguments: None)  # the base has no tokenizer to copy
+    command = ["export", str(tmp_path / "adapter"), "--base", str(base), "--output", str(tmp_path / "exported")]
+    assert main([*command, "--dequantize"]) == 2, "an adapter as it is"
+    assert main([*command, "--merged", "--dequantize"]) == 0
+    with Checkpoint(tmp_path / "exported") as checkpoint:
+        assert np.array_equal(checkpoint.read(f"{path}.weight"), found)
     with pytest.raises(InputError, match="made on another base"):  # the packed files' numbers are others
         merged(packed, dequantize=True)
     again, _ = merged(packed, dequantize=True, strict=False)
