@@ -166,10 +166,10 @@ def listed(value: Any, name: str) -> list[Any]:
             value = json.loads(value)
         except ValueError as error:
             raise Wrong(f"column {name!r}: expected a list in JSON: {error}") from None
-    if isinstance(value, dict) and all(isinstance(column, list) for column in value.values()):
+    columns = list(value.values()) if isinstance(value, dict) else []
+    if all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1:
         # what Hugging Face's datasets make of a list of objects where a feature is called Sequence
-        if value and len({len(column) for column in value.values()}) == 1:
-            value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+        value = [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
     if not isinstance(value, list):
         raise Wrong(f"column {name!r}: expected a list, found {type_name(value)}")
     return value

@@ -31,6 +31,8 @@ SPLITS = {
 }
 """The words in names of files and directories that Hugging Face's datasets take for a split's."""
 READ_AT_ONCE = 1 << 20
+UNDECODED = re.compile("[\ud800-\udfff]")
+"""What Python makes of bytes in a name that are not UTF-8."""
 BLANKS = " \t\r\n\ufeff"
 """What may stand between JSON's values; a byte-order mark before the first."""
 # A text longer than this many characters is handed on in pieces, so that a book without a blank line fits in memory.
@@ -77,6 +79,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         else:
             files.append(path)
     for path in files:
+        if UNDECODED.search(str(path)):  # no report of the run could name it
+            problems.add(ascii(str(path)), None, "the name is not UTF-8, as archives from Windows have them; rename it")
         if not os.access(path, os.R_OK):
             problems.add(path, None, "the file cannot be read; its permissions forbid it")
     problems.raise_if_any()

@@ -34,6 +34,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a text (in quotes where it looks like something else)",
+    "string_unicode": "a text or name in UTF-8, this is in another encoding",
     "list_type": "a list",
     "dict_type": "a mapping (key: value)",
     "model_type": "a section (key: value lines, indented)",

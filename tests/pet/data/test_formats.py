@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import random
 import re
 import string
@@ -368,6 +369,14 @@ def test_a_directory_of_several_splits_is_not_read_as_one(write, tmp_path):
         list(read_rows(tmp_path))
     (tmp_path / "data/train-00000-of-00001.jsonl").unlink()
     assert len(list(read_rows(tmp_path))) == 2
+
+
+def test_a_name_in_another_encoding_is_refused(tmp_path):
+    """It could be read, but the run would fail where it writes what it was trained on."""
+    name = os.fsdecode("训练.jsonl".encode("gbk"))
+    (tmp_path / name).write_text(GOOD)
+    with pytest.raises(InputError, match=r"\\udcc1.*\.jsonl': the name is not UTF-8"):
+        list(read_rows(tmp_path))
 
 
 def test_all_problems_of_all_files_come_together(write, tmp_path):
