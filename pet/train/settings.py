@@ -58,7 +58,7 @@ def section(name: str, given) -> dict[str, Any]:
 
 
 def total_steps(feed, settings) -> int:
-    """Optimizer steps of a run.
+    """Optimizer steps of a run. A part of an epoch is rounded up, as transformers does.
 
     Raises:
         InputError: data that streams has no known length, and no ``steps`` are given.
@@ -70,5 +70,5 @@ def total_steps(feed, settings) -> int:
     lengths = [feed.steps_per_epoch(epoch) for epoch in range(max(1, math.ceil(epochs)))]
     if any(length is None for length in lengths):
         raise InputError("train.steps: needed where the data streams, since its length is not known")
-    part = round((epochs - whole) * lengths[-1]) if epochs > whole else 0
-    return max(1, sum(lengths[:whole]) + part)
+    # with transformers' product, whose rounding ceil would show
+    return max(1, sum(lengths[:whole]) + math.ceil(epochs * lengths[-1]) - whole * lengths[-1])

@@ -109,6 +109,9 @@ def test_epochs_give_the_number_of_steps(toy, batch):
     assert make(toy(), data, steps=None, epochs=2.5, accumulation=2).total_steps == 8
     assert make(toy(), data, steps=None, epochs=None, accumulation=2).total_steps == 9
     assert make(toy(), data, steps=None, epochs=0.1).total_steps == 1
+    # transformers' own numbers: a part of an epoch is rounded up, though 1.1 - 1 is more than 0.1
+    for epochs, steps in ((0.21, 3), (1.1, 11), (2.1, 21), (2.71, 28), (3.0, 30)):
+        assert make(toy(), [data[0]] * 10, steps=None, epochs=epochs).total_steps == steps
 
 
 def test_the_schedule_and_log_every(toy, batch):
