@@ -24,6 +24,7 @@ from pet.compat.job_files import (
     base_model,
     entry_problems,
     packing,
+    part_problems,
     preferences,
     put_data,
     revision,
@@ -91,6 +92,7 @@ def _datasets(t: Translation, name: str, value: Any) -> None:
         known = RANKED_TYPES if ranked else tuple(FORMATS)
         if kind not in known:
             t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(known)}")
+        part_problems(t, key, name, entry)
         columns = entry_problems(t, name, entry, {**ENTRY, **(RANKING if ranked else {})})
         files = entry.get("data_files") or entry.get("path")
         found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]

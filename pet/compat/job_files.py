@@ -208,6 +208,21 @@ def settle(t: Translation) -> None:
         t.drop(*EVALUATIONS)
 
 
+PARTS: dict[str, Callable[[Any], bool]] = {
+    "split": lambda value: "[" in str(value),  # train[:10%]
+    "shards": lambda value: value != 1,  # the first of so many
+    "num_samples": lambda value: True,
+}
+"""Keys of a data set's entry, and which of their values take a part of its rows only."""
+
+
+def part_problems(t: Translation, key: str, name: str, entry: Mapping[str, Any]) -> None:
+    """Notes what takes a part of a data set: files are read as a whole."""
+    for field, takes_part in PARTS.items():
+        if (value := entry.get(field)) and takes_part(value):
+            t.lack(key, f"{name}.{field}", f"{value!r} takes a part of the rows; a file with these alone is needed")
+
+
 def entry_problems(t: Translation, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
     """Columns out of a data set's entry: what ``known`` maps to a role, is noted if it maps to None, else refused."""
     columns = {}

@@ -24,6 +24,7 @@ from pet.compat.job_files import (
     TOKENS,
     base_model,
     packing,
+    part_problems,
     preferences,
     put_data,
     revision,
@@ -216,6 +217,7 @@ def _dataset(t: Translation, home: Path, name: str) -> tuple[str, str, dict[str,
         return name, "auto", {}
     if not isinstance(entry, Mapping):
         return (name if Path(name).exists() else str(home / name)), "auto", {}
+    part_problems(t, "data.train", name, entry)
     kind = entry.get("formatting", "alpaca")
     kind = {"openai": "sharegpt"}.get(kind, kind)
     if kind not in COLUMNS:

@@ -325,6 +325,22 @@ def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
         assert tuple(t.get(f"data.{key}") for key in ("format", "eval_format", "eval_columns")) == expected
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [("split", "train", False), ("split", "train[:5%]", True), ("shards", 1, False), ("shards", 9, True)]
+    + [("num_samples", 100, True), ("num_samples", None, False)],
+)
+def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path, field, value, part):
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json", field: value}}))
+    for system, translate, given in (
+        ("axolotl", axolotl.translate, {"datasets": [{"path": "rows.jsonl", "type": "alpaca", field: value}]}),
+        ("llama_factory", llama_factory.translate, {"dataset": "rows", "dataset_dir": str(tmp_path)}),
+    ):
+        if (system, field) != ("axolotl", "num_samples"):  # which it does not have
+            missing = translate({**JOBS[system], **given}, tmp_path / "job.yaml").missing
+            assert sum(f"{field}: {value!r} takes a part" in text for _, text in missing) == part
+
+
 def test_llama_factorys_list_of_data_sets(tmp_path):
     index = {
         "talk": {"file_name": "talk.json", "formatting": "sharegpt", "columns": {"messages": "turns", "tools": "t"}},
