@@ -14,6 +14,8 @@ from model_zoo.errors import InputError
 
 # What a label is where nothing is to be learnt (Hugging Face's convention).
 IGNORED = -100
+COUNTED_TOGETHER = 1024
+"""Samples whose labels are counted at a time."""
 
 
 def place_name(path: Path | str, line: int, row: int) -> str:
@@ -236,11 +238,15 @@ class TokenDataset:
     def label_counts(self) -> np.ndarray:
         """(samples,) number of labels in each; the first token never counts, since nothing predicts it."""
         if self._label_counts is None:
-            if len(self) == 0:
-                return np.zeros(0, np.int64)
-            # samples lie one behind the other here: a selection brings its counts along
-            labels = self.trained != 0
-            self._label_counts = np.add.reduceat(labels, self.starts, dtype=np.int64) - labels[self.starts]
+            found = np.zeros(len(self), np.int64)
+            # samples lie one behind the other here: a selection brings its counts along. In pieces, as NumPy makes
+            # numbers of eight bytes of all marks that it adds up at once.
+            for first in range(0, len(self), COUNTED_TOGETHER):
+                piece = slice(first, first + COUNTED_TOGETHER)
+                begins, ends = self.starts[piece], self.starts[piece] + self.lengths[piece]
+                labels = np.asarray(self.trained[begins[0] : ends[-1]]) != 0
+                found[piece] = np.add.reduceat(labels, begins - begins[0], dtype=np.int64) - labels[begins - begins[0]]
+            self._label_counts = found
         return self._label_counts
 
     def where(self, index: int) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -348,6 +349,7 @@ def test_a_row_of_answers_of_weight_0_alone_is_left_out(write, settings, templat
 
 ELSEWHERE = """
 import sys
+import tracemalloc
 from model_zoo.tokenizers import AutoTokenizer
 from pet.data import load_dataset
 
@@ -591,3 +593,17 @@ def test_samples_are_repeated_if_their_labels_and_all_their_documents_are(letter
     found = pairs.without_repeated()
     assert found.starts.tolist() == pairs.starts[:4].tolist(), "documents in another order are another sample"
     assert (found.documents, found.counts.samples, found.counts.repeated) == (2, 2, 1)
+
+
+def test_labels_are_counted_in_little_memory():
+    """NumPy would take eight bytes for each token."""
+    lengths = np.random.default_rng(0).integers(50, 150, 3000)
+    dataset = TokenDataset.from_samples([(range(length), np.arange(length) % 3 == 0) for length in lengths])
+    tracemalloc.start()
+    try:
+        counts = dataset.label_counts
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counts.tolist() == ((lengths + 2) // 3 - 1).tolist()
+    assert peak < 1.5e6, "not 2.4 MB"
