@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, files_below, special_kind
+from model_zoo.atomic import LFS_POINTER, NOT_FETCHED, files_below, read_json, special_kind
 from model_zoo.errors import InputError, first_line, nearest
 
 from .binary import read_arrow, read_mindrecord
@@ -62,7 +62,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
                 and not any(part.startswith(".") for part in entry.relative_to(path).parts)
             )
             if any(entry.suffix.lower() == ".arrow" for entry in inside):
-                inside = [entry for entry in inside if entry.name not in DESCRIPTIONS]
+                inside = list(filter(_is_saved, inside))
             if not inside:
                 problems.add(path, None, f"no data file in this directory; expected {EXPECTED}")
             if len(splits := _splits(entry.relative_to(path) for entry in inside)) > 1:
@@ -87,6 +87,16 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     if not files:
         raise InputError("no data files were given")
     return _once_per_set(files)
+
+
+def _is_saved(file: Path) -> bool:
+    """Whether a file among Arrow files is data: no description of it, and nothing that datasets have put beside it
+    since (``map``, ``filter``), which would be the same rows again."""
+    try:
+        saved = [part["filename"] for part in read_json(file.with_name("state.json"))["_data_files"]]
+    except (InputError, KeyError, TypeError):
+        saved = [file.name]
+    return file.name not in DESCRIPTIONS and file.name in saved
 
 
 def _splits(names: Iterable[Path]) -> dict[str, Path]:

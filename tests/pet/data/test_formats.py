@@ -578,10 +578,21 @@ def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path)
     rows = [{"prompt": f"question {number}", "completion": "answer"} for number in range(5)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved", num_shards=2)
     assert len(list((tmp_path / "saved").glob("*.json"))) == 2
+    datasets.load_from_disk(tmp_path / "saved").map(lambda row: {"more": 1})
+    assert list((tmp_path / "saved").glob("cache-*.arrow")), "the same rows again"
     found = list(read_rows(tmp_path / "saved"))
     assert [row.messages[0]["content"] for row in found] == [row["prompt"] for row in rows]
     (tmp_path / "state.json").write_text(json.dumps(rows))  # a name that data may have, too
     assert len(list(read_rows(tmp_path / "state.json"))) == 5
+
+
+def test_what_datasets_put_beside_its_arrow_files_later_is_no_data(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    for name in ("data-0.arrow", "cache-0519.arrow"):
+        arrow_file(tmp_path / name, pyarrow.table({"text": [name]}))
+    assert len(list(read_rows(tmp_path))) == 2
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    assert [row.text for row in read_rows(tmp_path)] == ["data-0.arrow"]
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "stream.arrow"])
