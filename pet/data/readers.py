@@ -22,8 +22,8 @@ from .records import BEGINNING, Place, Problems, Record, type_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
 EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
-DESCRIPTIONS = ("dataset_info.json", "state.json", "dataset_dict.json")
-"""What Hugging Face's datasets write beside their Arrow files."""
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""What Hugging Face's datasets and LLaMA-Factory say of the files beside."""
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -42,8 +42,8 @@ LONGEST_TEXT = 1 << 20
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The data files behind ``paths``: files themselves, and for a directory all data files in and below it, by name.
 
-    Hidden files, MindRecord's index files (``.db``), what Hugging Face's datasets write about their Arrow files, and
-    files of other kinds in a directory are passed over.
+    Hidden files, MindRecord's index files (``.db``), descriptions of data (`DESCRIPTIONS`), and files of other kinds in
+    a directory are passed over.
 
     Raises:
         InputError: a path does not exist, a directory has no data file, or those of several splits (what is held out
@@ -60,9 +60,8 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
                 if entry.is_file()
                 and kind_of(entry)
                 and not any(part.startswith(".") for part in entry.relative_to(path).parts)
+                and _is_data(entry)
             )
-            if any(entry.suffix.lower() == ".arrow" for entry in inside):
-                inside = list(filter(_is_saved, inside))
             if not inside:
                 problems.add(path, None, f"no data file in this directory; expected {EXPECTED}")
             if len(splits := _splits(entry.relative_to(path) for entry in inside)) > 1:
@@ -89,9 +88,9 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     return _once_per_set(files)
 
 
-def _is_saved(file: Path) -> bool:
-    """Whether a file among Arrow files is data: no description of it, and nothing that datasets have put beside it
-    since (``map``, ``filter``), which would be the same rows again."""
+def _is_data(file: Path) -> bool:
+    """Whether a file in a directory is no description of others, and nothing that Hugging Face's datasets have put
+    beside a saved data set (``map``, ``filter``), which would be the same rows again."""
     try:
         saved = [part["filename"] for part in read_json(file.with_name("state.json"))["_data_files"]]
     except (InputError, KeyError, TypeError):

@@ -592,6 +592,7 @@ def test_what_datasets_put_beside_its_arrow_files_later_is_no_data(tmp_path):
         arrow_file(tmp_path / name, pyarrow.table({"text": [name]}))
     assert len(list(read_rows(tmp_path))) == 2
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    (tmp_path / "dataset_infos.json").write_text('{\n "default": {}\n}')  # of data sets on a hub
     assert [row.text for row in read_rows(tmp_path)] == ["data-0.arrow"]
 
 
