@@ -198,10 +198,14 @@ class ChatTemplate:
             text, spans = _marked(self.renderer(self._values(messages, options, False))[0])
             return self._parts(text, spans)
         text, spans = self._compared(messages, options, train_on)
-        parts = list(self._parts(text, spans))
-        if parts[-1].kind == "text" and parts[-1].answer == len(spans) - 1 and self.stops:
-            parts.append(Part("token", self.stops[0], len(spans) - 1))  # GLM-4's ends where the next turn begins
-        return iter(parts)
+        start, end = spans[-1]
+        if not self.stops or text[end:].strip() or text[start:end].endswith(tuple(self.stops)):
+            return self._parts(text, spans)
+        # GLM-4's answer ends where the next turn begins; blanks behind it are its own, or the template's
+        said = self._guarded(messages[-1].get("content") or "")
+        end = len(text) if said and text.endswith(said) else end
+        parts = self._parts(text[:end], [*spans[:-1], (start, end)])
+        return itertools.chain(parts, [Part("token", self.stops[0], len(spans) - 1)])
 
     def _compared(self, messages: Messages, options: Mapping[str, Any], train_on: str) -> tuple[str, list]:
         """The text, and where its answers are, by the conversation up to each of them."""

@@ -183,8 +183,12 @@ def test_an_end_that_opens_the_next_turn_is_learnt(made):
     )
     templated = AutoTokenizer.from_pretrained(made(template, controls, "<|endoftext|>"))
     styled = AutoTokenizer.from_pretrained(made(template, controls, "<|endoftext|>"), prompt_style="glm4")
-    assert templated.example(TALK) == styled.example(TALK)
+    for answer in (" There.", "There.\n"):  # an answer's own blanks at its end are a part of it
+        talk = [*TALK[:-1], {"role": "assistant", "content": answer}]
+        assert templated.example(talk) == styled.example(talk)
     assert templated.prompt(TALK[:-1]) == styled.prompt(TALK[:-1])
+    apart = template.replace("{{ m.content }}", "{{ m.content }}\n\n")  # blanks of the template's are none of it
+    assert learnt(AutoTokenizer.from_pretrained(made(apart, controls)), TALK).endswith("\n There.<|user|>")
 
 
 CALLED = "{{ m.tool_calls[0].function.name }}({{ m.tool_calls[0].function.arguments }})"
