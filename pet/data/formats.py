@@ -33,6 +33,7 @@ from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
 from .messages import Wrong, check_turns, checked_text, conversation, listed, messages_of, messages_of_history, tools_of
+from .preferences import SAYING_THE_SAME
 from .readers import find_files, read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 
@@ -162,7 +163,9 @@ def read_file(
 def _documents_of(
     path: Path, conversations: Callable, documents: int, answers: bool, columns: Mapping[str, str]
 ) -> Callable[[Record], Row]:
-    """Rows by a function of the objective's, which sees the roles of ``columns`` as columns."""
+    """Rows by a function of the objective's, which sees the roles of ``columns`` as columns, and nothing that says the
+    same by another name."""
+    hidden = {*columns.values(), *(name for names in SAYING_THE_SAME if set(names) & set(columns) for name in names)}
 
     def convert(record: Record) -> Row:
         for role, name in columns.items():
@@ -170,7 +173,8 @@ def _documents_of(
                 raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, record.columns)}")
         try:
             renamed = {role: record.columns[name] for role, name in columns.items() if name in record.columns}
-            found = conversations({**record.columns, **renamed})
+            own = {name: value for name, value in record.columns.items() if name not in hidden} | renamed
+            found = conversations(own)
         except (KeyError, TypeError, ValueError) as error:
             names = ", ".join(map(repr, record.columns))
             text = f"no column {error}, found {names}" if isinstance(error, KeyError) else str(error)
@@ -183,7 +187,7 @@ def _documents_of(
         prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
         row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place, row=record.row)
         row.desirable = found[0][-1].get("desirable", True)
-        row.tools = tools_of({**record.columns, **renamed}.get("tools"))
+        row.tools = tools_of(own.get("tools"))
         return row
 
     return convert
@@ -233,8 +237,9 @@ def _converter(
     for role in columns:
         if role not in COLUMNS[format]:
             raise InputError(f"data.columns: the {format} format has no {role}{nearest(role, COLUMNS[format])}")
-    roles = {**COLUMNS[format], **{role: (name,) for role, name in columns.items()}}
-    return _build(path, roles, format, answers)
+    given, taken = {role: (name,) for role, name in columns.items()}, set(columns.values())
+    free = {role: options for role, options in COLUMNS[format].items() if role in REQUIRED or not taken & set(options)}
+    return _build(path, {**free, **given}, format, answers)
 
 
 def _check_roles(roles: Mapping[str, Any], answers: bool) -> None:

@@ -26,6 +26,9 @@ from .messages import messages_of_history
 
 QUESTIONS = ("messages", "conversations", "conversation", "prompt", "question", "query", "instruction", "input")
 ANSWERS = ("completion", "response", "answer", "output")
+LABELS = ("kto_tag", "label")
+SAYING_THE_SAME = (tuple(name for name in QUESTIONS if name != "input"), ANSWERS, LABELS)
+"""Names of one thing, of which the first in a row counts; ``input`` may also be a further part of a question."""
 TURN = re.compile(r"(?:^|\n)\s*(Human|Assistant):[ \n]?")
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Messages = list[dict[str, Any]]

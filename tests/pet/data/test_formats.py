@@ -170,6 +170,9 @@ def test_a_column_map_names_the_columns(write):
     path = write("mixed.jsonl", [{"instruction": "a", "input": "b", "reply": "c"}])
     (row,) = read_rows(path, format="alpaca", columns={"answer": "reply"})
     assert row.messages == [user("a\nb"), assistant("c")]
+    path = write("named.jsonl", [{"input": "a", "output": "b"}])
+    (row,) = read_rows(path, format="alpaca", columns={"prompt": "input"})  # which is then no further part of itself
+    assert row.messages == [user("a"), assistant("b")]
     (row,) = read_rows(write("t.jsonl", [{"body": "x", "id": 3}]), columns={"text": "body"})
     assert row.text == "x"
 

@@ -97,6 +97,23 @@ def test_what_cannot_be_compared(columns, message):
         pairs(columns)
 
 
+@pytest.mark.parametrize(
+    ("objective", "columns"),
+    [
+        ("dpo", {"prompt": "input", "chosen": "best", "rejected": "worse"}),
+        ("kto", {"prompt": "input", "answer": "best", "label": "fine"}),
+        ("kto", {"messages": "response", "label": "fine"}),
+    ],
+)
+def test_a_column_with_a_role_is_read_in_it_alone_and_is_the_only_one_of_it(tmp_path, objective, columns):
+    row = {"input": "Q", "best": "A", "worse": "B", "response": [USER, GOOD], "fine": True}
+    row |= {"messages": [GOOD, USER], "prompt": "another", "kto_tag": False}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    settings = DataSettings(columns=columns, **rows_of(objective))
+    (read,) = read_rows(tmp_path / "rows.jsonl", **settings.reading)
+    assert [one["content"] for one in read.messages] == ["Q", "A"] and read.desirable
+
+
 @pytest.mark.parametrize("flagged", ["chosen", "rejected"])
 def test_a_pair_with_an_answer_that_is_not_learnt_is_left_out(tmp_path, flagged):
     row = {"messages": [USER], "chosen": GOOD, "rejected": BAD}
