@@ -36,6 +36,7 @@ from pet.compat.job_files import (
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.translation import elsewhere, first_of, flag, same, schedule_of_transformers
+from pet.data.messages import ROLE_NAMES
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -164,11 +165,14 @@ DEFAULTS = {
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
 RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
+TEXTS = {"prompt": "text"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
     "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
 }
-"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting."""
+"""Roles of a data set's columns by LLaMA-Factory's names, for each formatting; stage pt takes one text of a row."""
+READ = ("from", "role", "value", "content", *ROLE_NAMES)
+"""Keys and roles of messages as they are read here."""
 
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
@@ -195,6 +199,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")
     if t.get("adapter.load") and t.get("train.objective") in OPTIONS["reference"]:
         t.settings.setdefault("train.reference", ADAPTERS_OFF)  # theirs is the base, whatever adapter a run starts from
+    if values.get("export_dir") and not values.get("do_train"):
+        base, adapter = values.get("model_name_or_path"), values.get("adapter_name_or_path") or "ADAPTER"
+        t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
     home = Path("data")
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
@@ -202,13 +209,23 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                put_data(t, key, name, [_dataset(t, home, str(one).strip()) for one in every])
+                texts = values.get("stage") == "pt"
+                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
+                if len(every) > 1 and t.get("data.max_samples"):
+                    t.ignore("max_samples of each data set", "it is a number of all together")
     settle(t)
     return t
 
 
-def _dataset(t: Translation, home: Path, name: str) -> tuple[str, str, dict[str, str]]:
-    """A data set's file, format and columns, by LLaMA-Factory's list of them or as a path."""
+def _dataset(
+    t: Translation, key: str, said: str, home: Path, name: str, texts: bool
+) -> tuple[str, str, dict[str, str]]:
+    """A data set's file, format and columns, by LLaMA-Factory's list of them in ``home`` or as a path.
+
+    Args:
+        key, said: the recipe's key and LLaMA-Factory's.
+        texts: rows are one text each.
+    """
     index = home / "dataset_info.json"
     try:
         entry = read_json(index).get(name) if index.is_file() else None
@@ -221,12 +238,14 @@ def _dataset(t: Translation, home: Path, name: str) -> tuple[str, str, dict[str,
     kind = entry.get("formatting", "alpaca")
     kind = {"openai": "sharegpt"}.get(kind, kind)
     if kind not in COLUMNS:
-        t.lack("data.train", "dataset", f"{name}: its formatting {kind!r} is not supported")
+        t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
         return name, "auto", {}
     columns = {role: column for role, column in (entry.get("columns") or {}).items() if column}
-    roles = {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
-    beyond = [role for role in columns if role not in roles]
+    roles = TEXTS if texts and columns else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
+    beyond = [role for role in columns if role not in roles] + ["num_samples"] * bool(entry.get("num_samples"))
+    beyond += [f"{tag} {word}" for tag, word in (entry.get("tags") or {}).items() if word and word not in READ]
     if beyond:
-        t.lack("data.train", "dataset", f"{name}: {', '.join(beyond)}: such data cannot be read")
-    known = {roles[role]: column for role, column in columns.items() if role in roles}
-    return str(home / entry["file_name"]) if "file_name" in entry else name, kind, known
+        t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
+    given = {roles[role]: column for role, column in columns.items() if role in roles}
+    # columns that are not declared are not read, which a format of its own would do
+    return str(home / entry["file_name"]) if "file_name" in entry else name, "auto" if given else kind, given

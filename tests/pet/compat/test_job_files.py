@@ -11,6 +11,7 @@ import yaml
 from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
 from pet.compat.yaml_files import load_any
+from pet.data.formats import read_rows
 
 
 def write(path, text):
@@ -51,7 +52,8 @@ def test_llama_factory(base, tmp_path):
     recipe = load_any(write(tmp_path / "lf.yaml", yaml.safe_dump(file)))
     assert (recipe.adapter.rank, recipe.adapter.alpha, recipe.adapter.targets) == (4, 8.0, ["all-linear"])
     assert recipe.data.train == [str(tmp_path / "data/rows.json")]
-    assert (recipe.data.format, recipe.data.columns) == ("alpaca", {"prompt": "question", "answer": "reply"})
+    # by the columns that the list names, and no others
+    assert (recipe.data.format, recipe.data.columns) == ("auto", {"prompt": "question", "answer": "reply"})
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
     assert recipe.eval.load_best_model_at_end
@@ -318,7 +320,7 @@ def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
     for system, translate, given, expected in (
         ("axolotl", axolotl.translate, file, ("alpaca", "text", {"text": "body"})),
         ("axolotl", axolotl.translate, {**file, "test_datasets": file["datasets"]}, ("alpaca", None, None)),
-        ("llama_factory", llama_factory.translate, talk, ("auto", "sharegpt", {"messages": "turns"})),
+        ("llama_factory", llama_factory.translate, talk, ("auto", "auto", {"messages": "turns"})),
     ):
         t = translate({**JOBS[system], **given}, tmp_path / "job.yaml")
         assert not t.problems
@@ -352,13 +354,67 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
     translation = llama_factory.translate(file, tmp_path / "job.yaml")
     assert translation.get("data.train") == [str(tmp_path / "talk.json")]
     assert (translation.get("data.format"), translation.get("data.columns")) == (
-        "sharegpt",
+        "auto",
         {"messages": "turns", "tools": "t"},
     )
     assert translation.get("data.enable_thinking") is False
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
     with pytest.raises(InputError, match="seen: images: such data cannot be read"):
         load_any(path, ["model.path=llama_tiny"])
+
+
+TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "entry", "row", "expected"),
+    [
+        ("pt", {"columns": {"prompt": "body"}}, {"body": "A text."}, "A text."),
+        ("sft", {"columns": {"prompt": "input", "response": "output"}}, {"input": "Q", "output": "A"}, ["Q", "A"]),
+        (
+            "sft",  # what the list does not name is not read
+            {"columns": {"prompt": "instruction", "response": "output"}},
+            {"instruction": "Q", "output": "A", "input": "more", "system": "Be short.", "history": [["h", "r"]]},
+            ["Q", "A"],
+        ),
+        (
+            "sft",
+            TALK | {"tags": {"role_tag": "who"}},
+            {},
+            "mine: role_tag who: such data cannot be read; give data.eval",
+        ),
+        (
+            "sft",
+            TALK | {"num_samples": 9},
+            {},
+            "mine: num_samples: such data cannot be read; give data.eval",
+        ),
+        (
+            "pt",
+            TALK | {"columns": {"messages": "talk", "images": "i"}},
+            {},
+            "mine: messages, images: such data cannot be read; give",
+        ),
+    ],
+)
+def test_llama_factorys_list_says_how_rows_are_read(tmp_path, stage, entry, row, expected):
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json", **entry}}))
+    rows = write(tmp_path / "rows.json", json.dumps([row]))
+    file = {**JOBS["llama_factory"], "stage": stage, "dataset_dir": str(tmp_path), "eval_dataset": "mine"}
+    file["dataset"] = "mine" if row else None
+    t = llama_factory.translate(file, tmp_path / "job.yaml")
+    if not row:
+        ((key, problem),) = t.missing
+        assert key == "data.eval" and expected in problem
+        return
+    (read,) = read_rows(rows, format=t.get("data.format"), columns=t.get("data.columns"))
+    assert (read.text or [one["content"] for one in read.messages]) == expected
+
+
+def test_llama_factorys_file_that_merges_names_the_command(tmp_path):
+    file = {"model_name_or_path": "org/base", "adapter_name_or_path": "saves/a", "export_dir": "out"}
+    (problem,) = llama_factory.translate(file, tmp_path / "job.yaml").problems
+    assert problem.endswith("export_dir: nothing is trained; pet merge saves/a --base org/base --output out")
 
 
 def test_quantised_bases(tmp_path):
