@@ -167,6 +167,17 @@ def job(request, tmp_path):
     )
 
 
+def test_the_command_line_may_use_the_files_own_names(job, base):
+    files = {"model.path": str(base), "data.train": str(base / "data.jsonl"), "data.max_length": 64}
+    own = {"learning_rate": 3e-4, "num_train_epochs" if "lora_target" not in job().read_text() else "num_epochs": 7}
+    for given in ({**files, **own}, [f"{key}={value}" for key, value in {**files, **own}.items()]):
+        train = load_any(job(learning_rate=1e-5), given).train
+        assert (train.learning_rate, train.epochs) == (3e-4, 7)
+    for wrong in ("learning_rte=1", "learning_rate", "learning_rate=["):
+        with pytest.raises(InputError, match=r"learning_r(te: is not known|ate'|ate=\[)"):
+            load_any(job(), [f"model.path={base}", f"data.train={base / 'data.jsonl'}", "data.max_length=64", wrong])
+
+
 def test_a_missing_base_and_data_on_a_hub_are_an_error_unless_the_command_line_has_files(job, base):
     key = "base_model" if "base_model" in job().read_text() else "model_name_or_path"
     with pytest.raises(InputError) as error:
