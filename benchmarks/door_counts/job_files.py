@@ -1,8 +1,9 @@
 """What the counts of LLaMA-Factory's and axolotl's example files have in common.
 
 Counted are the examples of every release that train LoRA on text, for a family that is here, equal contents once. Each
-is run as a user would: `pet finetune FILE model.path=BASE data.train=ROWS` and sizes for a minute's work. Files that
-come to the same recipe, but for names, paths and rates, are run once. Bases have one layer.
+is run as a user would: `pet finetune FILE model.path=BASE` and sizes for a minute's work, on its own data where the
+clone has them, else on a few rows in their form (`data.train=ROWS`). Files that come to the same recipe, but for names,
+paths and rates, are run once. Bases have one layer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WHAT = "examples of all releases that train LoRA, for the families that are here
 SIZES = {
     "adapter.rank": 4,
     "adapter.alpha": 8.0,
-    "data.max_length": 128,
+    "data.max_length": 256,
     "data.max_samples": 8,
     "data.workers": 0,
     "eval.batch_size": 2,
@@ -87,19 +88,15 @@ def rows(kind: str, columns: dict[str, str], directory: Path) -> Path:
 
 def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path) -> dict[str, Any]:
     """What the command says beside a job file: tiny sizes, a base and data of this machine."""
-    said = translate(values, path).settings
+    t = translate(values, path)
+    said = t.settings
     kinds = {None: said.get("data.format", "auto"), "kto": "labelled"}
     kind = kinds.get(said.get("train.objective"), "pairs")
     work = base.parent
-    data = rows(kind, said.get("data.columns", {}), work)
-    given = {
-        **SIZES,
-        "model.path": str(base),
-        "data.train": str(data),
-        "output.dir": str(work / "run"),
-        "output.force": True,
-    }
-    given |= {"data.eval": str(data)} if "data.eval" in said else {}
+    given = {**SIZES, "model.path": str(base), "output.dir": str(work / "run"), "output.force": True}
+    if any(key.startswith("data.") for key, _ in t.missing) or "data.train" not in said:
+        data = str(rows(kind, said.get("data.columns", {}), work))
+        given |= {"data.train": data} | ({"data.eval": data} if "data.eval" in said else {})
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
     if said.get("adapter.method") == "none":
         given = {key: value for key, value in given.items() if not key.startswith("adapter.")}

@@ -11,7 +11,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.names import find_recipe
-from pet.recipe.overrides import parse_override, put
+from pet.recipe.overrides import apart, put
 from pet.recipe.schema import Recipe
 from pet.recipe.source import read
 from pet.recipe.translation import Translation
@@ -99,7 +99,7 @@ def load_any(
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
     if kind != "mindformers":
-        own, overrides = _own(overrides)
+        own, overrides = apart(overrides, Recipe.model_fields)
         values = {**values, **own}
     translation = _translate(kind, values, file, changes)
     check_files = check_files and (bring or not str(translation.get("model.path")).endswith(".ckpt"))
@@ -129,22 +129,6 @@ def _given(overrides: Iterable[str] | Mapping[str, Any] | None) -> dict[str, Any
     if isinstance(overrides, Mapping):
         return dict(overrides)
     return {key: value for key, _, value in (str(one).partition("=") for one in overrides or ())}
-
-
-def _own(overrides: Iterable[str] | Mapping[str, Any] | None) -> tuple[dict[str, Any], Any]:
-    """What the command says by the job file's own names, which have no dots, and the other overrides."""
-
-    def is_own(key: str) -> bool:
-        return "." not in key and key not in Recipe.model_fields
-
-    if isinstance(overrides, Mapping):
-        own = {key: value for key, value in overrides.items() if is_own(key)}
-        return own, {key: value for key, value in overrides.items() if key not in own}
-    every = {str(one): parse_override(str(one)) for one in overrides or ()}
-    own = {
-        text: (path[0], value) for text, (path, value, wrong) in every.items() if not wrong and is_own(".".join(path))
-    }
-    return dict(own.values()), [text for text in every if text not in own]
 
 
 def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], path: Path) -> Path | None:

@@ -42,6 +42,19 @@ def parse_override(text: str, text_keys: Collection[KeyPath] = ()) -> tuple[KeyP
     return path, source.value, []
 
 
+def apart(
+    overrides: Iterable[str] | Mapping[str, Any] | None, names: Collection[str]
+) -> tuple[dict[str, Any], list[str] | dict[str, Any]]:
+    """Overrides whose keys have no dot and are none of these names, with their values; and the others as they are."""
+    if isinstance(overrides, Mapping):
+        own = {key: value for key, value in overrides.items() if "." not in key and key not in names}
+        return own, {key: value for key, value in overrides.items() if key not in own}
+    every = {text: parse_override(text) for text in map(str, overrides or ())}
+    own = {text: path[0] for text, (path, _, wrong) in every.items() if len(path) == 1 and not wrong}
+    own = {text: key for text, key in own.items() if key not in names}
+    return {key: every[text][1] for text, key in own.items()}, [text for text in every if text not in own]
+
+
 def apply_overrides(
     source: Source, overrides: Iterable[str] | Mapping[str, Any] | None, text_keys: Collection[KeyPath] = ()
 ) -> None:
