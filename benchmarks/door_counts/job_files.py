@@ -94,7 +94,8 @@ def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path
     kind = kinds.get(said.get("train.objective"), "pairs")
     work = base.parent
     given = {**SIZES, "model.path": str(base), "output.dir": str(work / "run"), "output.force": True}
-    if any(key.startswith("data.") for key, _ in t.missing) or "data.train" not in said:
+    too_long = kind == "labelled"  # LLaMA-Factory's dialogues, whose answers are beyond what a tiny base sees
+    if too_long or any(key.startswith("data.") for key, _ in t.missing) or "data.train" not in said:
         data = str(rows(kind, said.get("data.columns", {}), work))
         given |= {"data.train": data} | ({"data.eval": data} if "data.eval" in said else {})
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
