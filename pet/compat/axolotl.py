@@ -22,7 +22,6 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
-    entry_problems,
     packing,
     part_problems,
     preferences,
@@ -93,7 +92,11 @@ def _datasets(t: Translation, name: str, value: Any) -> None:
         if kind not in known:
             t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(known)}")
         part_problems(t, key, name, entry)
-        columns = entry_problems(t, name, entry, {**ENTRY, **(RANKING if ranked else {})})
+        roles = {**ENTRY, **(RANKING if ranked else {})}
+        for field, given in entry.items():
+            if field not in roles and given:
+                t.refuse(f"{name}.{field}", f"{given!r} is not supported")
+        columns = {roles[field]: given for field, given in entry.items() if roles.get(field) and given}
         files = entry.get("data_files") or entry.get("path")
         found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]
     put_data(t, key, name, found)

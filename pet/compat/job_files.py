@@ -80,11 +80,6 @@ def template(t: Translation, name: str, value: Any) -> None:
         t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
 
 
-def words(key: str) -> Rules:
-    """A list, or a string with commas."""
-    return lambda t, n, v: t.put(key, [one.strip() for one in v.split(",")] if isinstance(v, str) else v)
-
-
 def packing(t: Translation, name: str, value: Any) -> None:
     """Whether rows are filled with several samples; where they are not, those of like length may come together."""
     if value or t.get("data.packing") == "pack":
@@ -221,14 +216,3 @@ def part_problems(t: Translation, key: str, name: str, entry: Mapping[str, Any])
     for field, takes_part in PARTS.items():
         if (value := entry.get(field)) and takes_part(value):
             t.lack(key, f"{name}.{field}", f"{value!r} takes a part of the rows; a file with these alone is needed")
-
-
-def entry_problems(t: Translation, name: str, entry: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, str]:
-    """Columns out of a data set's entry: what ``known`` maps to a role, is noted if it maps to None, else refused."""
-    columns = {}
-    for field, value in entry.items():
-        if field not in known and value:
-            t.refuse(f"{name}.{field}", f"{value!r} is not supported")
-        elif known.get(field) and value:
-            columns[known[field]] = value
-    return columns

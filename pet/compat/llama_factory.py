@@ -3,6 +3,7 @@ release renamed a key, both names are there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from pet.compat.job_files import (
     share,
     targets,
     template,
-    words,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.translation import elsewhere, first_of, flag, same, schedule_of_transformers
@@ -56,19 +56,12 @@ KEYS = {
 }
 """Settings of preferences, by the names of all releases."""
 OPTIMIZER = Refused("an optimizer that is not here; see train.optimizer")
-MIXED = Refused("data sets are put one after the other", harmless=("concat",))
-NO_IMAGES = Ignored(MEDIA.why)
 
 
 def _quantised(t: Translation, name: str, value: Any) -> None:
     if value and value not in BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
     t.settings.update(BITS.get(value, {}))
-
-
-def _double(t: Translation, name: str, value: Any) -> None:
-    if t.get("model.quantization.type") == "nf4":
-        t.put("model.quantization.double", bool(value))
 
 
 TABLE = {
@@ -81,7 +74,9 @@ TABLE = {
     "quantization_bit": _quantised,
     "quantization_method": Refused("bitsandbytes' formats are supported", harmless=("bitsandbytes", "bnb")),
     "quantization_type": Refused("4 bits are NF4", harmless=("nf4",)),
-    "double_quantization": _double,
+    "double_quantization": lambda t, n, v: t.put(
+        "model.quantization.double", t.get("model.quantization.double") and bool(v)
+    ),
     "rope_scaling": Refused("positions are those of the checkpoint's config.json; see model.config"),
     "model_revision": revision,
     "use_fast_tokenizer": MODEL,
@@ -91,7 +86,9 @@ TABLE = {
     "adapter_name_or_path": "adapter.load",
     "lora_target": targets,
     "lora_rank": "adapter.rank",
-    "additional_target": words("adapter.modules_to_save"),
+    "additional_target": lambda t, n, v: t.put(
+        "adapter.modules_to_save", re.split(" *, *", v) if isinstance(v, str) else v
+    ),
     "use_rslora": "adapter.use_rslora",
     "use_dora": flag("adapter.method", "dora"),
     "pissa_init": flag("adapter.init", "pissa"),
@@ -117,10 +114,10 @@ TABLE = {
     "mask_history": flag("data.train_on", "last"),
     "streaming": "data.streaming",
     "buffer_size": "data.stream_window",
-    **same(MIXED, "mix_strategy interleave_probs"),
+    **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
     "disable_shuffling": flag("data.shuffle", False),
     **same(CACHE, "overwrite_cache tokenized_path data_shared_file_system cache_dir"),
-    **same(NO_IMAGES, "image_* video_*"),
+    **same(Ignored(MEDIA.why), "image_* video_*"),
     **same(MEDIA, "visual_inputs media_dir"),
     # stages
     "stage": Refused(f"supported are sft, pt, {', '.join(STAGES)}", harmless=("sft", "pt", *STAGES)),
@@ -165,7 +162,6 @@ DEFAULTS = {
 }
 PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
 RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
-TEXTS = {"prompt": "text"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
     "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
@@ -181,14 +177,14 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     full = values.get("finetuning_type") == "full"
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
-    if not full:
+    given = first_of(values, *STEPS_WIN)
+    if full:
+        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
+    else:
         t.put("adapter.targets", ["all-linear"])
         rank = values.get("lora_rank", 8)
         with t.reading("lora_rank", rank):
             t.put("adapter.alpha", 2.0 * rank)
-    given = first_of(values, *STEPS_WIN)
-    if full:
-        given = {name: value for name, value in given.items() if not name.startswith("lora_")}
     loss = values.get("pref_loss") or values.get("dpo_loss") or "sigmoid"
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
@@ -202,14 +198,13 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     if values.get("export_dir") and not values.get("do_train"):
         base, adapter = values.get("model_name_or_path"), values.get("adapter_name_or_path") or "ADAPTER"
         t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
-    home = Path("data")
+    home, texts = Path("data"), values.get("stage") == "pt"
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
     for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                texts = values.get("stage") == "pt"
                 put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
                 if len(every) > 1 and t.get("data.max_samples"):
                     t.ignore("max_samples of each data set", "it is a number of all together")
@@ -220,12 +215,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
 def _dataset(
     t: Translation, key: str, said: str, home: Path, name: str, texts: bool
 ) -> tuple[str, str, dict[str, str]]:
-    """A data set's file, format and columns, by LLaMA-Factory's list of them in ``home`` or as a path.
-
-    Args:
-        key, said: the recipe's key and LLaMA-Factory's.
-        texts: rows are one text each.
-    """
+    """A data set's file, format and columns, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and
+    ``said`` are the recipe's name and LLaMA-Factory's; with ``texts`` a row is one text."""
     index = home / "dataset_info.json"
     try:
         entry = read_json(index).get(name) if index.is_file() else None
@@ -234,18 +225,16 @@ def _dataset(
         return name, "auto", {}
     if not isinstance(entry, Mapping):
         return (name if Path(name).exists() else str(home / name)), "auto", {}
-    part_problems(t, "data.train", name, entry)
-    kind = entry.get("formatting", "alpaca")
-    kind = {"openai": "sharegpt"}.get(kind, kind)
+    part_problems(t, key, name, entry)
+    kind = str(entry.get("formatting", "alpaca")).replace("openai", "sharegpt")
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
         return name, "auto", {}
     columns = {role: column for role, column in (entry.get("columns") or {}).items() if column}
-    roles = TEXTS if texts and columns else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
-    beyond = [role for role in columns if role not in roles] + ["num_samples"] * bool(entry.get("num_samples"))
+    roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
+    beyond = [role for role in columns if role not in roles]
     beyond += [f"{tag} {word}" for tag, word in (entry.get("tags") or {}).items() if word and word not in READ]
     if beyond:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
-    given = {roles[role]: column for role, column in columns.items() if role in roles}
-    # columns that are not declared are not read, which a format of its own would do
+    given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
     return str(home / entry["file_name"]) if "file_name" in entry else name, "auto" if given else kind, given
