@@ -36,6 +36,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+NO_PICTURES = str(Path(__file__).parent / "support" / "no_pictures")
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …
 if WORKER and CORES:  # before MindSpore counts the cores for its threads
@@ -75,6 +76,29 @@ def pytest_collection_modifyitems(config, items) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pictures():
+    """Runs draw no picture, which takes a quarter of a second, but within ``with pictures():``."""
+    from pet.train.callbacks.plot import LossPlot
+
+    @contextlib.contextmanager
+    def drawn():
+        with pytest.MonkeyPatch.context() as again:
+            again.setattr(LossPlot, "_draw", draw)
+            yield
+
+    draw = LossPlot._draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LossPlot, "_draw", lambda *_: None)
+        yield drawn
+
+
+@pytest.fixture
+def unpictured(monkeypatch):
+    """Nor do the processes that the test starts: they do not find matplotlib."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [NO_PICTURES, os.environ.get("PYTHONPATH")])))
 
 
 @pytest.fixture(scope="session")
@@ -184,8 +208,6 @@ if cores:
 from pet.cli.main import run
 from pet.parallel.join import join, leave
 join()
-from pet.train.callbacks.plot import LossPlot
-LossPlot._draw = lambda *_: None
 for words in commands:
     print("pet", *words, flush=True)
     assert not run(words), words
@@ -195,8 +217,7 @@ leave(0)
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
-    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own. They draw
-    no pictures: these have tests of their own."""
+    """Runs command lines of `pet`, one after another, in one job of two processes, each on a core of its own."""
 
     def run(*commands: list[str]) -> None:
         home = tmp_path_factory.mktemp("pair")
@@ -204,7 +225,8 @@ def pair(tmp_path_factory):
         words = [json.dumps(CORES), json.dumps([[str(word) for word in command] for command in commands])]
         launch = [sys.executable, "-m", "pet", "launch", "-n", "2", "--log-dir", home / "log", "--hang-timeout", "120"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK_", "MS_"))}
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": os.pathsep.join([NO_PICTURES, *filter(None, sys.path)])}
+        environment |= {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*map(str, launch), "--", sys.executable, str(home / "pair.py"), *words],
             env=environment, cwd=home, capture_output=True, text=True, timeout=900,

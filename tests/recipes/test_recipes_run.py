@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,10 @@ def covers(name: str) -> tuple:
 @pytest.mark.slow
 @pytest.mark.cover(by=covers)
 @pytest.mark.parametrize("name", ["glm_lora", *(name for name in MATRIX if name != "glm_lora"), "glm_qlora"])
-def test_two_steps(name, few_rows, first_layers, tmp_path):
-    directory, summary = run(name, tmp_path, few_rows, first_layers)
+def test_two_steps(name, few_rows, first_layers, tmp_path, pictures):
+    pictured = name == "glm_lora"  # a picture is alike for all methods
+    with pictures() if pictured else nullcontext():
+        directory, summary = run(name, tmp_path, few_rows, first_layers)
     assert summary["steps"] == 2 and summary["method"] == name.rpartition("_")[2].replace("qlora", "lora")
     assert 0 < summary["trainable"] < 0.25 * summary["total"]
     assert math.isfinite(summary["after"]["loss"]) and summary["after"]["loss"] != summary["before"]["loss"]
@@ -132,7 +135,7 @@ def test_two_steps(name, few_rows, first_layers, tmp_path):
     assert sum(tensor.size for tensor in tensors.values()) > 0
     assert json.loads((directory / "adapter" / "adapter_config.json").read_text())["peft_type"]
     assert max(entry.name for entry in (directory / "checkpoints").iterdir()) == "step-000002"
-    assert (directory / "loss.png").stat().st_size > 1000
+    assert not pictured or (directory / "loss.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ QUESTIONS = [f'{{"prompt": "What is {number}?", "completion": "It is {number}."}
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_gpt):
+def home(tmp_path_factory, tiny_gpt, pictures):
     """A directory with a tiny random GPT-2, data, a recipe, and a run of it."""
     home = tmp_path_factory.mktemp("home")
     tiny_gpt(home / "base", context=64)
@@ -74,7 +74,7 @@ def home(tmp_path_factory, tiny_gpt):
     )
     (home / "watcher.py").write_text(WATCHER)
     (home / "signaller.py").write_text(SIGNALLER)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, pictures():
         patch.chdir(home)
         assert main(["finetune", "job.yaml"]) == 0
     return home
@@ -138,9 +138,10 @@ def test_answers_without_a_limit_go_on_to_their_end(here, capsys, monkeypatch):
         assert ("(the answer ends here: the model's context is full)" in said) == (name == "base")
 
 
-def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, capsys):
+def test_a_run_that_fails_says_where_and_callbacks_find_what_there_is(here, capsys, pictures):
     words = ["train.learning_rate=1e30", "train.clip_norm=null", "train.save_every=1", "eval.before=false"]
-    assert main(["finetune", "job.yaml", *words, "output.dir=failed", "--force"]) == 1
+    with pictures():
+        assert main(["finetune", "job.yaml", *words, "output.dir=failed", "--force"]) == 1
     error = capsys.readouterr().err
     assert "step 2: the loss is nan; samples of this step: " in error and "data.jsonl:" in error
     assert "the last good checkpoint is" in error and "failed/checkpoints/step-000001" in error

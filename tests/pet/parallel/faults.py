@@ -3,7 +3,7 @@
     python faults.py run DIRECTORY [--count 50] [--seed 0] [--nodes 1] [--limit 20] [--others 0] [key.sub=value …]
     python faults.py run DIRECTORY --place step --fault loop
     python faults.py run DIRECTORY --place compiling --fault compile --long 600
-    python faults.py saves DIRECTORY
+    python faults.py saves DIRECTORY [--half 0]
 
 Each job is ``pet finetune`` in two processes, on one machine or under two launchers. Printed are the exit code, what is
 wrong, and the seconds from the fault to the end of the launchers. Two faults are none, and the job goes on to its end:
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import itertools
 import os
 import random
 import re
@@ -32,7 +33,7 @@ from pathlib import Path
 
 RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
 RECIPE += ["data.eval=null", "eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run"]
-RECIPE += ["callbacks=[metrics]"]  # a picture takes a fifth of so short a run
+RECIPE += ["train.batch_size=2", "data.max_samples=24"]
 RECIPE += ["parallel.data=2", "parallel.shard_optimizer=true"]  # so that both workers write to a checkpoint
 PLACES = {  # a function of the worker's, at which of its calls, and perhaps at the first call of what within
     "starting": ("pet.cli.main:run", 1),
@@ -128,7 +129,14 @@ def worker(place: str, fault: str, rank: str, *words: str) -> None:
 
 
 def job(
-    directory: Path, place: str, fault: str, rank: int, nodes: int, words: list[str], long: float = 0.0
+    directory: Path,
+    place: str,
+    fault: str,
+    rank: int,
+    nodes: int,
+    words: list[str],
+    long: float = 0.0,
+    hang: float = 0.0,
 ) -> tuple[int, str, float]:
     """Runs one job; gives its exit code, what the launchers said, and the seconds from the fault to the end."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -143,6 +151,7 @@ def job(
     port = random.randrange(20000, 30000)
     for node in range(nodes):
         options = ["-n", str(2 // nodes), "--log-dir", f"log_{node}"]
+        options += ["--hang-timeout", str(hang)] if hang else []
         if nodes > 1:
             options += ["--nnodes", str(nodes), "--node-rank", str(node), "--master", f"127.0.0.1:{port}"]
         launchers.append(
@@ -177,7 +186,7 @@ def run(options, words: list[str]) -> int:
         place = options.place or chance.choice(list(PLACES))
         fault = options.fault or chance.choices(list(CHANCE), list(CHANCE.values()))[0]
         rank, directory = chance.randrange(2), options.directory / f"{options.seed}-{number}"
-        code, said, seconds = job(directory, place, fault, rank, options.nodes, words, options.long)
+        code, said, seconds = job(directory, place, fault, rank, options.nodes, words, options.long, options.hang)
         wrong = judge(fault, rank, code, said, seconds, options.limit, options.long)
         failures += bool(wrong)
         print(f"{number + 1}: rank {rank}, {fault} in {place}: {code} after {seconds:.1f} s  {wrong}", flush=True)
@@ -191,20 +200,21 @@ def saves(options, words: list[str]) -> int:
     words, failures = ["train.save_every=2", *words], 0
     expected, directory = finished(options.directory / "whole", words), options.directory / "disturbed"
     place = "part"
-    for fault in ("kill", "full"):
-        for rank in (0, 1):
-            code, said, seconds = job(directory, place, fault, rank, 1, words)
-            wrong = [judge(fault, rank, code, said, seconds, options.limit)]
-            if fault == "full":
-                wrong += ["" if "the disk is full" in said + logs(directory) else "not said that the disk is full"]
-            kept = sorted(each.name for each in (directory / "run" / "checkpoints").glob("[!.]*"))
-            wrong = [each for each in (*wrong, "" if kept == ["step-000002"] else f"there are {kept}") if each]
-            failures += bool(wrong)
-            print(f"rank {rank}, {fault}: {code} after {seconds:.1f} s  {'; '.join(wrong)}", flush=True)
-            if wrong:
-                print(said[:1500], flush=True)
-            if place == "part":  # from here on, a job begins behind the first checkpoint
-                place, words = "next part", [*words, "--resume"]
+    for fault, rank in itertools.product(("kill", "full"), (0, 1)):
+        if options.half is not None and (rank == (fault == "full")) != (options.half == 0):
+            continue
+        code, said, seconds = job(directory, place, fault, rank, 1, words)
+        wrong = [judge(fault, rank, code, said, seconds, options.limit)]
+        if fault == "full":
+            wrong += ["" if "the disk is full" in said + logs(directory) else "not said that the disk is full"]
+        kept = sorted(each.name for each in (directory / "run" / "checkpoints").glob("[!.]*"))
+        wrong = [each for each in (*wrong, "" if kept == ["step-000002"] else f"there are {kept}") if each]
+        failures += bool(wrong)
+        print(f"rank {rank}, {fault}: {code} after {seconds:.1f} s  {'; '.join(wrong)}", flush=True)
+        if wrong:
+            print(said[:1500], flush=True)
+        if place == "part":  # from here on, a job begins behind the first checkpoint
+            place, words = "next part", [*words, "--resume"]
     if finished(directory, words) != expected:
         failures += 1
         print("resumed to another adapter", flush=True)
@@ -239,6 +249,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to the job's end; more on a busy machine")
     parser.add_argument("--place", choices=list(PLACES))
     parser.add_argument("--fault", choices=[*CHANCE, "full", "compile", "none"])
+    parser.add_argument("--hang", type=float, default=0.0, help="--hang-timeout of the launchers; 0 for its default")
+    parser.add_argument(
+        "--half", type=int, choices=[0, 1], help="of `saves`: one worker is killed, the other's disk full"
+    )
     parser.add_argument("--long", type=float, default=60.0, help="seconds that the fault compile takes")
     parser.add_argument("--others", type=int, default=0, help="processes beside the jobs that always want a core")
     options, words = parser.parse_known_args()

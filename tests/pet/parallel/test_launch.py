@@ -170,12 +170,13 @@ def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("run", "--count 1 --place importing --fault loop"),
-        ("run", "--count 1 --place compiling --fault stop --nodes 2"),
-        ("saves", ""),
+        ("run", "--count 1 --place importing --fault loop --hang 4"),
+        ("run", "--count 1 --place compiling --fault stop --nodes 2 --hang 4"),
+        ("saves", "--half 0"),
+        pytest.param("saves", "--half 1", marks=pytest.mark.full),
     ],
 )
-def test_faults_of_a_whole_job(what, words, tmp_path, all_cores):
+def test_faults_of_a_whole_job(what, words, tmp_path, all_cores, unpictured):
     command = [sys.executable, str(Path(__file__).with_name("faults.py")), what, str(tmp_path / "jobs")]
     done = subprocess.run([*command, "--limit", "inf", *words.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

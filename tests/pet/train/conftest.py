@@ -125,13 +125,10 @@ def preference_runs():
 
 
 @pytest.fixture
-def finetune(tmp_path, capsys, monkeypatch):
-    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails. No picture is
-    drawn: these have tests of their own, and take a sixth of so short a run."""
+def finetune(tmp_path, capsys):
+    """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
     from pet.cli.main import main
-    from pet.train.callbacks.plot import LossPlot
 
-    monkeypatch.setattr(LossPlot, "_draw", lambda *_: None)
     write_rows(tmp_path)
 
     def run(name: str, *settings: str, **changes):

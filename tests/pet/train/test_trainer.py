@@ -354,15 +354,10 @@ def test_callbacks_by_name(tmp_path, monkeypatch):
             make_callback(name, arguments)
 
 
-def test_files_of_the_built_in_callbacks(toy, batch, tmp_path):
-    make(
-        toy(),
-        [batch(4)],
-        [batch(4)],
-        directory=tmp_path,
-        callbacks=["metrics", "csv", "plot", "progress"],
-        eval=Eval(every_steps=3),
-    ).train()
+def test_files_of_the_built_in_callbacks(toy, batch, tmp_path, pictures):
+    how = {"directory": tmp_path, "callbacks": ["metrics", "csv", "plot", "progress"], "eval": Eval(every_steps=3)}
+    with pictures():
+        make(toy(), [batch(4)], [batch(4)], **how).train()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     table = (tmp_path / "metrics.csv").read_text().splitlines()
@@ -373,12 +368,13 @@ def test_files_of_the_built_in_callbacks(toy, batch, tmp_path):
 
 
 @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (4, [4, 6]), (None, [6])])
-def test_a_picture_is_drawn_once_for_the_lines_that_it_shows(toy, batch, tmp_path, monkeypatch, every, steps):
+def test_a_picture_is_drawn_once_for_the_lines_that_it_shows(toy, batch, tmp_path, monkeypatch, pictures, every, steps):
     shown = []
     monkeypatch.setattr("pet.train.callbacks.plot.draw", lambda lines, *_: shown.append(lines[-1]["step"]))
     evaluated = [] if every is None else [[batch(4)]]
     how = {"directory": tmp_path, "callbacks": ["plot"], "eval": Eval(every_steps=every)}
-    make(toy(), [batch(4)], *evaluated, **how).train()
+    with pictures():
+        make(toy(), [batch(4)], *evaluated, **how).train()
     assert shown == steps
 
 
