@@ -17,7 +17,7 @@ from model_zoo.atomic import CannotWrite, what_is_in_the_way
 from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
-from pet.cli.imports import import_uncollected
+from pet.cli.imports import import_quickly
 from pet.installation import check_directory, foreign_adapters, open_closed_streams, tolerate_encodings
 from pet.launching.environment import read_job, report_success
 from pet.launching.heartbeat import watched
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         open_closed_streams()
         interrupts.listen()
-        import_uncollected()
+        import_quickly()
     with watched():
         progress.tick()  # before anything is imported, or another process joined
         code = answer(arguments)

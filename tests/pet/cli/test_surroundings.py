@@ -157,8 +157,9 @@ def test_tested_versions_are_those_that_are_installed_and_that_checks_run_with()
     assert f"mindspore=={TESTED[0]}.*" in checks
 
 
-def test_mindspore_is_imported_without_collecting():
-    """By a command's process; afterwards Python's collector works, and leaves MindSpore's modules alone."""
+def test_mindspore_is_imported_without_collecting_and_without_scipy():
+    """By a command's process; afterwards Python's collector works, and leaves MindSpore's modules alone; and what
+    MindSpore has of SciPy, and what anybody imports of it, is SciPy's."""
     code = (
         "import gc, sys\n"
         "from pet.__main__ import main\n"
@@ -172,6 +173,19 @@ def test_mindspore_is_imported_without_collecting():
         "cell.append(cell)\n"
         "del cell\n"
         "assert gc.collect()\n"
+        "assert not any(name.startswith('scipy') for name in sys.modules)\n"
+        "from mindspore.dataset.engine import datasets_vision\n"
+        "from mindspore.train.callback import _landscape\n"
+        "from mindspore.train.metrics import hausdorff_distance\n"
+        "assert _landscape.sparse.issparse(0) is False\n"
+        "import scipy.special, scipy.linalg, scipy.io\n"
+        "assert scipy.special.gamma(5) == 24 and _landscape.linalg.svd is scipy.linalg.svd\n"
+        "assert hausdorff_distance.morphology.binary_erosion([[True]]).shape == (1, 1)\n"
+        "try:\n"
+        "    datasets_vision.loadmat('nowhere.mat')\n"
+        "except FileNotFoundError:\n"
+        "    sys.exit(0)\n"
+        "sys.exit('it is not there')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
