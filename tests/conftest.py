@@ -205,6 +205,8 @@ import json, os, sys
 cores, commands = map(json.loads, sys.argv[1:])
 if cores:
     os.sched_setaffinity(0, {cores[int(os.environ["RANK_ID"]) % len(cores)]})
+from pet.cli.imports import import_quickly
+import_quickly()
 from pet.cli.main import run
 from pet.parallel.join import join, leave
 join()

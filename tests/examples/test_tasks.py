@@ -127,6 +127,8 @@ model:
 DRIVER = """
 import importlib, sys
 sys.path[:0] = [{examples!r}, {tests!r}]
+from pet.cli.imports import import_quickly
+import_quickly()
 from pet.parallel.join import join, leave
 join()
 for script, *words in {runs!r}:

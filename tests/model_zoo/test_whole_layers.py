@@ -134,6 +134,7 @@ MOE = {
 }
 
 
+@pytest.mark.cover(pairs=False)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", MOE)
 def test_gradients_of_adapted_experts_are_those_of_the_plain_path(name, recompute, fixtures, groups):
@@ -300,6 +301,7 @@ def test_narrow_weights_are_not_traceable(fixtures):
         whole.FusedLayers([model.layer_list[0]], model.config.dims.hidden, frozenset(), False, False)
 
 
+@pytest.mark.cover(pairs=False)
 @pytest.mark.parametrize("trained", ["lora", "all", "virtual tokens"])
 @pytest.mark.parametrize("name", ["gpt2", "glm", "gemma2"])
 def test_in_a_graph_the_same_operators_give_the_same_bits(fixtures, monkeypatch, name, trained):

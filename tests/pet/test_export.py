@@ -539,7 +539,7 @@ def sparse_checkpoint(directory, config, kept):
 @pytest.mark.parametrize(
     "kept, dtype, layers, marked",
     [
-        ("float32", "", 3, True),
+        pytest.param("float32", "", 3, True, marks=pytest.mark.full),
         pytest.param("bfloat16", "", 8, False, marks=pytest.mark.full),
         ("float32", "bfloat16", 3, False),
     ],

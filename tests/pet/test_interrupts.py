@@ -16,7 +16,9 @@ SCRIPT = re.search(r'^pet = "(.+):(.+)"', (ROOT / "pyproject.toml").read_text(),
 COMPILED = """
 import os, signal, sys, time
 from pet import interrupts
+from pet.cli.imports import import_quickly
 interrupts.listen()
+import_quickly()
 import mindspore as ms, numpy as np
 
 @ms.jit

@@ -79,6 +79,13 @@ def few_rows(tmp_path_factory):
     return home
 
 
+def first_rows(source: Path, count: int, home: Path) -> Path:
+    """A file of the first rows of another."""
+    rows = home / f"first_{count}.jsonl"
+    rows.write_text("".join(source.read_text("utf-8").splitlines(keepends=True)[:count]), "utf-8")
+    return rows
+
+
 def layers_key(base: str) -> str:
     """What the number of layers is called in a base's config.json."""
     config = json.loads((bundled_models()[base] / "config.json").read_text())
@@ -141,9 +148,7 @@ def test_two_steps(name, few_rows, first_layers, tmp_path, pictures):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRETRAINING)
 def test_two_steps_of_pretraining(name, few_rows, tmp_path):
-    source = bundled_recipes()[name].parent / load(name).data.train[0]
-    rows = tmp_path / "few.jsonl"
-    rows.write_text("".join(source.read_text("utf-8").splitlines(keepends=True)[:12]), "utf-8")
+    rows = first_rows(bundled_recipes()[name].parent / load(name).data.train[0], 12, tmp_path)
     base = name.partition("/")[2]
     words = ["train", name, *QUICK, f"output.dir={tmp_path / 'run'}", f"data.train={rows}", f"data.eval={rows}"]
     words.append(f"model.config.{layers_key(base)}=1")
@@ -159,7 +164,8 @@ def test_two_steps_of_pretraining(name, few_rows, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["preferences/glm_dpo", "preferences/llama_orpo", "preferences/gpt_kto"])
 def test_two_steps_of_preferences(name, tmp_path):
-    words = ["finetune", name, *QUICK, "data.packing=none", f"output.dir={tmp_path / 'run'}"]
+    rows = first_rows(Path(load(name).data.eval[0]), 16, tmp_path)
+    words = ["finetune", name, *QUICK, f"data.eval={rows}", "data.packing=none", f"output.dir={tmp_path / 'run'}"]
     assert main([*words, f"data.cache_dir={tmp_path / 'cache'}"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["after"]["loss"] < summary["before"]["loss"]
@@ -178,7 +184,7 @@ def test_preferences_are_learnt_and_what_was_known_stays(name, tmp_path):
     files = bundled_recipes()["glm_lora"].parent / "data"
     found = {"known": [], "pairs": []}
     for kind, file, objective in (
-        ("known", files / "pretrain/held_out.jsonl", "causal"),
+        ("known", first_rows(files / "pretrain/held_out.jsonl", 100, tmp_path), "causal"),
         ("pairs", files / "preferences/held_out.jsonl", "dpo"),
     ):
         recipe = tmp_path / f"{kind}.yaml"

@@ -121,7 +121,8 @@ TWO = (
     Case("qwen3_moe", "lora", tensor=2, layers=1),  # experts are summed once behind all of them
     Case("llama_gqa", "lora", pipeline=2, micro_batches=2),  # three layers: two in a stage, one in the other
     Case("chatglm1", "prefix", tensor=2),
-    Case("chatglm2", "dora", tensor=2, layers=1),
+    Case("chatglm2", "dora", tensor=2, layers=1, compiled=False),
+    Case("chatglm2", "dora", tensor=2, layers=1, full=True),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", True),), layers=1),
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", 2),), full=True),
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
@@ -147,7 +148,8 @@ TWO = (
     # the frozen base's rows shared by replicas: read from files, cut out of what is loaded, and of (in, out) weights
     Case("llama_gqa", "lora", data=2, shard_optimizer=True, shard_base=True, whole=True, layers=2),
     Case("llama_gqa", "pissa", data=2, shard_base=True, layers=1),
-    Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1),
+    Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1, compiled=False),
+    Case("gpt2", "dropped", data=2, shard_base=True, settings=(("precision", "fp16"),), layers=1, full=True),
 )
 FOUR = (
     Case("llama_gqa", "lora", data=2, tensor=2, shard_optimizer=True, layers=2),

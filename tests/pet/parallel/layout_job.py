@@ -15,8 +15,10 @@ if hasattr(os, "sched_setaffinity"):
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(os.environ["RANK_ID"]) % len(CORES)]})
 
+from pet.cli.imports import import_quickly
 from pet.parallel.join import join
 
+import_quickly()
 job = join()
 
 import mindspore as ms  # noqa: E402

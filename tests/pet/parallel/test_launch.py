@@ -115,7 +115,7 @@ def test_raising_worker_ends_the_job_with_its_traceback(tmp_path, assert_gone):
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
         "pathlib.Path('pids', str(child.pid)).touch()\n"
-        "noted(6) if r == 2 else [sum(range(10000)) for _ in iter(int, 1)]\n"
+        "noted(6) if r == 2 else forever()\n"
         "raise RuntimeError('the third one fails')"
     )
     result, _, err = finish(start(tmp_path, ["-n", "3"], code))
@@ -143,7 +143,7 @@ def test_hanging_worker_is_ended_with_its_stack(tmp_path, how, assert_gone):
     }[how]
     code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
     code += f"def busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
-    result, _, err = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "3"], code))
+    result, _, err = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))
     assert result == 124 and "rank 1 hangs" in err
     assert "in stuck" in err
     assert_gone(tmp_path / "pids", 2)

@@ -19,11 +19,15 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import numpy as np
 
-from adapters.apply import add_adapter, apply_lora, set_adapter
-from adapters.prefix import PrefixConfig
-from model_zoo.auto import AutoModel
-from pet.recipe.training import Eval
-from pet.train.trainer import Trainer
+from pet.cli.imports import import_quickly
+
+import_quickly()
+
+from adapters.apply import add_adapter, apply_lora, set_adapter  # noqa: E402
+from adapters.prefix import PrefixConfig  # noqa: E402
+from model_zoo.auto import AutoModel  # noqa: E402
+from pet.recipe.training import Eval  # noqa: E402
+from pet.train.trainer import Trainer  # noqa: E402
 
 
 def batches(count: int, vocabulary: int):

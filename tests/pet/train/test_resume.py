@@ -55,12 +55,13 @@ def whole(tmp_path_factory, one_layer):
 
 
 @pytest.mark.slow
-def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer):
-    """One run, ended four times: killed within the first steps (nothing saved yet or just saved) and in the middle,
-    told to end by a cluster, and found with its last checkpoint damaged."""
+@pytest.mark.parametrize("kills", [[[3, 4, 5, 6]], pytest.param([[1, 2, 3], [4, 5, 6]], marks=pytest.mark.full)])
+def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer, kills):
+    """One run, ended several times: killed (in `full` also where nothing is saved yet or just saved), told to end by a
+    cluster, and found with its last checkpoint damaged."""
     places = random.Random(os.environ.get("PYTEST_RANDOM", "5"))
-    for index, step in enumerate((places.choice([1, 2, 3]), places.choice([4, 5, 6]))):
-        done = run(tmp_path, one_layer, "--die-at", str(step), *(["--resume"] if index else []))
+    for index, steps in enumerate(kills):
+        done = run(tmp_path, one_layer, "--die-at", str(places.choice(steps)), *(["--resume"] if index else []))
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     done = run(tmp_path, one_layer, "--resume", "--signal-at", "7")
     assert done.returncode == 143, done.stderr[-2000:]
