@@ -7,7 +7,6 @@ two of them on the same two cores are twice as slow as they need be.
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import shutil
@@ -250,13 +249,3 @@ def until():
         return found
 
     return wait
-
-
-@pytest.fixture
-def plain_generation(monkeypatch):
-    """Answers operator by operator: for a few tokens of a tiny model, compiling takes longer. The compiled decoders
-    have tests of their own, which hold them to this."""
-    from model_zoo.generation.decoders import PlainDecoder
-
-    module = importlib.import_module("model_zoo.generation.generate")
-    monkeypatch.setattr(module, "decoder_for", lambda model, *_: PlainDecoder(model))

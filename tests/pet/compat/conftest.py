@@ -13,11 +13,6 @@ def own_directory(tmp_path, tmp_path_factory, monkeypatch, own_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", own_cache(tmp_path_factory.mktemp("cache")))
 
 
-@pytest.fixture(autouse=True)
-def _few_tokens(plain_generation):
-    """Answers here have few tokens."""
-
-
 @pytest.fixture
 def perplexity(numpy_loss):
     """Perplexity of token rows, all of whose tokens are labels."""
