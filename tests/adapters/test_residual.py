@@ -169,7 +169,7 @@ def test_the_base_is_nearer_to_the_unquantised_one_and_comes_back(fixtures, fami
     assert np.array_equal(model(ids).asnumpy(), plain)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.full), False])
 def test_it_trains_as_over_the_same_numbers_in_float32(fixtures, compiled, tmp_path):
     base = first_layers(fixtures / BASE, tmp_path, 1)  # each takes its time to compile
     packed = started(pet.AutoModel.from_pretrained(base, quantization=NF4), dropout=0.1)
