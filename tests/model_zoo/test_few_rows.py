@@ -104,7 +104,7 @@ def untraceable(model) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "chatglm1", "chatglm2"])
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "chatglm1", pytest.param("chatglm2", marks=pytest.mark.full)])
 def test_ids_with_adapters_are_those_of_the_plain_path(family, fixtures):
     """LoRA on some cells and a prefix at every attention core, rows padded on the left; then LoRA alone, and nothing,
     in layers as one operator."""
