@@ -395,12 +395,6 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
             "mine: role_tag who: such data cannot be read; give data.eval",
         ),
         (
-            "sft",
-            TALK | {"num_samples": 9},
-            {},
-            "mine: num_samples: such data cannot be read; give data.eval",
-        ),
-        (
             "pt",
             TALK | {"columns": {"messages": "talk", "images": "i"}},
             {},
