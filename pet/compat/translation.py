@@ -151,6 +151,7 @@ def schedule_of_transformers(t: Translation, name: str, word: Any) -> None:
         word: its value; None where it is not given.
     """
     word, schedule = str(getattr(word, "value", word)).lower(), t.get("train.schedule")
+    t.put("train.warmup_like", "transformers")
     if word == "warmup_stable_decay":
         t.refuse(name, f"{word!r} descends by a cosine; train.schedule: wsd by a line, over train.decay")
     elif word == "constant":

@@ -2,8 +2,8 @@
 
 The steps are counted from 0, and ``factor(step)`` is the share of the peak learning rate that step trains with::
 
-    1 |        ______________           warm-up: ((step + 1) / warmup)^power, so that no step is spent at a rate of 0
-      |      /               \\          then the body, by name, over the steps that are left
+    1 |        ______________           warm-up: ((step + 1) / warmup)^power, so that no step is spent at a rate of 0,
+      |      /               \\          unless it is to be as elsewhere; then the body, by name, over the steps left
       |    /                  \\
     0 |__/                     \\__      final_ratio
         warmup      body     total
@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 
 from model_zoo.errors import InputError, nearest
 
@@ -60,9 +61,14 @@ BODIES = {
 }
 
 
-def steps_of(amount: float, total: int) -> int:
-    """Steps from ``amount``, which is a number of steps from 1 on and a share of ``total`` below 1."""
-    return round(amount * total) if amount < 1 else int(amount)
+ROUNDED: dict[str | None, Callable[[float], int]] = {None: round, "transformers": math.ceil, "mindformers": int}
+"""How a share of all steps becomes a number of them."""
+
+
+def steps_of(amount: float, total: int, like: str | None = None) -> int:
+    """Steps from ``amount``, which is a number of steps from 1 on and a share of ``total`` below 1; ``like`` names one
+    of `ROUNDED`."""
+    return ROUNDED[like](amount * total) if amount < 1 else int(amount)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Schedule:
         total: optimizer steps of the run.
         warmup: steps of warm-up; at ``total`` or more, the run is all warm-up.
         warmup_power: exponent of the warm-up; 1 is linear.
+        warmup_like: whose warm-up, of `ROUNDED`: all but this library's begin at a rate of 0.
         final_ratio: where the body ends, as a share of the peak. ``constant`` does not fall.
         cycles: rounds of ``cosine_restarts`` (Loshchilov & Hutter 2017).
         power: exponent of ``polynomial``.
@@ -94,6 +101,7 @@ class Schedule:
     power: float = 2.0
     decay: int = 0
     warmup_power: float = 1.0
+    warmup_like: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in BODIES:
@@ -101,26 +109,28 @@ class Schedule:
 
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
-        """From a recipe's ``train`` section and its number of steps; a longer warm-up is shortened."""
-        warmup = steps_of(train.warmup, total)
-        if warmup > total:
+        """From a recipe's ``train`` section and its number of steps; a longer warm-up of our own is shortened."""
+        warmup = steps_of(train.warmup, total, train.warmup_like)
+        if warmup > total and not train.warmup_like:
             log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)
+            warmup = total
         return cls(
             name=train.schedule,
             peak=train.learning_rate,
             total=total,
-            warmup=min(warmup, total),
+            warmup=warmup,
             final_ratio=train.final_ratio,
             cycles=train.cycles,
             power=train.power,
             decay=steps_of(train.decay, total),
             warmup_power=train.warmup_power,
+            warmup_like=train.warmup_like,
         )
 
     def factor(self, step: int) -> float:
         """The share of the peak at ``step``, counted from 0."""
         if step < self.warmup:
-            return ((step + 1) / self.warmup) ** self.warmup_power
+            return ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0
         value = BODIES[self.name](progress, self)

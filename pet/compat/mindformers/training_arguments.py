@@ -153,6 +153,8 @@ TABLE = {
 
 STEPS_WIN = (("warmup_steps", "warmup_ratio"), ("max_steps", "num_train_epochs"))
 """As with Hugging Face."""
+LIKE = "mindformers"
+"""The value of ``train.warmup_like``."""
 
 
 class TrainingArguments:
@@ -189,6 +191,7 @@ def translate_arguments(given: Mapping[str, Any], copies: int = 1) -> Translatio
     """Training arguments, by MindFormers' names, as a `Translation` for so many processes that share the batch."""
     translation = Translation("TrainingArguments")
     translation.apply(first_of(given, *STEPS_WIN), TABLE)
+    translation.put("train.warmup_like", LIKE if "train.warmup" in translation.settings else None)
     per_process(translation, copies, "train.batch_size")
     if "per_device_eval_batch_size" in given:  # eval_batch_size is that of all devices there, too
         per_process(translation, copies, "eval.batch_size")

@@ -15,7 +15,7 @@ from pet.compat.mindformers.parallel import rows_of, translate_parallel
 from pet.compat.mindformers.pet_config import put_method
 from pet.compat.mindformers.presets import split_name
 from pet.compat.mindformers.sizes import CLASSES, config_of, contradictions, dropouts, model_section, says_sizes
-from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
+from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
@@ -76,7 +76,7 @@ OPTIMIZER = {
 SCHEDULE = {
     **picked(ARGUMENTS, "type=lr_scheduler learning_rate warmup_steps warmup_ratio warmup_epochs lr_end"),
     "total_steps": Refused("the schedule ends with the run; leave it -1"),
-    "warmup_lr_init": Refused("the warm-up starts at zero", harmless=(None, 0, 0.0)),
+    "warmup_lr_init": Refused("the warm-up begins at zero", harmless=(None, 0, 0.0)),
     "power": lambda t, n, v: t.put("train.power", float(v)) if t.get("train.schedule") == "polynomial" else None,
 }
 SECTIONS = {
@@ -113,6 +113,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
             polynomial = SCHEDULES.get(str(section.get("type")).lower()) == "polynomial"
             section = {**(POLYNOMIAL if polynomial else {}), **section}
         t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
+    t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
     _model(t, values, "load_checkpoint" in changes)
     if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
         t.drop("train.betas", "train.eps")

@@ -322,6 +322,7 @@ def make_recipe(args: argparse.Namespace, task: Task, model=None) -> tuple[Recip
     t, rates, copies = Translation("launch"), None, read_job().size
     for key, value in OPTIMIZER_NAMES.get(task.optimizer_name, {"schedule": "linear"}).items():
         t.put(f"train.{key}", value)
+    t.put("train.warmup_like", "mindformers")  # MindSpore's own WarmUpLR
     fixed = ("warmup", "weight_decay") if task.optimizer_name == "Momentum" else ()
     given = {name: getattr(args, name) for name in FLAGS if name not in fixed}
     t.apply(given, {name: rule for name, (_, _, rule) in FLAGS.items()}, "--")

@@ -202,6 +202,7 @@ def test_schedules_are_those_of_transformers(word, expected):
         values = {"learning_rate": 1e-3, "warmup_ratio": 0.1}
         found = system.translate({**values, key: word}, Path("x.yaml"))
         assert {name: found.get(name) for name in expected} == expected and not found.problems
+        assert found.get("train.warmup_like") == "transformers"
         found = system.translate({**values, key: "warmup_stable_decay"}, Path("x.yaml"))
         assert [problem for problem in found.problems if "descends by a cosine" in problem]
 

@@ -79,6 +79,7 @@ def test_a_published_file_starts_from_random_weights_as_it_is(job):
     assert recipe.callbacks == []  # the address to upload to is still the placeholder
     # what the file leaves out is MindFormers' default
     assert (recipe.train.eps, recipe.train.warmup, recipe.train.power) == (1e-6, 0, 1.0)
+    assert recipe.train.warmup_like == "mindformers"
     assert recipe.train.final_ratio == pytest.approx(1e-7 / 1e-4)
 
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 
+import mindspore as ms
 import pytest
+from mindspore.nn import WarmUpLR
 
 from model_zoo.errors import InputError
 from pet.recipe.training import Train
@@ -24,6 +26,29 @@ def test_a_quadratic_warm_up():
     assert rates("linear", warmup_power=2.0)[:5] == pytest.approx([0.5 / 16, 0.125, 0.5 * 9 / 16, 0.5, 0.5])
     schedule = Schedule.from_settings(Train(steps=20, warmup=4, warmup_power=2.0, learning_rate=0.5), 20)
     assert schedule(1) == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("warmup", [0, 0.13, 4, 30])
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant"])
+def test_a_warm_up_like_that_of_transformers(name, warmup):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    train = Train(steps=20, warmup=warmup, learning_rate=0.5, schedule=name, warmup_like="transformers")
+    ours = Schedule.from_settings(train, 20)
+    arguments = transformers.TrainingArguments("x", use_cpu=True, warmup_steps=warmup)
+    kind = "constant_with_warmup" if name == "constant" else name
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    theirs = transformers.get_scheduler(kind, optimizer, arguments.get_warmup_steps(20), 20)
+    for step in range(20):
+        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
+        optimizer.step(), theirs.step()
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0.19, 3), (4, 4)])
+def test_a_warm_up_like_that_of_mindformers(warmup, steps):
+    train = Train(steps=20, warmup=warmup, learning_rate=0.5, schedule="linear", warmup_like="mindformers")
+    ours, theirs = Schedule.from_settings(train, 20), WarmUpLR(0.5, steps)  # its own is a line from 0, too
+    for step in range(steps + 1):
+        assert ours(step) == pytest.approx(float(theirs(ms.Tensor(step, ms.int32)).asnumpy()), rel=1e-6)
 
 
 def test_bodies_follow_their_formulas():
