@@ -6,6 +6,7 @@ refuses the other refuses too.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import warnings
@@ -22,9 +23,12 @@ from model_zoo.atomic import read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, similar
 
+log = logging.getLogger("pet")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 """What PEFT before 0.7 wrote in the place of the second."""
+VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
+"""What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
 PREFIX = "base_model.model."
 FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization", "init"
 """What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
@@ -113,6 +117,9 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
             f"{directory / CONFIG}: peft_type is {kind!r}; supported: {', '.join(sorted(supported))}"
             + (similar(kind, supported) if isinstance(kind, str) and kind not in PEFT_ALONE else "")
         )
+    for head in (directory / name for name in VALUE_HEADS):
+        if head.exists():
+            log.warning("%s: is not read: the head of a reward or value model that belongs to this adapter", head)
     if kind == "LORA" and values.get("target_parameters"):
         with open_weights(directory, values) as file:
             return file.values

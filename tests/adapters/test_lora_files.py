@@ -297,6 +297,12 @@ CATASTROPHIC = [
 ]
 
 
+def test_a_head_beside_an_adapter_is_not_passed_over_in_silence(llama, directory, caplog):
+    (directory / "value_head.safetensors").touch()
+    pet.load_adapter(llama, directory)
+    assert [record.message for record in caplog.records if "value_head.safetensors: is not read" in record.message]
+
+
 @pytest.mark.parametrize("expression", CATASTROPHIC)
 def test_an_expression_in_a_file_cannot_keep_the_reader_busy(llama, fixtures, directory, tmp_path, expression):
     edit(directory, exclude_modules=expression, rank_pattern={expression: 3}, alpha_pattern={expression: 3})
