@@ -20,6 +20,7 @@ class TrainSettings(TypedDict, total=False):
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"]
     warmup: float
     warmup_power: float
+    warmup_like: Literal["transformers", "mindformers"] | None
     final_ratio: float
     cycles: int
     power: float
