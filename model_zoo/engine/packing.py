@@ -16,6 +16,9 @@ from model_zoo.engine.build import NoCompiler, library
 STORAGES = {"int8": 3, "codes": 4}
 """Kinds of packed matrices by their numbers in `csrc/storage.h`."""
 
+WIDENED = {"float32": 0, "uint16": 1, "float16": 2}
+"""Likewise kinds of what is packed, by the NumPy type: bfloat16 as its bits."""
+
 NESTED_PARTS = ("nested_absmax", "nested_quant_map", "nested_offset")
 
 
@@ -50,10 +53,9 @@ def call(name: str, *arguments) -> None:
     function(*map(passed, arguments))
 
 
-def quantize_blocks(values, block, limit, half, bounds, order):
-    codes, factors = np.empty((values.size + 1) // 2, np.uint8), np.empty(-(-values.size // block), np.float32)
-    call("quantize_blocks", values, values.size, block, float(limit), half, bounds, order, codes, factors)
-    return codes, factors
+def quantize_blocks(values, block, limit, half, bounds, order, codes, factors):
+    kind = WIDENED[values.dtype.name]
+    call("quantize_blocks", values, kind, values.size, block, float(limit), half, bounds, order, codes, factors)
 
 
 def dequantize_blocks(codes, count, block, quant_map, factors, zeros):
@@ -64,7 +66,7 @@ def dequantize_blocks(codes, count, block, quant_map, factors, zeros):
 
 def quantize_rows(values):
     codes, most = np.empty(values.shape, np.int8), np.empty(len(values), np.float32)
-    call("quantize_rows", values, len(values), values.shape[1], codes, most)
+    call("quantize_rows", values, WIDENED[values.dtype.name], len(values), values.shape[1], codes, most)
     return codes, most
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from model_zoo import progress
+from model_zoo.checkpoint.dtypes import from_bfloat16
 from model_zoo.errors import InputError
 from model_zoo.quantization.codes import LIMITS, MAPS, boundaries, dynamic_map
 from model_zoo.quantization.storage import NESTED_BLOCK, Storage
@@ -57,7 +58,8 @@ def quantize(
     Args:
         storage: the form.
         shape: of the matrix.
-        rows: gives some rows of it in float32; asked once for each, in order.
+        rows: gives some rows of it in float32, float16, or as the bits of bfloat16 (uint16); asked once for each, in
+            order.
         out: where to write; new arrays by default.
 
     Raises:
@@ -79,15 +81,16 @@ def quantize(
     for first in range(0, height, step):
         progress.tick()
         some = slice(first, min(first + step, height))
-        values = np.ascontiguousarray(rows(some), np.float32)
+        values = np.ascontiguousarray(rows(some))
+        if native is None or values.dtype not in (np.uint16, np.float16):
+            values = from_bfloat16(values) if values.dtype == np.uint16 else values.astype(np.float32, copy=False)
         if storage.kind == "int8":
             out["weight"][some], out["SCB"][some] = quantize_rows(values, native)
             bad = not np.isfinite(out["SCB"][some]).all()
         else:
-            begin = first * width // storage.block
-            found, scales = quantize_blocks(values.reshape(-1), storage, native)
-            codes[first * width // 2 : first * width // 2 + found.size] = found
-            factors[begin : begin + scales.size] = scales
+            begin, byte = first * width // storage.block, first * width // 2
+            scales = factors[begin : begin - (-values.size // storage.block)]
+            quantize_blocks(values.reshape(-1), storage, native, codes[byte : byte + (values.size + 1) // 2], scales)
             bad = not np.isfinite(scales).all()
         if bad:
             raise InputError("holds NaN or infinity, which no block of codes can")
@@ -150,14 +153,14 @@ def glance(arrays: Arrays) -> int:
 # Pieces; ``native`` are the C functions, or None ----------------------------------------------------------------------
 
 
-def quantize_blocks(values: np.ndarray, storage: Storage, native) -> tuple[np.ndarray, np.ndarray]:
-    """A float32 vector that begins with a block → its codes, two to a byte, and the blocks' factors."""
+def quantize_blocks(values: np.ndarray, storage: Storage, native, codes: np.ndarray, factors: np.ndarray) -> None:
+    """A vector that begins with a block → its codes, two to a byte, and the blocks' factors; float32 without C."""
     half = storage.kind == "int4"  # the factors of int4 are what float16 holds, which is what other systems' files have
     limit, (bounds, order) = LIMITS[storage.kind], boundaries(storage.kind)
     if native is not None:
-        return native.quantize_blocks(values, storage.block, limit, half, bounds, order)
+        return native.quantize_blocks(values, storage.block, limit, half, bounds, order, codes, factors)
     full = values.size // storage.block * storage.block
-    parts, factors = [], []
+    parts, scales = [], []
     # bitsandbytes multiplies by the reciprocal, but divides the elements of a last block that is not whole
     for some in (values[:full].reshape(-1, storage.block), values[full:].reshape(1, -1)):
         if not some.size:
@@ -171,10 +174,10 @@ def quantize_blocks(values: np.ndarray, storage: Storage, native) -> tuple[np.nd
         with np.errstate(invalid="ignore"):
             scaled = some * (np.float32(1) / divisor) if some.shape[1] == storage.block else some / divisor
         parts.append(np.searchsorted(bounds, scaled.reshape(-1), side="left"))
-        factors.append(scale)
+        scales.append(scale)
     index = np.concatenate([*parts, np.full(values.size % 2, np.searchsorted(bounds, 0.0), np.int64)])
-    codes = order[index]
-    return codes[::2] << 4 | codes[1::2], np.concatenate(factors)
+    found = order[index]
+    codes[:], factors[:] = found[::2] << 4 | found[1::2], np.concatenate(scales)
 
 
 def dequantize_blocks(

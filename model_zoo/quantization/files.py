@@ -260,9 +260,13 @@ def quantize_stored(
         InputError: NaN or infinity in it.
     """
 
+    kind = checkpoint.dtype(stored)
+    kind = kind if taken is None and kind in ("bfloat16", "float16") else "float32"
+
     def rows(some: slice) -> np.ndarray:
         place = (slice(None), some) if transposed else (some,)
-        found = checkpoint.read(stored, place, "float32")
+        found = checkpoint.read(stored, place, kind)
+        found = found.view(np.uint16) if kind == "bfloat16" else found
         found = found.T if transposed else found
         return found if taken is None else (found - taken(some)).astype(np.float32)
 

@@ -15,6 +15,7 @@ import sys
 
 import numpy as np
 
+from model_zoo.checkpoint.dtypes import from_bfloat16, to_bfloat16
 from model_zoo.quantization import codec, codes as codes_of
 from model_zoo.quantization.storage import Storage
 
@@ -991,26 +992,40 @@ def packing(kernels):
                 assert (whole[: AROUND + 1] == 77).all() and (whole[AROUND + 1 + array.size :] == 77).all()
         return [array for array, _ in rooms]
 
+    def narrowed(x):
+        """In bfloat16's bits and in float16, each with the same numbers in float32."""
+        bits = to_bfloat16(x)
+        return (bits, from_bfloat16(bits)), (x.astype(np.float16), x.astype(np.float16).astype(np.float32))
+
     for shape in [(1, 1), (3, 7), (5, 64), (64, 96), (33, 256), (2, 9000)]:
         x = numbers(*shape) * np.float32(0.05)
         x[-1] *= 1e-6
         x[0, : shape[1] // 2] = 0
         for kind, block in (("nf4", 64), ("fp4", 32), ("nf4", 8192), ("int4", 32)):
             storage, size = Storage(kind, block), x.size
-            codes, factors = codec.quantize_blocks(x.reshape(-1), storage, None)
+            codes, factors = np.empty((size + 1) // 2, np.uint8), np.empty(-(-size // block), np.float32)
+            codec.quantize_blocks(x.reshape(-1), storage, None, codes, factors)
             bounds, order = codes_of.boundaries(kind)
             outputs = (codes.shape, np.uint8), (factors.shape, np.float32)
             given = codes_of.LIMITS[kind], int(kind == "int4"), bounds, order
-            mine = run("quantize_blocks", x, size, block, *given, *outputs)
+            mine = run("quantize_blocks", x, 0, size, block, *given, *outputs)
             assert np.array_equal(mine[0], codes) and np.array_equal(mine[1], factors)
+            for which, (narrow, same) in enumerate(narrowed(x), start=1):
+                theirs = run("quantize_blocks", narrow, which, size, block, *given, *outputs)
+                mine = run("quantize_blocks", same, 0, size, block, *given, *outputs)
+                assert all(map(np.array_equal, theirs, mine))
             table, out = codes_of.MAPS[kind], ((size,), np.float32)
             zeros = (np.arange(factors.size) % 16).astype(np.uint8) if kind == "int4" else None
             values = codec.dequantize_blocks(codes, size, block, table, factors, zeros, None)
             given = codes, size, block, table, factors, zeros if zeros is not None else 0
             assert np.array_equal(run("dequantize_blocks", *given, out)[0], values)
         codes, most = codec.quantize_rows(x, None)
-        mine = run("quantize_rows", x, *shape, (codes.shape, np.int8), (most.shape, np.float32))
+        outputs = (codes.shape, np.int8), (most.shape, np.float32)
+        mine = run("quantize_rows", x, 0, *shape, *outputs)
         assert np.array_equal(mine[0], codes) and np.array_equal(mine[1], most)
+        for which, (narrow, same) in enumerate(narrowed(x), start=1):
+            mine, theirs = run("quantize_rows", narrow, which, *shape, *outputs), codec.quantize_rows(same, None)
+            assert all(map(np.array_equal, theirs, mine))
         values = run("dequantize_rows", codes, most, *shape, (codes.shape, np.float32))[0]
         assert np.array_equal(values, codec.dequantize_rows(codes, most, None))
 
