@@ -50,6 +50,7 @@ RANK = {code: rank for rank, code in enumerate(DTYPES)}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
 CHUNK = 4 * 2**20  # bytes that are copied or written at once
+AHEAD = 8 * CHUNK  # how far before it is copied a chunk is asked for: the disk reads while others are converted
 Slices = tuple[slice, ...]
 
 
@@ -138,6 +139,7 @@ class SafetensorsFile:
         for start in range(info.start, info.end, CHUNK):
             progress.tick()
             stop = min(start + CHUNK, info.end)
+            self._fetch(start)
             with memoryview(self._map) as view, view[start:stop] as piece:
                 yield piece
             self._forget(start, stop)
@@ -161,9 +163,17 @@ class SafetensorsFile:
         for begin in range(0, len(block), step):
             piece = block[begin : begin + step]
             progress.tick()
-            out[begin : begin + step] = convert(piece, info.dtype, target)
             low, high = np.byte_bounds(piece)
+            self._fetch(info.start + low - source.ctypes.data)
+            out[begin : begin + step] = convert(piece, info.dtype, target)
             self._forget(info.start + low - source.ctypes.data, info.start + high - source.ctypes.data)
+
+    def _fetch(self, start: int) -> None:
+        """Asks the system for the chunk that lies `AHEAD` of this place."""
+        if hasattr(mmap, "MADV_WILLNEED"):
+            start += AHEAD - start % mmap.PAGESIZE
+            if start < len(self._map):
+                self._map.madvise(mmap.MADV_WILLNEED, start, min(CHUNK, len(self._map) - start))
 
     def _forget(self, start: int, stop: int) -> None:
         """Gives the pages of a range that has been read back to the system: a mapped page counts as our memory."""
