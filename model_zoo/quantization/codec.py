@@ -89,7 +89,7 @@ def quantize(
             bad = not np.isfinite(out["SCB"][some]).all()
         else:
             begin, byte = first * width // storage.block, first * width // 2
-            scales = factors[begin : begin - (-values.size // storage.block)]
+            scales = factors[begin : begin + -(-values.size // storage.block)]
             quantize_blocks(values.reshape(-1), storage, native, codes[byte : byte + (values.size + 1) // 2], scales)
             bad = not np.isfinite(scales).all()
         if bad:
