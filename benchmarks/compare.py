@@ -1,8 +1,9 @@
 """Side by side with Hugging Face transformers + peft, in one run: `python benchmarks/compare.py [case ...]`.
 
 All sides get the same weights and LoRA start (through files in Hugging Face's and PEFT's layout), the same tokens and
-AdamW. `sides.py` lists the ways of running the peer. Each of them is tried by itself first; the fastest of each
-precision goes on against this library, in both of its precisions.
+AdamW. `sides.py` lists the ways of running the peer. Each of them is tried by itself first, in its first five steps,
+two generations or one pass over the documents; the fastest of each precision goes on against this library, in both of
+its precisions.
 
 Each side is a process; only one of them runs at a time, the others are stopped. A round gives each side its turn; what
 counts is the median over rounds of the ratio within a round. A training case is void when losses of the first five
@@ -37,8 +38,15 @@ HERE = Path(__file__).parent
 BUSY = 0.2
 """Above this share of the processor used by others, a case is void: the sides do not suffer alike from neighbours."""
 
-TRIED = {"train": 3, "packed": 1, "decode": 2}
-"""Turns of a peer when it is tried, by kind of case; the fastest counts."""
+AGAIN = {"train": 4, "packed": 0, "decode": 1}
+"""Turns of one step, pass or generation behind a side's first one, by kind of case; the fastest of them is what a peer
+is chosen by. A pass over the documents is long enough for its first steps not to count."""
+
+ROUNDS = {"train": 5, "packed": 3, "decode": 5}
+"""By kind of case."""
+
+LONG = 1.0
+"""Seconds that a training step may take before a turn has one of them instead of two."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """The cores that all sides run on: all, or those that `taskset` leaves."""
@@ -114,63 +122,75 @@ class Run:
 
     Args:
         name: of the case.
-        directory: of its base and adapter.
-        rounds, steps: how many rounds there are, and how many training steps a turn has.
+        directory: of bases and adapters; what an earlier case has left there is used again.
+        rounds, steps: how many rounds there are, and how many training steps a turn has; 0 as `ROUNDS` and `LONG` say.
         threads: of each side.
         quick: leave out the sides that take long to begin.
     """
 
     def __init__(self, name: str, directory: Path, rounds: int, steps: int, threads: int, quick: bool):
-        self.name, self.case, self.directory, self.threads = name, CASES[name], directory, threads
-        self.rounds, self.count, self.quick = rounds, steps if self.case.kind == "train" else 1, quick
+        self.name, self.case, self.threads = name, CASES[name], threads
+        self.rounds, self.steps, self.quick = rounds or ROUNDS[self.case.kind], steps, quick
+        self.directory = directory / "-".join([self.case.model, *self.case.targets, *["dora"] * self.case.dora])
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run([sys.executable, "prepare.py", name, str(directory)], cwd=HERE, check=True, **quiet)
+        if not self.directory.exists():
+            subprocess.run([sys.executable, "prepare.py", name, str(self.directory)], cwd=HERE, check=True, **quiet)
 
     def start(self, side: str) -> tuple[Worker, dict]:
-        """A process after its first turn: what that gave, with its seconds from the start on."""
+        """A process after its first turns: what the first gave, with its seconds from the start on, the losses of all
+        and the seconds of the fastest of the others."""
         worker = Worker(self.sides[side], self.name, self.directory, self.threads)
         first = worker.turn(1)
         first["start"] = time.perf_counter() - worker.began
-        if self.case.kind == "train":
-            first["losses"] += worker.turn(4)["losses"]
+        more = [worker.turn(1) for _ in range(AGAIN[self.case.kind])]
+        first["losses"] = [loss for answer in [first, *more] for loss in answer.get("losses", ())]
+        first["quickest"] = min(answer["seconds"] for answer in more or [first])
         return worker, first
 
-    def tried(self) -> dict[str, float]:
-        """Seconds of each peer by itself; of one that fails, none."""
-        found = {}
-        for name, side in self.sides.items():
-            if side.script != OURS:
-                try:
-                    worker, _ = self.start(name)
-                    found[name] = (
-                        min(worker.turn(self.count)["seconds"] for _ in range(TRIED[self.case.kind])) / self.count
-                    )
-                    worker.end()
-                except (RuntimeError, BrokenPipeError):
-                    print(f"{self.name}: {name} fails", flush=True)
-        return found
+    def places(self, peer: str) -> list[str]:
+        """What a peer may be the fastest of: those of its precision, and of the packed ones of it. The fastest of all
+        may pad; the packed ones are what is alike."""
+        side = self.sides[peer]
+        packed = self.case.kind == "packed" and side.options.get("packed")
+        return [side.precision, *[f"packed {side.precision}"] * bool(packed)]
+
+    def chosen(self, workers: dict[str, Worker], firsts: dict[str, dict]) -> tuple[dict[str, float], dict[str, str]]:
+        """Tries one peer after the other; those that are the fastest of something are left in ``workers``.
+
+        Returns:
+            Seconds of each, of one that fails none; which is the fastest of what, the fastest of all first.
+        """
+        tried, fastest = {}, {}
+        for name in (name for name, side in self.sides.items() if side.script != OURS):
+            try:
+                workers[name], firsts[name] = self.start(name)
+            except (RuntimeError, BrokenPipeError):
+                print(f"{self.name}: {name} fails", flush=True)
+                continue
+            tried[name] = firsts[name]["quickest"]
+            for place in self.places(name):
+                fastest[place] = min(fastest.get(place, name), name, key=tried.get)
+            for beaten in set(workers) & set(tried) - set(fastest.values()):
+                workers.pop(beaten).end()
+                del firsts[beaten]
+        return tried, dict(sorted(fastest.items(), key=lambda item: tried[item[1]]))
 
     def result(self, rates: dict[str, float]) -> dict:
         """All of it, as `results.json` has it, on a machine of these rates."""
         self.sides = sides_of(self.name, self.quick, rates)
-        tried = self.tried()
-        peers = {}
-        for name in sorted(tried, key=tried.get):
-            peers.setdefault(self.sides[name].precision, name)
-        if self.case.kind == "packed":  # beside the fastest, which may pad: the packed ones are what is alike
-            for name in sorted(tried, key=tried.get):
-                if self.sides[name].options.get("packed"):
-                    peers.setdefault(f"packed {self.sides[name].precision}", name)
         ours = [name for name, side in self.sides.items() if side.script == OURS]
-        chosen = list(dict.fromkeys([*ours, *peers.values()]))
-        workers, firsts, seconds = {}, {}, {name: [] for name in chosen}
-        answers, others = {}, []
+        workers, firsts, answers, others = {}, {}, {}, []
         try:
-            for name in chosen:  # one after the other: a process that starts would disturb the others' first step
+            tried, peers = self.chosen(workers, firsts)
+            for name in ours:  # one after the other: a process that starts would disturb the others' first step
                 workers[name], firsts[name] = self.start(name)
-            for _, name in itertools.product(range(self.rounds), chosen):
-                answers[name] = workers[name].turn(self.count)
-                seconds[name].append(answers[name]["seconds"] / self.count)
+            count = 1
+            if self.case.kind == "train":
+                count = self.steps or (2 if max(first["quickest"] for first in firsts.values()) < LONG else 1)
+            seconds = {name: [] for name in workers}
+            for _, name in itertools.product(range(self.rounds), workers):
+                answers[name] = workers[name].turn(count)
+                seconds[name].append(answers[name]["seconds"] / count)
                 others.append(answers[name]["others"])
         finally:
             for worker in workers.values():
@@ -227,8 +247,8 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"default all: {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="training steps per turn")
+    parser.add_argument("--rounds", type=int, default=0, help="default 5, of whole passes over documents 3")
+    parser.add_argument("--steps", type=int, default=0, help="training steps per turn; default 1 or 2 by their seconds")
     parser.add_argument("--threads", type=int, default=len(CORES))
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(QUICK)} alone, three rounds, without torch.compile"
@@ -241,17 +261,17 @@ def main() -> None:
     results = json.loads(store.read_text()) if store.exists() else {}
     here = results.setdefault(key_of(len(CORES)), {"cases": {}})
     here["about"] = about()
-    for name in options.cases or (QUICK if options.quick else CASES):
-        with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory:
+        for name in options.cases or (QUICK if options.quick else CASES):
             rounds = 3 if options.quick else options.rounds
             run = Run(name, Path(directory), rounds, options.steps, options.threads, options.quick)
             if "rates" not in here:
                 here["rates"] = run.rates()
             here["cases"][name] = run.result(here["rates"])
-        print(name, json.dumps(here["cases"][name]), flush=True)
-        here["cases"] = {key: here["cases"][key] for key in CASES if key in here["cases"]}
-        store.write_text(json.dumps(results, indent=1) + "\n")
-        (HERE / "RESULTS.md").write_text(report(results), encoding="utf-8")
+            print(name, json.dumps(here["cases"][name]), flush=True)
+            here["cases"] = {key: here["cases"][key] for key in CASES if key in here["cases"]}
+            store.write_text(json.dumps(results, indent=1) + "\n")
+            (HERE / "RESULTS.md").write_text(report(results), encoding="utf-8")
 
 
 if __name__ == "__main__":
