@@ -100,9 +100,13 @@ class TokenProgram:
     def __init__(self, model, cache, batch: int, positions: int):
         tracer = WholeTokenTracer(model, cache_by_core(cache), positions)
         program = ForwardProgram(tracer, tracer.logits)
-        shapes = [(batch, width) for width in (tracer.logits.width, 1, max(program.workspace[0], 1))]
-        self.words, self.made = program.programs[0].asnumpy(), [np.empty(shape, np.float32) for shape in shapes]
+        widths = tracer.logits.width, 1, max(program.workspace[0], 1)
+        made = [np.empty((batch, width), np.float32) for width in widths]
+        integers = (batch,), (batch, 1), (batch, cache.length), (batch, positions)
+        self.given = [np.empty(shape, np.int32) for shape in integers]
+        self.logits = made[0]
         self.run = ctypes.CDLL(str(library())).program
+        self.arguments = call_arguments([self.given[0], program.programs[0].asnumpy(), *self.given[1:], *made])
 
     @classmethod
     def of(cls, model, cache, batch: int, positions: int) -> TokenProgram | None:
@@ -116,17 +120,24 @@ class TokenProgram:
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``
         → logits ``(B, V)``."""
-        given = [np.ascontiguousarray(array, np.int32) for array in (ids, self.words, end, key_mask, positions)]
-        arrays = [*given, *self.made]
-        count = len(arrays)
-        pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
-        dimensions = (ctypes.c_int * count)(*(array.ndim for array in arrays))
-        sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
-        shapes = (ctypes.c_void_p * count)(*(ctypes.addressof(size) for size in sizes))
-        types = (ctypes.c_char_p * count)(*(str(array.dtype).encode() for array in arrays))
-        if self.run(count, pointers, dimensions, shapes, types, None, None):
+        for array, values in zip(self.given, (ids, end, key_mask, positions), strict=True):
+            array[...] = values
+        if self.run(*self.arguments):
             raise RuntimeError("the program of single tokens failed")
-        return self.made[0].copy()
+        return self.logits.copy()
+
+
+def call_arguments(arrays: list[np.ndarray]) -> tuple:
+    """What a kernel is called with (`PET_KERNEL`) for these operands. They are made once: for a token of a small model
+    it takes as long as some of its layers."""
+    count = len(arrays)
+    sizes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    pointers = (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays))
+    dimensions = (ctypes.c_int * count)(*(array.ndim for array in arrays))
+    shapes = (ctypes.c_void_p * count)(*(ctypes.addressof(size) for size in sizes))
+    types = (ctypes.c_char_p * count)(*(str(array.dtype).encode() for array in arrays))
+    shapes.lasting = arrays, sizes  # what is pointed to lives as long
+    return count, pointers, dimensions, shapes, types, None, None
 
 
 class PromptTracer(CachedTracer, SequenceTracer):

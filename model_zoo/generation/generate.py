@@ -138,7 +138,7 @@ def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, 
     """Greedy or sampled continuation, one token for every row at a time."""
     prompt = ids.shape[1]
     generator = np.random.default_rng(seed)
-    running = np.ones(len(ids), bool)
+    running, ends = np.ones(len(ids), bool), np.array(eos, np.int64)
     if streamer is not None:
         streamer.put(ids[0])
     logits = decoder.start(ids, mask)
@@ -149,7 +149,7 @@ def continued(decoder, ids, mask, choice, new_tokens, eos, pad, seed, streamer, 
         mask = np.concatenate([mask, np.ones((len(ids), 1), mask.dtype)], 1)
         if streamer is not None and running[0]:
             streamer.put(tokens[:1])
-        running &= ~np.isin(tokens, eos)
+        running &= (tokens[:, None] != ends).all(-1)
         for row in np.flatnonzero(running) if stops else ():
             text = tokenizer.decode(ids[row, prompt:].tolist())
             running[row] = not any(stop in text for stop in stops)

@@ -19,8 +19,8 @@ from model_zoo.checkpoint.dtypes import from_bfloat16, to_bfloat16
 from model_zoo.quantization import codec, codes as codes_of
 from model_zoo.quantization.storage import Storage
 
-FEW_ROWS = 12
-"""Up to so many rows, `few_rows.c` multiplies."""
+FEW_ROWS, FEW_PACKED_ROWS = 12, 24
+"""Up to so many rows, `few_rows.c` multiplies; with factors in 8 or 4 bits."""
 
 AROUND = 32
 """Numbers before and behind every array: none where it is read, so that one taken from there shows."""
@@ -370,7 +370,7 @@ def packed_weights(kernels):
             if form.zeros:
                 arrays["zeros"] = (np.arange(-(-out * into // form.block)) % 16).astype(np.uint8)
             wide = np.ascontiguousarray(codec.dequantize(form, arrays, shape))
-            for rows, turned in itertools.product((0, 1, 3, 14, 100), (1, 0)):
+            for rows, turned in itertools.product((0, 1, 3, 14, 30, 100), (1, 0)):
                 depth, columns = (into, out) if turned else (out, into)
                 a, found = numbers(rows, depth, seed=1), []
                 for right in (matrix_of(arrays, form, shape), Matrix(wide.ctypes.data, into)):
@@ -382,7 +382,7 @@ def packed_weights(kernels):
                     edges = np.concatenate([whole[: AROUND + 1], whole[AROUND + 1 + c.size :]])
                     assert not kernels.guarded or (edges == UNTOUCHED).all()
                     found.append(c)
-                if rows <= FEW_ROWS and turned:  # codes of even and of odd places are summed apart
+                if turned and rows <= FEW_PACKED_ROWS:  # codes of even and of odd places are summed apart
                     bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(wide.T)) + 1e-7
                     assert (np.abs(found[0] - a.astype(np.float64) @ wide.T) <= bound).all(), (form, shape, rows)
                 else:

@@ -196,7 +196,9 @@ static void all_few_rows(const struct product *products, int count, int64_t rows
     int some = 0;
     for (int i = 0; i < count; i++) {
         const struct term *term = products[i].terms;
-        if (done[i] || rows > FEW_ROWS || products[i].add || products[i].count != 1 || term->a.low || products[i].c.low) continue;
+        int packed = term->b.storage >= INT8 && term->b_turned && !products[i].bf16;
+        int not_here = products[i].add || products[i].count != 1 || term->a.low || products[i].c.low;
+        if (done[i] || not_here || rows > (packed ? FEW_PACKED_ROWS : FEW_ROWS)) continue;
         few[some++] = (struct few_rows){term->a.at, term->b, products[i].c.at, products[i].columns, term->depth, term->b_turned};
         done[i] = 1;
     }
@@ -257,7 +259,7 @@ static int compute(struct product *of, int count, int64_t rows);
 
 int products(const struct product *given, int count, int64_t rows) {
     struct product of[MOST_PRODUCTS];
-    if (rows <= FEW_ROWS)
+    if (rows <= FEW_PACKED_ROWS)
         memcpy(of, given, (size_t)count * sizeof *of);
     else if (with_factors(given, count, of))
         return 1;

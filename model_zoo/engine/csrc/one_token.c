@@ -6,6 +6,8 @@
 
 static const float HIDDEN = -1e30f;
 
+enum { FETCHED = 8192 }; /* numbers of a head that are fetched before they are read */
+
 /* Where a token's column lies among the kept ones: the first `pinned` columns stay in their rows, and those after them
  * take the other rows in turn. */
 static inline int64_t row_of(int64_t column, int64_t pinned, int64_t kept) {
@@ -83,6 +85,12 @@ static void mix(const struct token *of, struct stretch part, const float *shares
         for (int64_t i = k; i < width; i++) out[i] += shares[j] * part.values[j * width + i];
 }
 
+/* Fetches some of the first of these numbers: behind other weights they lie in memory, and what fetches ahead by itself
+ * begins anew with each page. */
+static inline void fetch_first(const float *from, int64_t count) {
+    for (int64_t i = 0; i < count && i < FETCHED; i += 16) __builtin_prefetch(from + i, 0, 2);
+}
+
 static void token_heads(void *arguments, int64_t first, int64_t last) {
     struct token *of = arguments;
     int64_t width = of->width, groups = of->heads / of->key_heads, given = of->front + 1;
@@ -114,7 +122,8 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
         };
         const float *query = of->query + unit * width;
         float *out = of->out + unit * width;
-        int64_t count = 0;
+        int64_t count = 0, next = unit + 1 < last && (unit + 1) % groups == 0 ? of->kept * width : 0;
+        fetch_first(parts[2].values, early * width);
         for (int i = 0; i < 5; count += parts[i++].count) score(of, query, parts[i], scores + count);
         int64_t padded = up_to_lanes(count);
         for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
@@ -126,6 +135,7 @@ static void token_heads(void *arguments, int64_t first, int64_t last) {
             sums += value;
             store(scores + j, value);
         }
+        fetch_first(parts[2].keys + next, next ? early * width : 0);
         float share = 1.0f / sum_of(sums);
         for (int64_t j = 0; j < padded; j += LANES) store(scores + j, load(scores + j) * share);
         memset(out, 0, (size_t)width * sizeof(float));
@@ -154,7 +164,8 @@ PET_KERNEL(token_attention) {
     if (turn < 1 || (of.length > of.kept && (of.window == 0 || of.window > turn))) return 1;
     for (int64_t row = 0; row < query[0]; row++)
         if (of.end[row] < 1 || of.end[row] > of.length) return 1;
-    pet_parallel(token_heads, &of, query[0] * of.heads, 1);
+    int64_t units = query[0] * of.heads, some = units / pet_threads();
+    pet_parallel(token_heads, &of, units, some > 1 ? some : 1);
     return of.failed;
 }
 
