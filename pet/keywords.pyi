@@ -17,7 +17,7 @@ class TrainSettings(TypedDict, total=False):
     momentum: float
     groups: Any
     lora_plus_ratio: float | None
-    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"]
+    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd", "inverse_sqrt"]
     warmup: float
     warmup_power: float
     warmup_like: Literal["transformers", "mindformers"] | None
@@ -25,6 +25,7 @@ class TrainSettings(TypedDict, total=False):
     cycles: int
     power: float
     decay: float
+    decay_shape: Literal["linear", "cosine", "1-sqrt"]
     clip_norm: float | None
     precision: Literal["fp32", "fp16", "bf16", "auto"]
     loss_scale: Any

@@ -33,7 +33,7 @@ from pet.compat.job_files import (
     template,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import first_of, flag, number, picked, same, schedule_of_transformers
+from pet.compat.translation import elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
@@ -217,6 +217,7 @@ TABLE = {
         "fp16 group_by_length output_dir logging_steps save_total_limit resume_from_checkpoint "
         "micro_batch_size=batch_size num_epochs=num_train_epochs adam_eps*=adam_epsilon",
     ),
+    "lr_scheduler_kwargs": elsewhere,
     # the base
     "base_model": base_model,
     "revision_of_model": revision,
@@ -332,6 +333,6 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         given = {name: value for name, value in given.items() if name not in ("datasets", "test_datasets")}
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
-    schedule_of_transformers(t, "lr_scheduler", given.get("lr_scheduler"))
+    schedule_of_transformers(t, "lr_scheduler", given)
     settle(t)
     return t

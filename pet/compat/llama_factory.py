@@ -100,7 +100,7 @@ TABLE = {
     "use_llama_pro": Refused("no layers are added"),
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
-    **same(elsewhere, "dataset eval_dataset dataset_dir"),
+    **same(elsewhere, "dataset eval_dataset dataset_dir lr_scheduler_kwargs"),
     "template": template,
     "default_system": "data.system",
     "enable_thinking": lambda t, n, v: t.put("data.enable_thinking", None if v else v),
@@ -189,7 +189,7 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     objective = STAGES.get(str(values.get("stage")), "sft")
     given = preferences(t, PREFERENCES.get(str(loss), "dpo") if objective == "dpo" else objective, given, KEYS)
     t.apply(given, TABLE)
-    schedule_of_transformers(t, "lr_scheduler_type", given.get("lr_scheduler_type"))
+    schedule_of_transformers(t, "lr_scheduler_type", given)
     for name in ("pref_ftx", "dpo_ftx", "kto_ftx") if objective == "kto" else ():
         if not is_off(values.get(name)) and values[name] != 0:
             t.refuse(name, f"{values[name]!r}: kto has no likelihood term here; train.sft_weight belongs to pairs")

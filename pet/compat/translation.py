@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from adapters.settings import SETTINGS
 from model_zoo.errors import InputError, similar
 from pet.recipe.translation import Ignored, Rule, Translation
+from pet.train.schedules import DESCENTS
 
 OWN_STEP = Ignored("the engine here decides how a step is executed")
 ANY_LAYOUT = Ignored("checkpoints are whole and open on any layout")
@@ -38,10 +40,11 @@ SCHEDULES = _words(
     {
         "constant": "constant_with_warmup constantwarmuplr",
         "linear": "linearwithwarmuplr",
-        "cosine": "cosinewithwarmuplr cosinedecaylr",
+        "cosine": "cosinewithwarmuplr cosinedecaylr cosine_with_min_lr",
         "cosine_restarts": "cosine_with_restarts cosinewithrestartsandwarmuplr",
         "polynomial": "polynomialwithwarmuplr",
         "wsd": "warmup_stable_decay",
+        "inverse_sqrt": "",
     }
 )
 OPTIMIZERS = _words(
@@ -142,22 +145,55 @@ def final_rate(t: Translation, name: str, value: Any) -> None:
         t.put("train.final_ratio", min(1.0, float(value) / peak))
 
 
-def schedule_of_transformers(t: Translation, name: str, word: Any) -> None:
-    """What a schedule's name means to transformers' trainer where it differs from the recipe's defaults.
+def schedule_of_transformers(t: Translation, name: str, given: Mapping[str, Any]) -> None:
+    """What a schedule means to transformers' trainer where it differs from the recipe's defaults, and its own numbers.
 
     Args:
         t: with all other settings.
         name: the key of the schedule.
-        word: its value; None where it is not given.
+        given: the file's settings, ``lr_scheduler_kwargs`` among them: an object, or text that holds one.
     """
-    word, schedule = str(getattr(word, "value", word)).lower(), t.get("train.schedule")
+    word = str(getattr(given.get(name), "value", given.get(name))).lower()
+    own, written, schedule = {}, given.get("lr_scheduler_kwargs") or {}, t.get("train.schedule")
+    with t.reading("lr_scheduler_kwargs", written):
+        own.update(json.loads(written) if isinstance(written, str) else written)
     t.put("train.warmup_like", "transformers")
-    if word == "warmup_stable_decay":
-        t.refuse(name, f"{word!r} descends by a cosine; train.schedule: wsd by a line, over train.decay")
-    elif word == "constant":
+    if word == "constant":
         t.put("train.warmup", 0)  # theirs with a warm-up is constant_with_warmup
-    elif schedule == "cosine_restarts":
-        t.put("train.cycles", 1)
-    elif schedule == "polynomial":
-        t.put("train.power", 1.0)
-        final_rate(t, name, 1e-7)
+    for setting, value in OWN_DEFAULTS.get(word, {}).items():
+        own.setdefault(setting, value)
+    for setting, value in own.items():
+        where = f"lr_scheduler_kwargs.{setting}"
+        rule = SCHEDULE_NUMBERS.get((schedule, setting))
+        if setting in ("min_lr", "min_lr_rate") and word != "cosine_with_min_lr":
+            rule = None
+        if rule:
+            with t.reading(where, value):
+                rule(t, where, value)
+        elif value is not None:
+            t.refuse(where, f"{value!r}: {word} has no such number here")
+    needed = NEEDED.get(word, ())
+    if needed and not set(needed) & set(own):
+        t.refuse(name, f"{word!r} needs lr_scheduler_kwargs: {' or '.join(needed)}")
+
+
+OWN_DEFAULTS = {
+    "cosine_with_restarts": {"num_cycles": 1},
+    "polynomial": {"power": 1.0, "lr_end": 1e-7},
+    "warmup_stable_decay": {"decay_type": "cosine"},
+}
+"""Of transformers' schedules, where the recipe has others."""
+
+NEEDED = {"cosine_with_min_lr": ("min_lr", "min_lr_rate"), "warmup_stable_decay": ("num_decay_steps",)}
+"""Numbers, one of which these have to be given there."""
+
+SCHEDULE_NUMBERS = {
+    ("cosine", "min_lr"): final_rate,
+    ("cosine", "min_lr_rate"): number("train.final_ratio"),
+    ("cosine_restarts", "num_cycles"): number("train.cycles", int),
+    ("polynomial", "power"): number("train.power"),
+    ("polynomial", "lr_end"): final_rate,
+    ("wsd", "num_decay_steps"): number("train.decay", int),
+    ("wsd", "decay_type"): choice("train.decay_shape", _words(dict.fromkeys(DESCENTS, ""))),
+}
+"""What ``lr_scheduler_kwargs`` may hold, by the recipe's schedule and the name there."""

@@ -144,6 +144,7 @@ USERS = {
     "cycles": (("cosine_restarts",), "schedule"),
     "power": (("polynomial",), "schedule"),
     "decay": (("wsd",), "schedule"),
+    "decay_shape": (("wsd",), "schedule"),
     "final_ratio": (("linear", "cosine", "cosine_restarts", "polynomial", "wsd"), "schedule"),
     "loss_scale": (("fp16",), "precision"),
     **{option: (users, "objective") for option, users in OPTIONS.items()},

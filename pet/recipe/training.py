@@ -72,8 +72,10 @@ class Train(Section):
     lora_plus_ratio: float | None = Field(
         None, gt=0, description="LoRA+ (Hayou et al. 2024): learning rate of B over that of A; the paper uses 16."
     )
-    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd"] = Field(
-        "cosine", description="Learning rate schedule after the warm-up. wsd: warmup-stable-decay."
+    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "polynomial", "wsd", "inverse_sqrt"] = Field(
+        "cosine",
+        description="Learning rate schedule after the warm-up. wsd: warmup-stable-decay; inverse_sqrt: over the root "
+        "of the steps, in units of the warm-up's.",
     )
     warmup: StepsOrShare = Field(0.03, description="Warm-up: a number of steps, or below 1 a fraction of all steps.")
     warmup_power: float = Field(1.0, gt=0, description="Exponent of the warm-up: 1 is linear, 2 quadratic.")
@@ -83,13 +85,14 @@ class Train(Section):
         "(transformers) or down (mindformers), and a longer one than the run not shortened.",
     )
     final_ratio: float = Field(
-        0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak. Not for constant."
+        0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak. Not for constant and inverse_sqrt."
     )
     cycles: int = Field(2, ge=1, description="Cycles of cosine_restarts.")
     power: float = Field(2.0, gt=0, description="Exponent of polynomial; 1 is linear.")
     decay: StepsOrShare = Field(
         0.2, description="Length of wsd's decay phase: steps, or below 1 a fraction of all steps."
     )
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] = Field("linear", description="How wsd descends.")
     clip_norm: float | None = Field(1.0, gt=0, description="Clip gradients to this global norm; null: no clipping.")
     precision: Literal["fp32", "fp16", "bf16", "auto"] = Field(
         "fp32",

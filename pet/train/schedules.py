@@ -45,11 +45,26 @@ def _polynomial(progress: float, schedule: Schedule) -> float:
 
 def _wsd(progress: float, schedule: Schedule) -> float:
     body = schedule.total - schedule.warmup
-    share = min(1.0, schedule.decay / body) if body > 0 else 1.0
-    if share <= 0.0 or progress < 1.0 - share:
+    descent, left = min(schedule.decay, body), round((1.0 - progress) * body)
+    if schedule.decay == 0 or left > descent:
         return 1.0
-    return (1.0 - progress) / share
+    return DESCENTS[schedule.decay_shape](left / descent if descent > 0 else 0.0)
 
+
+def _inverse_sqrt(progress: float, schedule: Schedule) -> float:
+    scale = schedule.warmup or LONG_WARMUP
+    return math.sqrt(scale / (scale + progress * (schedule.total - schedule.warmup)))
+
+
+LONG_WARMUP = 10_000
+"""Steps by which ``inverse_sqrt`` falls where it has no warm-up, as in transformers."""
+
+DESCENTS: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: 0.5 * (1.0 - math.cos(math.pi * left)),
+    "1-sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
+}
+"""Of ``wsd``, by the share of its descent that is left."""
 
 BODIES = {
     "constant": _constant,
@@ -58,6 +73,7 @@ BODIES = {
     "cosine_restarts": _cosine_restarts,
     "polynomial": _polynomial,
     "wsd": _wsd,
+    "inverse_sqrt": _inverse_sqrt,
 }
 
 
@@ -76,17 +92,18 @@ class Schedule:
     """The learning rate of every step of a run.
 
     Attributes:
-        name: ``constant``, ``linear``, ``cosine``, ``cosine_restarts``, ``polynomial`` or ``wsd`` (warm-up, stable,
-            decay; Hu et al. 2024).
+        name: ``constant``, ``linear``, ``cosine``, ``cosine_restarts``, ``polynomial``, ``wsd`` (warm-up, stable,
+            decay; Hu et al. 2024) or ``inverse_sqrt`` (Vaswani et al. 2017; slower the longer the warm-up).
         peak: the learning rate at the end of the warm-up.
         total: optimizer steps of the run.
         warmup: steps of warm-up; at ``total`` or more, the run is all warm-up.
         warmup_power: exponent of the warm-up; 1 is linear.
         warmup_like: whose warm-up, of `ROUNDED`: all but this library's begin at a rate of 0.
-        final_ratio: where the body ends, as a share of the peak. ``constant`` does not fall.
+        final_ratio: where the body ends, as a share of the peak; ``constant`` and ``inverse_sqrt`` have no end.
         cycles: rounds of ``cosine_restarts`` (Loshchilov & Hutter 2017).
         power: exponent of ``polynomial``.
         decay: steps of the last descent of ``wsd``.
+        decay_shape: of that descent, of `DESCENTS`.
 
     Raises:
         InputError: an unknown name.
@@ -100,6 +117,7 @@ class Schedule:
     cycles: int = 2
     power: float = 2.0
     decay: int = 0
+    decay_shape: str = "linear"
     warmup_power: float = 1.0
     warmup_like: str | None = None
 
@@ -123,6 +141,7 @@ class Schedule:
             cycles=train.cycles,
             power=train.power,
             decay=steps_of(train.decay, total),
+            decay_shape=train.decay_shape,
             warmup_power=train.warmup_power,
             warmup_like=train.warmup_like,
         )

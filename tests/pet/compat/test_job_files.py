@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from model_zoo.errors import InputError
 from pet.compat import axolotl, llama_factory
 from pet.compat.yaml_files import load_any
 from pet.data.formats import read_rows
+from pet.recipe.training import Train
+from pet.train.schedules import Schedule
 
 
 def write(path, text):
@@ -203,8 +206,44 @@ def test_schedules_are_those_of_transformers(word, expected):
         found = system.translate({**values, key: word}, Path("x.yaml"))
         assert {name: found.get(name) for name in expected} == expected and not found.problems
         assert found.get("train.warmup_like") == "transformers"
-        found = system.translate({**values, key: "warmup_stable_decay"}, Path("x.yaml"))
-        assert [problem for problem in found.problems if "descends by a cosine" in problem]
+        for wrong, why in (
+            ({key: "warmup_stable_decay"}, "needs lr_scheduler_kwargs: num_decay_steps"),
+            ({key: "cosine_with_min_lr"}, "needs lr_scheduler_kwargs: min_lr or min_lr_rate"),
+            ({key: "cosine", "lr_scheduler_kwargs": {"min_lr": 1e-5}}, "min_lr: 1e-05: cosine has no such number"),
+            ({key: "linear", "lr_scheduler_kwargs": "{no"}, "lr_scheduler_kwargs"),
+        ):
+            found = system.translate({**values, **wrong}, Path("x.yaml"))
+            assert len(found.problems) == 1 and why in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "own"),
+    [
+        ("cosine_with_min_lr", {"min_lr": 1e-4}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.3}),
+        ("inverse_sqrt", {}),
+        ("cosine_with_restarts", {"num_cycles": 3}),
+        ("polynomial", {"power": 2.0, "lr_end": 1e-4}),
+        ("warmup_stable_decay", {"num_decay_steps": 7}),
+        ("warmup_stable_decay", {"num_decay_steps": 9, "decay_type": "1-sqrt"}),
+        ("warmup_stable_decay", {"num_decay_steps": 9, "decay_type": "linear"}),
+    ],
+)
+def test_numbers_of_schedules_are_those_of_transformers(word, own):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    for warmup in (0, 4):
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+        theirs = transformers.get_scheduler(word, optimizer, warmup, 20, scheduler_specific_kwargs=own)
+        values = {"learning_rate": 1e-3, "warmup_steps": warmup, "lr_scheduler_type": word}
+        found = llama_factory.translate({**values, "lr_scheduler_kwargs": json.dumps(own)}, Path("x.yaml"))
+        assert not found.problems
+        names = [field.name for field in dataclasses.fields(Schedule) if field.name in Train.model_fields]
+        train = {name: found.settings[f"train.{name}"] for name in names if f"train.{name}" in found.settings}
+        train |= {"schedule": found.get("train.schedule"), "learning_rate": 1e-3, "steps": 20}
+        ours = Schedule.from_settings(Train(**train), 20)
+        for step in range(20):
+            assert ours(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+            optimizer.step(), theirs.step()
 
 
 def test_the_order_of_keys_changes_nothing():
