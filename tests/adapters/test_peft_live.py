@@ -10,6 +10,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn, ops
+from peers import imported
 
 import pet
 from adapters.registry import registry
@@ -17,15 +18,7 @@ from model_zoo.errors import InputError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = peft = transformers = None
-
-
-@pytest.fixture(scope="module", autouse=True)
-def peers():
-    """Imported when the first test here runs: every process collects this file, and they take longer than all else."""
-    for name in ("torch", "peft", "transformers"):
-        globals()[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
-
-
+peers = imported(globals(), "torch", "peft", "transformers")
 IDS = np.random.default_rng(0).integers(3, 120, (2, 9))
 LIMIT = 1e-4
 

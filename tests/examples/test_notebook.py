@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from peers import imported
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
+nbclient = nbformat = None
+peers = imported(globals(), "nbclient", "nbformat")
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "start.ipynb"
 
 

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
-from peers import random_second_factors
+from peers import imported, random_second_factors
 from tiny_tokenizers import write_byte_level
 
 import pet
@@ -29,16 +29,9 @@ from pet.train.step import TrainStep
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = peft = transformers = None
+peers = imported(globals(), "torch", "peft", "transformers")
 LIMIT = 1e-4
 NEW = 16
-
-
-@pytest.fixture(scope="module", autouse=True)
-def peers():
-    """Imported when the first test here runs: every process collects this file, and they take longer than all else."""
-    for name in ("torch", "peft", "transformers"):
-        globals()[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
-
 
 SIZES = {
     "vocab_size": 96,

@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from peers import random_second_factors
+from peers import imported, random_second_factors
 
 import pet
 from model_zoo.auto import AutoConfig, AutoModel
@@ -16,10 +16,8 @@ from model_zoo.presets import PRESETS
 from model_zoo.quantization import Quantization
 from pet.quantize import quantize_checkpoint
 
-torch = pytest.importorskip("torch", reason="the live comparison needs torch")
-transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
-peft = pytest.importorskip("peft", reason="the live comparison needs peft")
-
+torch = peft = transformers = None
+peers = imported(globals(), "torch", "peft", "transformers")
 LIMIT = 1e-4
 TEXT = {
     "model_type": "gemma3_text",

@@ -1,6 +1,22 @@
-"""What tests do to PEFT's models before they compare with them."""
+"""The libraries that tests compare with, and what is done to PEFT's models before."""
 
 from __future__ import annotations
+
+import pytest
+
+
+def imported(module: dict, *names: str):
+    """A fixture for a whole file, which imports these when its first test runs, or skips it where one is missing.
+
+    Every process collects every file, and importing the peers there took longer than all else.
+    """
+
+    @pytest.fixture(scope="module", autouse=True)
+    def peers():
+        for name in names:
+            module[name] = pytest.importorskip(name, reason=f"{name} is not installed: nothing to compare with")
+
+    return peers
 
 
 def random_second_factors(model, scale: float) -> None:

@@ -6,13 +6,15 @@ import importlib
 
 import numpy as np
 import pytest
+from peers import imported
 
 import pet
 from pet.data import DataSettings, Loader, TokenDataset
 from pet.names import bundled_models
 from pet.train.trainer import Trainer
 
-torch = pytest.importorskip("torch")
+torch = None
+peers = imported(globals(), "torch")
 CASES = {  # where TRL has it, its settings, ours, steps
     "dpo": ("trl:DPO", {}, {}, 20),
     "dpo sft": ("trl:DPO", {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}, {"sft_weight": 0.5}, 8),
