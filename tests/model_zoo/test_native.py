@@ -209,6 +209,7 @@ def anew(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # of processes that are started
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "temporary"))
     caches = (build.library, engine.available)
     for cache in caches:
