@@ -1,14 +1,15 @@
 """YAML with the line of every key, so that a problem can be pointed at.
 
 The scalars follow YAML 1.2's core schema, not PyYAML's YAML 1.1: ``3e-4`` is a number without a dot, ``no`` and ``on``
-are words, ``1:30`` is no number. A key that stands twice in a mapping is a problem, not a silent overwrite.
+are words, ``1:30`` is no number. Of YAML 1.1 there are merge keys (``<<: *name``). A key that stands twice in a mapping
+is a problem, not a silent overwrite.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,17 @@ class _Builder:
     def fail(self, node: yaml.Node, message: str) -> None:
         self.source.problems.append(f"{self.source.name}:{node.start_mark.line + 1}: {message}")
 
-    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+    def enter(self, node: yaml.Node, depth: int) -> None:
+        """Counts what is looked at, since aliases of aliases have no end."""
         self.count += 1
-        if self.count > MAX_VALUES or len(path) > MAX_DEPTH or id(node) in self.active:
+        if self.count > MAX_VALUES or depth > MAX_DEPTH or id(node) in self.active:
             raise InputError(
                 f"{self.source.name}:{node.start_mark.line + 1}: "
                 "nested too deep or too large for a recipe; is an alias (*name) inside its own anchor?"
             )
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.enter(node, len(path))
         if node.tag not in _KNOWN_TAGS:
             self.fail(node, f"the tag {node.tag!r} has no meaning in a recipe; write plain values")
             return None
@@ -154,11 +159,13 @@ class _Builder:
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node, merged in self.entries(node, len(path)):
             if not isinstance(key_node, yaml.ScalarNode):
                 self.fail(key_node, "a key must be a single word")
                 continue
             key = key_node.value
+            if key in values and merged:
+                continue
             if key in values:
                 first = self.source.lines[(*path, key)]
                 dotted = ".".join(map(str, (*path, key)))
@@ -167,6 +174,19 @@ class _Builder:
             self.source.lines[(*path, key)] = key_node.start_mark.line + 1
             values[key] = self.build(value_node, (*path, key))
         return values
+
+    def entries(self, node: yaml.MappingNode, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """A mapping's keys and values, and behind them, marked, those that it merges: ``<<: *name``, or a list of
+        those, of which the first ones count."""
+        merges = [pair for pair in node.value if pair[0].tag == _PLAIN and pair[0].value == "<<"]
+        yield from ((*pair, False) for pair in node.value if pair not in merges)
+        for _, value in merges:
+            for other in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                self.enter(other, depth)
+                if not isinstance(other, yaml.MappingNode):
+                    self.fail(other, "<<: expected an alias of a mapping (*name), or a list of those")
+                    continue
+                yield from ((key, found, True) for key, found, _ in self.entries(other, depth + 1))
 
 
 def _syntax_problem(name: str, error: yaml.YAMLError) -> str:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import yaml
 
 from pet.recipe.source import parse
 
@@ -68,8 +69,31 @@ def test_duplicate_key():
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x\n  k: 1\n  m: {z: 3}\nb:\n  <<: *x\n  k: 2\n",
+        "a: &x {k: 1}\nb: &y {k: 5, <<: *x, l: 6}\nc: {<<: [*x, *y], l: 7}\n",
+        "a: {'<<': 3}",
+        "<<: {a: 1}\nb: 2\n",
+    ],
+)
+def test_merge_keys(text):
+    source = parse(text, "f")
+    assert not source.problems
+    assert source.value == yaml.safe_load(text)
+
+
+def test_merged_keys_have_the_line_they_stand_in():
+    source = parse("a: &x\n  k: 1\n  l: 2\nb:\n  <<: *x\n  k: 3\n", "f")
+    assert [source.line(("b", key)) for key in "kl"] == [6, 3]
+
+
+@pytest.mark.parametrize(
     ("text", "line", "words"),
     [
+        ("a: &x {k: 1}\nb: {<<: *x, k: 2, k: 3}", 2, "twice"),
+        ("a: {<<: 3}", 1, "alias of a mapping"),
+        ("a: &x {<<: *x}", 1, "alias"),
         ("a: [1, 2", 1, "no YAML"),
         ("a: 1\n  b: 2", 2, "no YAML"),
         ("a:\n\t- b", 2, "tab"),
@@ -88,8 +112,9 @@ def test_what_is_no_recipe(text, line, words):
     assert words in problem
 
 
-def test_aliases_of_aliases_do_not_blow_up():
-    text = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+@pytest.mark.parametrize("what", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_of_aliases_do_not_blow_up(what):
+    text = "a0: &a0 {}\n" + "".join(f"a{i}: &a{i} {what.format(', '.join([f'*a{i - 1}'] * 9))}\n" for i in range(1, 12))
     (problem,) = parse(text, "f").problems
     assert "too large" in problem
 
