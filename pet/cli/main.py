@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from model_zoo import progress
-from model_zoo.atomic import CannotWrite, what_is_in_the_way
+from model_zoo.atomic import REASONS, CannotWrite, what_is_in_the_way
 from model_zoo.errors import InputError, explain, similar
 from pet import interrupts
 from pet.cli.commands import COMMANDS
@@ -56,7 +56,10 @@ def _report(prog: str, error: BaseException | str, debug: bool) -> None:
 
     text = hide((getattr(error, "whole", None) or str(error)).strip() or type(error).__name__)
     text = text if text.startswith(f"{prog}: ") else f"{prog}: {text}"
-    print(text if debug else _shortened(text), file=sys.stderr)
+    try:
+        print(text if debug else _shortened(text), file=sys.stderr)
+    except OSError:  # the exit code still says it
+        closed_streams()
 
 
 def _shortened(text: str) -> str:
@@ -132,14 +135,29 @@ def answer(arguments: Sequence[str] | None) -> int:
     tolerate_encodings()
     try:
         return _answer(arguments)
-    except BrokenPipeError:
-        # the reader (head, less) has gone: nothing is left to say, and nothing may be flushed to it at exit
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            try:
-                stream.flush()
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except BrokenPipeError:  # the reader (head, less) has gone
+        closed_streams()
         return UNREAD
+
+
+def closed_streams(probe: bytes = b"") -> list[str]:
+    """What is wrong with standard output and standard error, a line each; what cannot be written gets the null device,
+    so that nothing is flushed to it at exit.
+
+    Args:
+        probe: is written to see whether it can be: without a buffer there is nothing left to flush.
+    """
+    found = []
+    for name, stream in (("standard output", sys.stdout), ("standard error", sys.stderr)):
+        try:
+            stream.flush()
+            os.write(stream.fileno(), b"" if found else probe)
+        except OSError as error:
+            if error.errno is None:  # no file at all
+                continue
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            found.append(what_is_in_the_way(OSError(error.errno, error.strerror, name)) or f"{name}: {error.strerror}")
+    return found
 
 
 def _answer(arguments: Sequence[str] | None) -> int:
@@ -174,5 +192,7 @@ def _answer(arguments: Sequence[str] | None) -> int:
             traceback.print_exc()
             return FAILED
         known = what_is_in_the_way(error) if isinstance(error, OSError) else None
+        if known is None and getattr(error, "errno", None) in REASONS:  # of a file it would have the name
+            known = next(iter(closed_streams(b"\n")), None)
         _report(prog, known or f"{explain(error)}\n(pet {' '.join(arguments)} --debug shows where)", False)
         return FAILED

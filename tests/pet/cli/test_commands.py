@@ -105,6 +105,22 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"pet {__version__}\n"
 
 
+@pytest.mark.parametrize("line_buffering", [True, False])
+def test_a_full_disk_under_standard_output_is_said_to_be_there(monkeypatch, capsys, line_buffering):
+    full = open("/dev/full", "w", buffering=1 if line_buffering else 1 << 20)  # noqa: SIM115 - Python closes its own
+    monkeypatch.setattr(sys, "stdout", full)
+    assert main(["--version"]) == 1
+    assert capsys.readouterr().err == "pet: standard output: the disk is full\n"
+    full.close()
+
+
+def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypatch):
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - Python closes its own
+    monkeypatch.setattr(sys, "stderr", full)
+    assert main(["validate", "nowhere.yaml"]) == 2
+    full.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
