@@ -181,7 +181,8 @@ def _answer(arguments: Sequence[str] | None) -> int:
         if isinstance(error.code, str):
             print(f"{prog}: {error.code}", file=sys.stderr)
             return FAILED
-        return error.code or 0
+        unwritten = closed_streams()  # at exit Python would make another code of it
+        return error.code or (FAILED if unwritten else 0)
     except CannotWrite as error:
         _report(prog, error.strerror, debug)
         return FAILED

@@ -204,7 +204,7 @@ def execute(
     )
     if recipe.train.resume:
         trainer.resume()  # which checks the checkpoint: a run that is refused writes nothing
-    show = show if show is not None and distributed.is_main else None
+    show = tolerant(show) if show is not None and distributed.is_main else None
     if distributed.is_main:
         open_for(recipe)
         if not complete:
@@ -226,6 +226,20 @@ def execute(
             show("\n" + distributed.traffic_report())
     distributed.barrier()
     return summary
+
+
+def tolerant(show: Callable[[str], None]) -> Callable[[str], None]:
+    """`show` for a run, which a closed terminal or a full disk under its log is no reason to end."""
+
+    def shown(text: str) -> None:
+        try:
+            show(text)
+        except BrokenPipeError:  # who reads the output has left on purpose
+            raise
+        except OSError as error:
+            log.warning("standard output: %s", error.strerror)
+
+    return shown
 
 
 def make_evaluation(recipe, prepared, distributed, objective, measures: Callable | None = None):

@@ -114,6 +114,19 @@ def test_a_full_disk_under_standard_output_is_said_to_be_there(monkeypatch, caps
     full.close()
 
 
+def test_the_exit_code_of_a_signal_outlasts_a_terminal_that_is_gone(monkeypatch):
+    full = open("/dev/full", "w")  # noqa: SIM115 - Python closes its own
+    monkeypatch.setattr(sys, "stdout", full)
+
+    def interrupted(arguments):
+        print("stopped by a signal")
+        raise SystemExit(129)
+
+    monkeypatch.setattr("pet.cli.main.run", interrupted)
+    assert main(["finetune"]) == 129
+    full.close()  # Python's own at exit: what is still to be written would be an error
+
+
 def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypatch):
     full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - Python closes its own
     monkeypatch.setattr(sys, "stderr", full)
