@@ -11,13 +11,19 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mindspore import Tensor
+
+try:
+    from mindspore.graph.api import _pynative_executor
+except ImportError:  # before 2.9
+    from mindspore.common.api import _pynative_executor
 
 from model_zoo import progress
 from model_zoo.errors import first_line
 from model_zoo.graph import AddressGuard, Graph
+from model_zoo.turns import turn
 
 log = logging.getLogger("pet")
 _numbers = itertools.count()
@@ -102,6 +108,17 @@ class Compiled:
             return self.graph(*arguments)
         with self.context:
             return self.graph(*arguments)
+
+
+@contextlib.contextmanager
+def gradients_freed() -> Iterator[None]:
+    """Frees at the end what MindSpore keeps of each function that was differentiated operator by operator, and of each
+    shape, until the process ends: all weights that it read among it."""
+    try:
+        yield
+    finally:
+        with turn:
+            _pynative_executor.clear_res()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError, first_line
 from pet.launching.heartbeat import watched
 from pet.train.callbacks import Callback, make_callbacks
-from pet.train.compiled import out_of_memory
+from pet.train.compiled import gradients_freed, out_of_memory
 from pet.train.distributed import DistributedContext
 from pet.train.evaluate import Evaluation, LossEvaluation
 from pet.train.feed import as_feed, steps, where
@@ -190,7 +190,7 @@ class Trainer(Measuring, Saving):
         begin, self.stop_reason = time.perf_counter(), None  # what ended an earlier call does not end this one
         outcome: dict[str, Any] = {}
         signals = Signals(self.announce, can_leave_evaluations=self.distributed.size == 1)
-        with self.fast(), signals.watch():
+        with self.fast(), signals.watch(), gradients_freed():
             try:
                 self.notify("start")
                 try:
