@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,11 +27,14 @@ from .template import fill_template
 from .workers import Workers
 
 log = logging.getLogger("pet.data")
+T = TypeVar("T")
 
 # Rows sent to a worker at a time: enough that sending costs little, few enough that all have something to do.
 CHUNK = 512
 # Fewer rows than this are tokenised before a worker has been started.
 WORTH_WORKERS = 8 * CHUNK
+LINE_EVERY = 30.0
+"""Seconds between lines about data that takes a while, where there is no terminal."""
 
 
 @dataclass
@@ -211,7 +217,7 @@ def encode_rows(
     Args:
         rows: read as they are needed.
         encoder: the tokenizer and settings; ``settings.workers`` says how many processes.
-        progress: show a tqdm line on a terminal, for data that takes a while.
+        progress: show how far it is, for data that takes a while.
         pool: workers that run already, and hold this encoder.
 
     Yields:
@@ -233,19 +239,34 @@ def encode_rows(
                 sent.append(chunk)
                 yield chunk
 
+    encoded = pool.map(feed()) if pool is not None else map(encoder, feed())
+    try:
+        pairs = ((sent.pop(0), samples) for samples in encoded)
+        yield from shown(pairs, "tokenising", lambda pair: len(pair[0])) if progress else pairs
+    finally:
+        if own is not None:
+            own.close()
+
+
+def shown(items: Iterable[T], what: str, rows: Callable[[T], int]) -> Iterator[T]:
+    """Hands items on, and shows how many rows they were so far: by a tqdm line on a terminal, elsewhere by a line now
+    and then; what is soon over shows nothing."""
     from tqdm import tqdm
 
     # disable=None: no bar where standard error is not a terminal
-    bar = tqdm(desc="tokenising", unit=" rows", disable=None if progress and large else True, leave=False)
+    bar = tqdm(desc=what, unit=" rows", disable=None, leave=False, delay=1)
+    count, said = 0, time.monotonic()
     try:
-        for encoded in pool.map(feed()) if pool is not None else map(encoder, feed()):
-            chunk = sent.pop(0)
-            bar.update(len(chunk))
-            yield chunk, encoded
+        for item in items:
+            count += rows(item)
+            bar.update(rows(item))
+            if bar.disable and time.monotonic() - said >= LINE_EVERY:
+                said = time.monotonic()
+                with contextlib.suppress(OSError):  # a full disk, or nobody reads it any more
+                    print(f"{what}: {count:,} rows so far", file=sys.stderr, flush=True)
+            yield item
     finally:
         bar.close()
-        if own is not None:
-            own.close()
 
 
 def tell(counts: Counts, max_length: int, source: str) -> None:

@@ -32,7 +32,7 @@ def load_dataset(
         paths: a file, a directory of files, or several.
         tokenizer: has ``example``, ``prompt``, ``encode``, ``save_pretrained`` and the ids of its special tokens.
         settings: a :class:`DataSettings`, a recipe's ``data`` section, or a mapping of their names.
-        progress: show a progress bar on a terminal.
+        progress: show how far it is: by a line that changes on a terminal, elsewhere by one now and then.
         unlike: with ``settings.deduplicate``, samples that this dataset has are left out, too.
 
     Returns:

@@ -25,7 +25,7 @@ from pet.files import write_json
 
 from .cache import file_versions, settings_digest, writable_directory
 from .dataset import Counts, TokenDataset
-from .encode import Encoder, encode_rows, start_workers, tell
+from .encode import Encoder, encode_rows, shown, start_workers, tell
 from .formats import read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
@@ -83,7 +83,8 @@ class StreamDataset:
         left = self.settings.max_samples
         for file in range(len(self.files)):
             place, rows, after = BEGINNING, 0, BEGINNING
-            for row in islice(self._read(file, BEGINNING, problems), left):
+            read = islice(self._read(file, BEGINNING, problems), left)
+            for row in shown(read, f"reading {Path(self.files[file]).name}", lambda row: 1):
                 rows, after = rows + 1, row.place
                 if rows == self.settings.stream_window:
                     yield file, place, rows

@@ -287,6 +287,20 @@ def test_workers_end_before_an_error_of_writing_is_told(write, letters, settings
     assert ended and caught.tb is not None, "which holds the generator"
 
 
+@pytest.mark.parametrize(
+    ("streaming", "said"),
+    [
+        (False, ["tokenising: 512 rows so far", "tokenising: 600 rows so far"]),
+        (True, ["reading rows.jsonl: 1 rows so far"]),
+    ],
+)
+def test_without_a_terminal_lines_say_how_far_it_is(write, letters, settings, monkeypatch, capsys, streaming, said):
+    monkeypatch.setattr("pet.data.encode.LINE_EVERY", 0)
+    path = write("rows.jsonl", [{"prompt": "a", "completion": "b"}] * 600)
+    load_dataset(path, letters, settings=settings(streaming=streaming))
+    assert capsys.readouterr().err.splitlines()[: len(said)] == said
+
+
 def test_a_file_that_grows_while_it_is_read_is_an_error(write, letters, settings, monkeypatch):
     """Its rows would be kept under the digest of a part of them."""
     path = write("rows.jsonl", CHAT)
