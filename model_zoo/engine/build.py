@@ -34,6 +34,10 @@ how many rows are computed with it."""
 PROCESSOR = ((*NATIVE, FUSED), ("-march=native", FUSED), NATIVE, ("-march=native",), ("-mcpu=native",), ())
 """Flags for the processor at hand, the best first; a compiler takes the first ones that it knows."""
 
+CUT_SHORT = ("killed", "terminated program", "out of memory", "memory exhausted", "cannot allocate", "no space left")
+"""What compilers say where it is not the flags that they fail for: with others they would make slower kernels, to be
+kept."""
+
 STAGE = ".native-"
 """How the directories begin that compilations work in."""
 
@@ -272,11 +276,14 @@ def compiler_run(
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env={**os.environ, "TMPDIR": str(temporary), "LC_ALL": "C"},
         )
         started.append(process)
         said = process.communicate(timeout=300)[1]
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{command[0]} does not run: {error}") from error
+    cut_short = next((line for line in said.splitlines() if any(word in line.lower() for word in CUT_SHORT)), None)
+    if process.returncode < 0 or (process.returncode and cut_short):
+        raise NoCompiler(f"{command[0]} was cut short: {cut_short or f'signal {-process.returncode}'}")
     if process.returncode:
         failed.append(said or f"error: exit code {process.returncode}")

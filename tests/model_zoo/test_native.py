@@ -252,6 +252,19 @@ def test_without_a_compiler_one_line_says_so(anew, monkeypatch, caplog, settings
     assert not list(anew.rglob("*native-*")), "nothing half done is left"
 
 
+@pytest.mark.parametrize(
+    "end", ["kill -9 $$", "echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1"]
+)
+def test_a_compiler_that_is_killed_makes_no_slower_kernels(tmp_path, end):
+    """They would be kept; other flags are for compilers that do not know the first ones."""
+    program = tmp_path / "cc"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{end}\n')
+    program.chmod(0o700)
+    with pytest.raises(build.NoCompiler, match="cut short"):
+        build.compile_to(tmp_path / "native.so", [str(program)], ["a.c"])
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+
+
 def test_switched_off_or_elsewhere_is_silent(anew, monkeypatch, caplog):
     monkeypatch.setenv(build.SWITCH, "0")
     assert not engine.available()
