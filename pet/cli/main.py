@@ -58,6 +58,8 @@ def _report(prog: str, error: BaseException | str, debug: bool) -> None:
     text = text if text.startswith(f"{prog}: ") else f"{prog}: {text}"
     try:
         print(text if debug else _shortened(text), file=sys.stderr)
+    except BrokenPipeError:
+        raise
     except OSError:  # the exit code still says it
         closed_streams()
 
