@@ -72,20 +72,9 @@ class LoRAConfig(LoRA, MethodConfig):
     def companions(self, model, chosen):
         return tokens.companions(model, self.trainable_tokens, chosen)
 
-    def pack(self, arrays, adapter):
-        return lora_peft.pack(arrays, adapter)
-
-    def unpack(self, arrays, model):
-        return lora_peft.unpack(arrays, model)
-
-    def restarted(self, model, arrays, started_by):
-        return lora_peft.restarted(self, model, arrays, started_by)
-
-    def check_tensors(self, model, tensors, where) -> None:
-        lora_peft.check_ranks(self, model, tensors, where)
-
-    def to_peft(self, model, adapter):
-        return lora_peft.to_peft(self, model, adapter)
+    # its form in files
+    pack, unpack = staticmethod(lora_peft.pack), staticmethod(lora_peft.unpack)
+    restarted, check_tensors, to_peft = lora_peft.restarted, lora_peft.check_ranks, lora_peft.to_peft
 
     @classmethod
     def from_peft(cls, values):
