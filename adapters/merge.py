@@ -346,17 +346,12 @@ def split_shared(model: nn.Cell, targets: dict[tuple[int, str], Target]) -> list
                 target = Target(f"{path}.{attribute}", cell, attribute, first.parameter)
                 target.kept = read_parameter(first.parameter).copy()
                 targets[target.key] = target
-            elif first is not None and same_values(first.kept, target.kept):
-                del targets[target.key]  # both change alike, so they go on sharing
+            elif first is not None and first.kept.tobytes() == target.kept.tobytes():
+                del targets[target.key]  # both change alike, NaN and all, so they go on sharing
                 continue
             values = as_tensor(target.kept, target.parameter.dtype)
             target.own = Parameter(values, name=target.path, requires_grad=False)
     return list(targets.values())
-
-
-def same_values(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two arrays of one type hold the same bits, NaN and all."""
-    return first.tobytes() == second.tobytes()
 
 
 def wide(parameter: Parameter) -> np.ndarray:

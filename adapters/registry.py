@@ -63,19 +63,14 @@ class Adapter:
 
     def parameters(self) -> list[Parameter]:
         """What an optimizer trains."""
-        own = [value for module in self.modules.values() for value in module.get_parameters() if is_trained(value)]
-        own = list({id(value): value for value in own}.values())
+        held = [value for module in self.modules.values() for value in module.get_parameters() if not value.buffer]
+        own = list({id(value): value for value in held}.values())
         return own + [item.own for item in self.replaced]
 
     def train(self, trained: bool) -> None:
         """Trains or freezes all its parameters."""
         for parameter in self.parameters():
             parameter.requires_grad = trained
-
-
-def is_trained(parameter: Parameter) -> bool:
-    """Whether a parameter of a module is a weight rather than a buffer."""
-    return getattr(parameter, "adapter", None) is None or not getattr(parameter, "buffer", False)
 
 
 class Registry:

@@ -190,15 +190,10 @@ def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
     """Whether an adapter's tensors are still those of the files it came from."""
     stored = adapter.source["tensors"]
     plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
-    before = adapter.config.unpack({key: as_float32(array) for key, array in plain.items()}, model)
+    before = adapter.config.unpack({key: array.astype(np.float32) for key, array in plain.items()}, model)
     now = {key: read_parameter(parameter) for key, parameter in adapter.tensors().items()}
     # as they are, or, of those that start from a packed base, in the form that is saved
     return same_arrays(now, before) or same_arrays(adapter.config.unpack(saved_arrays(adapter), model), before)
-
-
-def as_float32(array: np.ndarray) -> np.ndarray:
-    """A floating-point array in float32."""
-    return array.astype(np.float32)
 
 
 def same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
