@@ -105,9 +105,6 @@ class Bottleneck(AdapterModule):
             found.update({"bottleneck_norm.weight": self.norm.weight, "bottleneck_norm.bias": self.norm.bias})
         return found
 
-    def why_unmergeable(self) -> str:
-        return BottleneckConfig.unmergeable
-
     def construct(self, x, y):
         source = x if self.parallel else y
         flat = source.reshape(-1, source.shape[-1]).astype(ms.float32)  # (N, in)

@@ -67,9 +67,6 @@ class LowRankAdapter(AdapterModule):
             "low_rank_up.bias": self.up_bias,
         }
 
-    def why_unmergeable(self) -> str:
-        return LowRankAdapterConfig.unmergeable
-
     def construct(self, x, y):
         flat = y.reshape(-1, y.shape[-1]).astype(ms.float32)  # (N, H)
         inner = self.product(self.product(flat, self.down_a.weight), self.down_b.weight) + self.down_bias

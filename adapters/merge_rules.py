@@ -15,9 +15,10 @@ from model_zoo.quantization.cells import is_quantized
 
 def refuse_unmergeable(state: Registry, name: str) -> None:
     """Raises InputError with the reason when an adapter cannot become part of the weights."""
-    scored = [NO_PLACE] if state.get(name).scores else []
-    for reason in (*scored, *(module.why_unmergeable() for module in state.get(name).modules.values())):
-        if reason is not None:
+    adapter = state.get(name)
+    known = NO_PLACE if adapter.scores else adapter.config.unmergeable
+    for reason in (known, *(module.why_unmergeable() for module in adapter.modules.values())):
+        if reason:
             raise InputError(f"adapter {name!r} cannot be merged: {reason}")
 
 

@@ -77,7 +77,7 @@ class AdapterModule(nn.Cell):
                 write_parameter(parameter, now)
 
     def why_unmergeable(self) -> str | None:
-        """Why this cannot become part of the weight; None when it can."""
+        """Why this cannot become part of the weight although its method can (`Settings.unmergeable`); else None."""
         return None
 
     def delta(self, weight: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class AdapterModule(nn.Cell):
             weight: in float64: the base's; for a module that scales (`reads_output`, `changes_input`) the weight that
                 the modules before it have made.
         """
-        raise TypeError(f"{type(self).__name__} cannot be merged: {self.why_unmergeable()}")
+        raise TypeError(f"{type(self).__name__} cannot be merged: it is no change of a weight")
 
     def delta_bias(self, bias: np.ndarray) -> np.ndarray | None:
         """Δb in float64 for a bias given likewise, or None when it stays as it is."""

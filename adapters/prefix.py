@@ -40,15 +40,31 @@ PROMPT_KEYS = (
 """Keys of adapter_config.json that PEFT's prompt methods have in common."""
 
 
-class PrefixConfig(Prefix, MethodConfig):
-    """Prefix tuning in PEFT's form."""
+class InFront(MethodConfig):
+    """What prefixes and prompts have in common: they may start from a text, and PEFT's files have one tensor."""
 
     prefixed = False
-    peft_keys = (*PROMPT_KEYS, "encoder_hidden_size", "init_weights", "prefix_projection")
 
     def validate(self) -> None:
         super().validate()
-        check_text(self)
+        ids = self.init_ids
+        if ids is not None and (not ids or not all(isinstance(token, (int, np.integer)) for token in ids)):
+            raise InputError(f"{self.method}: init_ids holds no token ids")
+        if self.init_text is not None and ids is None:
+            raise InputError(
+                f"{self.method}: init_text needs the model's tokenizer; give tokenizer= or the text's init_ids"
+            )
+
+    @classmethod
+    def from_peft(cls, values: dict[str, Any]):
+        """The file holds what a network gave, so none is built."""
+        return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
+
+
+class PrefixConfig(Prefix, InFront):
+    """Prefix tuning in PEFT's form."""
+
+    peft_keys = (*PROMPT_KEYS, "encoder_hidden_size", "init_weights", "prefix_projection")
 
     def resolved(self, model) -> MethodConfig:
         if not self.projection or self.projection_hidden is not None:
@@ -123,20 +139,12 @@ class PrefixConfig(Prefix, MethodConfig):
             "prefix_projection": self.projection,
         }
 
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]):
-        """The file holds the projection's output, so no projection is built."""
-        return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
-
 
 # Modules -------------------------------------------------------------------------------------------------------------
 
 
 class AttentionPrefix(AdapterModule):
     """What stands in front of one layer's keys. Sub-classes give ``share()``, ``(T, 2·kv_dim)``."""
-
-    def why_unmergeable(self) -> str:
-        return PrefixConfig.unmergeable
 
     def extend(self, keys, values):
         batch, heads, _, width = keys.shape
@@ -245,17 +253,6 @@ def gathered(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 
 
 # What prefixes and prompts share -------------------------------------------------------------------------------------
-
-
-def check_text(config) -> None:
-    """Raises InputError where a text is given without its token ids, or ids that are none."""
-    ids = config.init_ids
-    if ids is not None and (not ids or not all(isinstance(token, (int, np.integer)) for token in ids)):
-        raise InputError(f"{config.method}: init_ids holds no token ids")
-    if config.init_text is not None and ids is None:
-        raise InputError(
-            f"{config.method}: init_text needs the model's tokenizer; give tokenizer= or the text's init_ids"
-        )
 
 
 def model_dims(model, method: str):

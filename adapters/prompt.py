@@ -23,37 +23,27 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from adapters.factors import generator_for, kaiming_uniform
 from adapters.method import AdapterModule, MethodConfig
-from adapters.prefix import (
-    PEFT_NAME,
-    PROMPT_KEYS,
-    check_only,
-    check_text,
-    fitted,
-    model_dims,
-    prompt_fields,
-)
+from adapters.prefix import PEFT_NAME, PROMPT_KEYS, InFront, check_only, fitted, model_dims, prompt_fields
 from adapters.settings import Prompt, PTuning
 from adapters.sites import sites, weight_of
 from model_zoo.engine import stored_rows
 from model_zoo.layers import int_range
 
+# TEXT would make PEFT look for a tokenizer; the embeddings are in the file
+PROMPT_FIELDS = {
+    "prompt_tuning_init": "RANDOM",
+    **dict.fromkeys(("prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path")),
+}
+ENCODER_FIELDS = {"encoder_dropout": 0.0, "encoder_num_layers": 2, "encoder_reparameterization_type": "MLP"}
+"""Of the network as it is here, in adapter_config.json."""
 
-class PromptConfig(Prompt, MethodConfig):
+
+class PromptConfig(Prompt, InFront):
     """Prompt tuning. Without a text the embeddings start as those of tokens drawn from the vocabulary, which Lester et
     al. found better than random vectors."""
 
-    prefixed = stackable = False
-    peft_keys = (
-        *PROMPT_KEYS,
-        "prompt_tuning_init",
-        "prompt_tuning_init_text",
-        "tokenizer_kwargs",
-        "tokenizer_name_or_path",
-    )
-
-    def validate(self) -> None:
-        super().validate()
-        check_text(self)
+    stackable = False
+    peft_keys = (*PROMPT_KEYS, *PROMPT_FIELDS)
 
     def fixed_sites(self, model) -> list:
         """The token embedding and the model as a whole."""
@@ -85,30 +75,13 @@ class PromptConfig(Prompt, MethodConfig):
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         dims = model.config.dims
-        return {
-            **prompt_fields(self, dims, dims.heads, dims.hidden),
-            # TEXT would make PEFT look for a tokenizer; the embeddings are in the file
-            "prompt_tuning_init": "RANDOM",
-            "prompt_tuning_init_text": None,
-            "tokenizer_kwargs": None,
-            "tokenizer_name_or_path": None,
-        }
-
-    @classmethod
-    def from_peft(cls, values: dict[str, Any]):
-        return cls(length=values.get("num_virtual_tokens"), modules_to_save=values.get("modules_to_save"))
+        return {**prompt_fields(self, dims, dims.heads, dims.hidden), **PROMPT_FIELDS}
 
 
 class PTuningConfig(PTuning, PromptConfig):
     """p-tuning: prompt tuning through a network, with PEFT's MLP (two hidden layers with ReLU)."""
 
-    peft_keys = (
-        *PROMPT_KEYS,
-        "encoder_dropout",
-        "encoder_hidden_size",
-        "encoder_num_layers",
-        "encoder_reparameterization_type",
-    )
+    peft_keys = (*PROMPT_KEYS, *ENCODER_FIELDS, "encoder_hidden_size")
 
     def resolved(self, model) -> MethodConfig:
         if self.projection_hidden is not None:
@@ -138,13 +111,8 @@ class PTuningConfig(PTuning, PromptConfig):
 
     def to_peft(self, model, adapter) -> dict[str, Any]:
         dims = model.config.dims
-        return {
-            **prompt_fields(self, dims, dims.heads, dims.hidden),
-            "encoder_dropout": 0.0,
-            "encoder_hidden_size": self.projection_hidden,
-            "encoder_num_layers": 2,
-            "encoder_reparameterization_type": "MLP",
-        }
+        common = prompt_fields(self, dims, dims.heads, dims.hidden)
+        return {**common, **ENCODER_FIELDS, "encoder_hidden_size": self.projection_hidden}
 
     @classmethod
     def from_peft(cls, values: dict[str, Any]):
@@ -216,9 +184,6 @@ class PromptColumns(AdapterModule):
     def tensors(self) -> dict[str, Parameter]:
         return self.source.tensors()
 
-    def why_unmergeable(self) -> str:
-        return PromptConfig.unmergeable
-
     def widen(self, ids, position_ids, start, end, keep):
         """The model's input with T columns more in front; the arguments and results are those of ``layout``."""
         batch = ids.shape[0]
@@ -259,9 +224,6 @@ class PromptEmbedding(AdapterModule):
 
     def tensors(self) -> dict[str, Parameter]:
         return {}
-
-    def why_unmergeable(self) -> str:
-        return PromptConfig.unmergeable
 
     def before(self, ids):
         """Ids that the embedding has a row for."""

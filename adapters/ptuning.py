@@ -19,7 +19,7 @@ import dataclasses
 import numpy as np
 
 from adapters.method import MethodConfig
-from adapters.prefix import PEFT_NAME, TRUNK_KEYS, PrefixConfig, check_only, gathered, model_dims
+from adapters.prefix import PEFT_NAME, TRUNK_KEYS, InFront, PrefixConfig, check_only, gathered, model_dims
 from adapters.settings import PTuning2
 
 NATIVE = "transformer.prefix_encoder."
@@ -76,8 +76,6 @@ class PTuningV2Config(PTuning2, PrefixConfig):
 
     @classmethod
     def from_peft(cls, values):
-        return super(PrefixConfig, cls).from_peft(
-            {"pre_seq_len": None, **values}
-        )  # the length has no default in a file
+        return super(InFront, cls).from_peft({"pre_seq_len": None, **values})  # the length has no default in a file
 
     to_peft = MethodConfig.to_peft
