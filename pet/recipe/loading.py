@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
 from pet.recipe.fields import REFERENCES, is_template_file
 from pet.recipe.keys import path_keys, text_keys
-from pet.recipe.overrides import apply_overrides
+from pet.recipe.overrides import apply_overrides, remove, value_at
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, read
@@ -123,23 +124,12 @@ def _validate(tree: dict[str, Any], report: Report) -> Recipe | None:
     except ValidationError as error:
         translate(error.errors(include_url=False), tree, report)
     for path in sorted(report.bad, key=len, reverse=True):
-        _drop(tree, path)
+        # of an entry of a list the whole list goes, so that the other entries keep their index
+        remove(tree, tuple(itertools.takewhile(lambda part: isinstance(part, str), path)))
     try:
         return Recipe.model_validate(tree)
     except ValidationError:
         return None  # something required is missing; what depends on it cannot be checked
-
-
-def _drop(tree: Any, path: KeyPath) -> None:
-    """Remove ``path``; for an entry of a list, the whole list, so that the other entries keep their index."""
-    cut = next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))
-    *around, last = path[:cut]
-    for part in around:
-        if not isinstance(tree, dict) or part not in tree:
-            return
-        tree = tree[part]
-    if isinstance(tree, dict):
-        tree.pop(last, None)
 
 
 def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
@@ -158,23 +148,15 @@ def _cross_check(recipe: Recipe, report: Report, needs: Iterable[str]) -> None:
                 report.add(at, message)
 
 
-def _value_at(tree: Any, path: KeyPath) -> Any:
-    for part in path:
-        if not isinstance(tree, dict) or part not in tree:
-            return None
-        tree = tree[part]
-    return tree
-
-
 def _expand_paths(tree: dict[str, Any], directory: Path, report: Report, check: bool) -> None:
     """Replace environment variables and make paths absolute, in place. ``check``: a variable must be set."""
     for path, kind in path_keys().items():
-        value = _value_at(tree, path)
+        value = value_at(tree, path)
         if not value or (kind == "template" and not (isinstance(value, str) and is_template_file(value))):
             continue
         from_command_line = report.source.overriding(path) is not None
         base = Path.cwd() if kind == "here" or from_command_line else directory
-        holder = _value_at(tree, path[:-1])
+        holder = value_at(tree, path[:-1])
         if isinstance(value, str):
             holder[path[-1]] = _expand(value, base, kind, path, report, check)
         elif isinstance(value, list):

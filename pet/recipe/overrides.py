@@ -93,7 +93,7 @@ def apply_overrides(
         if value is not None:
             for rival in RIVALS.get(path, ()):
                 if rival not in origins:
-                    _remove(source.value, rival)
+                    remove(source.value, rival)
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
@@ -109,9 +109,17 @@ def put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
     return None
 
 
-def _remove(tree: dict[str, Any], path: KeyPath) -> None:
-    for key in path[:-1]:
-        tree = tree.get(key)
-        if not isinstance(tree, dict):
-            return
-    tree.pop(path[-1], None)
+def value_at(tree: Any, path: KeyPath) -> Any:
+    """What stands at ``path``; None where nothing does."""
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
+def remove(tree: Any, path: KeyPath) -> None:
+    """Takes ``path`` out, where it is there."""
+    holder = value_at(tree, path[:-1])
+    if isinstance(holder, dict):
+        holder.pop(path[-1], None)

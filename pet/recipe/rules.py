@@ -336,16 +336,15 @@ def packed(recipe: Recipe) -> Iterator[Finding]:
     section = recipe.model.quantization
     if section.type is None:
         for name in ("block", "double", "skip"):
-            if getattr(section, name) == type(section).model_fields[name].default:
-                continue
-            yield _find(f"model.quantization.{name}", "", "has no effect without model.quantization.type")
+            if _given(section, name):
+                yield _find(f"model.quantization.{name}", "", "has no effect without model.quantization.type")
         return
     try:
         section.settings()
     except InputError as error:
         name = next((name for name in ("block", "double") if name in str(error)), "type")
         yield _find(f"model.quantization.{name}", "model.quantization.type", str(error))
-    if section.type == "int8" and section.block != type(section).model_fields["block"].default:
+    if section.type == "int8" and _given(section, "block"):
         yield _find("model.quantization.block", "model.quantization.type", "has no effect with int8, which goes by row")
     if recipe.model.from_scratch:
         yield _find("model.quantization", "model.from_scratch", "random weights are trained, and packed ones cannot be")
