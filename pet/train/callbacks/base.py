@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
-from pet.recipe.classes import find_callback
+from pet.recipe.classes import MOMENTS, find_callback
 
 
 class Callback:
@@ -37,9 +37,6 @@ class Callback:
 
     def end(self, trainer, summary: dict[str, Any]) -> None:
         """After the last step, also of a run that was stopped, and after an error (``summary["error"]``)."""
-
-
-MOMENTS = tuple(name for name in vars(Callback) if callable(getattr(Callback, name)) and not name.startswith("_"))
 
 
 def make_callback(name: str, args: dict[str, Any] | None = None) -> Callback:
