@@ -6,12 +6,6 @@
 
 enum { AT_ONCE = 8192, PIECE = 256 }; /* numbers of a thread's share; and of what stays in the first cache */
 
-static int64_t size_of(int dimensions, const int64_t *shape) {
-    int64_t size = 1;
-    for (int i = 0; i < dimensions; i++) size *= shape[i];
-    return size;
-}
-
 struct activation {
     const float *gate, *up, *dout;
     float *out, *out_up;
@@ -54,46 +48,43 @@ static int activate(void (*part)(const struct activation *, int64_t), enum form 
     return 0;
 }
 
+/* What an activation reads of its tensors at one place, and what it gives there. */
+struct at {
+    floats gate, up, dout, out, out_up;
+};
+
+INLINE void step_at(const struct activation *of, int64_t i, int64_t some, enum form form, void step(struct at *)) {
+    int gated = form == GATED || form == GATED_GRADIENT, backward = form == ALONE_GRADIENT || form == GATED_GRADIENT;
+    struct at at = {.gate = load_some(of->gate + i, some)};
+    if (gated) at.up = load_some(of->up + i, some);
+    if (backward) at.dout = load_some(of->dout + i, some);
+    step(&at);
+    store_some(of->out + i, at.out, some);
+    if (gated && backward) store_some(of->out_up + i, at.out_up, some);
+}
+
+/* A kernel that takes a step with a vector of numbers at a time, and with the rest filled up with zeros. */
+#define ACTIVATION(name, form, step)                                                                        \
+    INLINE void name##_step(struct at *at) step                                                             \
+    static void name##_part(const struct activation *of, int64_t count) {                                   \
+        int64_t i = 0;                                                                                      \
+        for (; i + LANES <= count; i += LANES) step_at(of, i, LANES, form, name##_step);                    \
+        if (i < count) step_at(of, i, count - i, form, name##_step);                                        \
+    }                                                                                                       \
+    PET_KERNEL(name) { return activate(name##_part, form, params, ndims, shapes, dtypes); }
+
 static inline floats sigmoid(floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
-/* Calls `step` on a vector of numbers at a time, and on the rest filled up with zeros. */
-#define EACH(step)                                                    \
-    do {                                                              \
-        int64_t i = 0;                                                \
-        for (; i + LANES <= count; i += LANES) step(load, store);     \
-        if (i < count) step(load_rest, store_rest);                   \
-    } while (0)
-#define load_rest(from) load_some(from, count - i)
-#define store_rest(to, value) store_some(to, value, count - i)
-
-static void swiglu_part(const struct activation *of, int64_t count) {
-#define STEP(get, put)                                                         \
-    {                                                                          \
-        floats gate = get(of->gate + i);                                       \
-        put(of->out + i, gate * sigmoid(gate) * get(of->up + i));              \
-    }
-    EACH(STEP);
-#undef STEP
-}
-
 /* gate, up → silu(gate)·up */
-PET_KERNEL(swiglu) { return activate(swiglu_part, GATED, params, ndims, shapes, dtypes); }
+ACTIVATION(swiglu, GATED, { at->out = at->gate * sigmoid(at->gate) * at->up; })
 
-/* silu' = σ + x·σ·(1 − σ) */
-static void swiglu_gradient_part(const struct activation *of, int64_t count) {
-#define STEP(get, put)                                                         \
-    {                                                                          \
-        floats gate = get(of->gate + i), dout = get(of->dout + i);             \
-        floats s = sigmoid(gate), silu = gate * s;                             \
-        put(of->out + i, dout * get(of->up + i) * (s + silu - silu * s));      \
-        put(of->out_up + i, dout * silu);                                      \
-    }
-    EACH(STEP);
-#undef STEP
-}
-
-/* gate, up, dy → dgate, which may lie where dy does, dup */
-PET_KERNEL(swiglu_gradient) { return activate(swiglu_gradient_part, GATED_GRADIENT, params, ndims, shapes, dtypes); }
+/* gate, up, dy → dgate, which may lie where dy does, dup: silu' = σ + x·σ·(1 − σ) */
+ACTIVATION(swiglu_gradient, GATED_GRADIENT, {
+    floats s = sigmoid(at->gate);
+    floats silu = at->gate * s;
+    at->out = at->dout * at->up * (s + silu - silu * s);
+    at->out_up = at->dout * silu;
+})
 
 /* x·sigmoid(u) with u = 2·√(2/π)·(x + 0.044715·x³), which is GELU by tanh */
 static const float LINEAR = 1.5957691216057308f, CUBIC = 0.07135481282731592f;
@@ -108,47 +99,30 @@ static inline struct bent gelu_tanh_at(floats x) {
     return (struct bent){x * s, s + x * (square * (3.0f * CUBIC) + LINEAR) * (s - s * s)};
 }
 
-static void gelu_tanh_part(const struct activation *of, int64_t count) {
-#define STEP(get, put) put(of->out + i, gelu_tanh_at(get(of->gate + i)).value)
-    EACH(STEP);
-#undef STEP
-}
-
 /* x → gelu(x) */
-PET_KERNEL(gelu_tanh) { return activate(gelu_tanh_part, ALONE, params, ndims, shapes, dtypes); }
-
-static void gelu_tanh_gradient_part(const struct activation *of, int64_t count) {
-#define STEP(get, put) put(of->out + i, get(of->dout + i) * gelu_tanh_at(get(of->gate + i)).slope)
-    EACH(STEP);
-#undef STEP
-}
+ACTIVATION(gelu_tanh, ALONE, { at->out = gelu_tanh_at(at->gate).value; })
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(gelu_tanh_gradient) { return activate(gelu_tanh_gradient_part, ALONE_GRADIENT, params, ndims, shapes, dtypes); }
-
-static void geglu_part(const struct activation *of, int64_t count) {
-#define STEP(get, put) put(of->out + i, gelu_tanh_at(get(of->gate + i)).value * get(of->up + i))
-    EACH(STEP);
-#undef STEP
-}
+ACTIVATION(gelu_tanh_gradient, ALONE_GRADIENT, { at->out = at->dout * gelu_tanh_at(at->gate).slope; })
 
 /* gate, up → gelu(gate)·up */
-PET_KERNEL(geglu) { return activate(geglu_part, GATED, params, ndims, shapes, dtypes); }
-
-static void geglu_gradient_part(const struct activation *of, int64_t count) {
-#define STEP(get, put)                                            \
-    {                                                             \
-        struct bent gate = gelu_tanh_at(get(of->gate + i));       \
-        floats dout = get(of->dout + i);                          \
-        put(of->out + i, dout * get(of->up + i) * gate.slope);    \
-        put(of->out_up + i, dout * gate.value);                   \
-    }
-    EACH(STEP);
-#undef STEP
-}
+ACTIVATION(geglu, GATED, { at->out = gelu_tanh_at(at->gate).value * at->up; })
 
 /* gate, up, dy → dgate, which may lie where dy does, dup */
-PET_KERNEL(geglu_gradient) { return activate(geglu_gradient_part, GATED_GRADIENT, params, ndims, shapes, dtypes); }
+ACTIVATION(geglu_gradient, GATED_GRADIENT, {
+    struct bent gate = gelu_tanh_at(at->gate);
+    at->out = at->dout * at->up * gate.slope;
+    at->out_up = at->dout * gate.value;
+})
+
+/* x → x·sigmoid(x) */
+ACTIVATION(silu, ALONE, { at->out = at->gate * sigmoid(at->gate); })
+
+/* x, dy → dx, which may lie where dy does */
+ACTIVATION(silu_gradient, ALONE_GRADIENT, {
+    floats s = sigmoid(at->gate);
+    at->out = at->dout * (s + at->gate * (s - s * s));
+})
 
 static void relu_part(const struct activation *of, int64_t count) {
     for (int64_t i = 0; i < count; i++) of->out[i] = of->gate[i] < 0.0f ? 0.0f : of->gate[i];
@@ -157,38 +131,8 @@ static void relu_part(const struct activation *of, int64_t count) {
 /* x → x where it is above 0, and 0; what is not a number stays so */
 PET_KERNEL(relu) { return activate(relu_part, ALONE, params, ndims, shapes, dtypes); }
 
-static void relu_gradient_part(const struct activation *of, int64_t count) {
-    for (int64_t i = 0; i < count; i++) of->out[i] = of->gate[i] > 0.0f ? of->dout[i] : 0.0f;
-}
-
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(relu_gradient) { return activate(relu_gradient_part, ALONE_GRADIENT, params, ndims, shapes, dtypes); }
-
-static void silu_part(const struct activation *of, int64_t count) {
-#define STEP(get, put)                            \
-    {                                             \
-        floats x = get(of->gate + i);             \
-        put(of->out + i, x * sigmoid(x));         \
-    }
-    EACH(STEP);
-#undef STEP
-}
-
-/* x → x·sigmoid(x) */
-PET_KERNEL(silu) { return activate(silu_part, ALONE, params, ndims, shapes, dtypes); }
-
-static void silu_gradient_part(const struct activation *of, int64_t count) {
-#define STEP(get, put)                                                        \
-    {                                                                         \
-        floats x = get(of->gate + i), s = sigmoid(x);                         \
-        put(of->out + i, get(of->dout + i) * (s + x * (s - s * s)));          \
-    }
-    EACH(STEP);
-#undef STEP
-}
-
-/* x, dy → dx, which may lie where dy does */
-PET_KERNEL(silu_gradient) { return activate(silu_gradient_part, ALONE_GRADIENT, params, ndims, shapes, dtypes); }
+ACTIVATION(relu_gradient, ALONE_GRADIENT, { at->out = choose(at->gate > 0.0f, at->dout, fill(0.0f)); })
 
 static void tanh_part(const struct activation *of, int64_t count) {
     for (int64_t i = 0; i < count; i++) of->out[i] = tanhf(of->gate[i]);

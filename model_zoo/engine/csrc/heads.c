@@ -9,37 +9,6 @@ struct heads {
     int half, back;
 };
 
-/* Token by token, because a token's row is read or written whole. */
-static void split_heads_tokens(void *arguments, int64_t first, int64_t last) {
-    struct heads *of = arguments;
-    for (int64_t token = first; token < last; token++) {
-        int64_t batch = token / of->length, place = token % of->length;
-        for (int64_t head = 0; head < of->heads; head++) {
-            int64_t inner = ((batch * of->heads + head) * of->length + place) * of->width;
-            int64_t outer = (token * of->heads + head) * of->width;
-            copy_numbers(of->x, of->back ? inner : outer, of->out, of->back ? outer : inner, of->width);
-        }
-    }
-}
-
-/* x (B·S, heads·d) → (B, heads, S, d) */
-PET_KERNEL(split_heads) {
-    int64_t *out = shapes[count - 1];
-    struct heads of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1), .batch = out[0], .heads = out[1], .length = out[2],
-                       .width = out[3]};
-    pet_parallel(split_heads_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
-    return 0;
-}
-
-/* x (B, heads, S, d) → (B·S, heads·d) */
-PET_KERNEL(join_heads) {
-    int64_t *x = shapes[0];
-    struct heads of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1), .batch = x[0], .heads = x[1], .length = x[2],
-                       .width = x[3], .back = 1};
-    pet_parallel(split_heads_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
-    return 0;
-}
-
 /* Each pair (a, b) → (a·cos − b·sin, b·cos + a·sin); the way back is the rotation by the opposite angle. */
 static void rotary_row(const struct heads *of, int64_t from, int64_t to, int64_t table) {
     float rooms[2][of->width], *out = room_for(of->out, to, rooms[1]);
@@ -90,8 +59,9 @@ PET_KERNEL(rotary_half_back) { return rotary_of(params, shapes, dtypes, 1, 1); }
 PET_KERNEL(rotary_interleaved) { return rotary_of(params, shapes, dtypes, 0, 0); }
 PET_KERNEL(rotary_interleaved_back) { return rotary_of(params, shapes, dtypes, 0, 1); }
 
-/* Splitting and rotating in one, and both backwards, token by token. */
-static void rotary_tokens(void *arguments, int64_t first, int64_t last) {
+/* Splitting, with rotating where there are tables, and both backwards. Token by token, because a token's row is read or
+ * written whole. */
+static void split_tokens(void *arguments, int64_t first, int64_t last) {
     struct heads *of = arguments;
     for (int64_t token = first; token < last; token++) {
         int64_t batch = token / of->length, place = token % of->length;
@@ -99,17 +69,33 @@ static void rotary_tokens(void *arguments, int64_t first, int64_t last) {
         for (int64_t head = 0; head < of->heads; head++) {
             int64_t inner = ((batch * of->heads + head) * of->length + place) * of->width;
             int64_t outer = (token * of->heads + head) * of->width;
-            rotary_row(of, of->back ? inner : outer, of->back ? outer : inner, table);
+            int64_t from = of->back ? inner : outer, to = of->back ? outer : inner;
+            if (of->cosine) rotary_row(of, from, to, table);
+            else copy_numbers(of->x, from, of->out, to, of->width);
         }
     }
 }
 
-static int rotary_tokens_of(void **params, int64_t **shapes, const char **types, const int64_t *split, int half, int back) {
-    struct heads of = {.x = numbers_of(params, types, 0), .cosine = params[1], .sine = params[2], .out = numbers_of(params, types, 4), .batch = split[0],
-                       .heads = split[1], .length = split[2], .width = split[3], .tables = shapes[1][0],
-                       .rotated = shapes[1][3], .half = half, .back = back};
-    pet_parallel(rotary_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
+static int split_of(struct heads of, const int64_t *split, int back) {
+    of.batch = split[0], of.heads = split[1], of.length = split[2], of.width = split[3], of.back = back;
+    pet_parallel(split_tokens, &of, of.batch * of.length, rows_at_once(of.heads * of.width));
     return 0;
+}
+
+/* x (B·S, heads·d) → (B, heads, S, d) */
+PET_KERNEL(split_heads) {
+    return split_of((struct heads){.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1)}, shapes[count - 1], 0);
+}
+
+/* x (B, heads, S, d) → (B·S, heads·d) */
+PET_KERNEL(join_heads) {
+    return split_of((struct heads){.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, count - 1)}, shapes[0], 1);
+}
+
+static int rotary_tokens_of(void **params, int64_t **shapes, const char **types, const int64_t *split, int half, int back) {
+    struct heads of = {.x = numbers_of(params, types, 0), .cosine = params[1], .sine = params[2], .out = numbers_of(params, types, 4),
+                       .tables = shapes[1][0], .rotated = shapes[1][3], .half = half};
+    return split_of(of, split, back);
 }
 
 /* x (B·S, heads·d), cosines and sines, start (B, S) for its shape → (B, heads, S, d) rotated */

@@ -106,41 +106,25 @@ static int over_pieces(struct head *of, float *workspace) {
     return 0;
 }
 
-static struct head head_of(void **params, int64_t **shapes, const char **dtypes, int64_t *workspace) {
-    return (struct head){.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = *(float *)params[3],
-                         .losses = params[4], .second = params[5], .rows = shapes[0][0], .width = shapes[0][1], .vocabulary = shapes[1][0],
-                         .together = workspace[0]};
-}
+enum what { OF_HIDDEN, OF_BOTH, RANKS }; /* whose gradients are asked for, or whether each target is ranked first */
 
-static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
-    struct head of = head_of(params, shapes, dtypes, shapes[6]);
-    of.how = how;
-    return over_pieces(&of, params[6]);
-}
-
-static int trained_cross_entropy(void **params, int64_t **shapes, const char **dtypes, int how) {
-    struct head of = head_of(params, shapes, dtypes, shapes[7]);
-    of.weight_gradient = params[6];
-    of.how = how;
-    return over_pieces(&of, params[7]);
-}
-
-static int ranked(void **params, int64_t **shapes, const char **dtypes, int how) {
-    struct head of = head_of(params, shapes, dtypes, shapes[6]);
-    of.ranks = 1;
-    of.how = how;
-    return over_pieces(&of, params[6]);
+static int cross_entropy(void **params, int64_t **shapes, const char **dtypes, enum what what, int how) {
+    int room = what == OF_BOTH ? 7 : 6;
+    struct head of = {.hidden = params[0], .weight = matrix_of(params, shapes, dtypes, 1), .targets = params[2], .cap = *(float *)params[3],
+                      .losses = params[4], .second = params[5], .weight_gradient = what == OF_BOTH ? params[6] : NULL, .rows = shapes[0][0],
+                      .width = shapes[0][1], .vocabulary = shapes[1][0], .together = shapes[room][0], .ranks = what == RANKS, .how = how};
+    return over_pieces(&of, params[room]);
 }
 
 /* hidden (N, H), weight (V, H), targets (N), negative where a row does not count, cap (1), 0 for none → losses (N), hidden's gradient (N, H), and
  * room for a piece of so many rows (rows, V + 2·H + 2) */
-PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, 0); }
-PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, IN_BF16); }
+PET_KERNEL(linear_cross_entropy) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, 0); }
+PET_KERNEL(linear_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, OF_HIDDEN, IN_BF16); }
 
 /* the same, and the weight's gradient (V, H) before the room */
-PET_KERNEL(linear_cross_entropy_trained) { return trained_cross_entropy(params, shapes, dtypes, 0); }
-PET_KERNEL(linear_cross_entropy_trained_bf16) { return trained_cross_entropy(params, shapes, dtypes, IN_BF16); }
+PET_KERNEL(linear_cross_entropy_trained) { return cross_entropy(params, shapes, dtypes, OF_BOTH, 0); }
+PET_KERNEL(linear_cross_entropy_trained_bf16) { return cross_entropy(params, shapes, dtypes, OF_BOTH, IN_BF16); }
 
 /* the same inputs → losses (N), 1 where the target is ranked first (N), and the room */
-PET_KERNEL(ranked_cross_entropy) { return ranked(params, shapes, dtypes, 0); }
-PET_KERNEL(ranked_cross_entropy_bf16) { return ranked(params, shapes, dtypes, IN_BF16); }
+PET_KERNEL(ranked_cross_entropy) { return cross_entropy(params, shapes, dtypes, RANKS, 0); }
+PET_KERNEL(ranked_cross_entropy_bf16) { return cross_entropy(params, shapes, dtypes, RANKS, IN_BF16); }

@@ -67,23 +67,6 @@ static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last)
     }
 }
 
-/* x, weight, offset, s, dy → dx */
-PET_KERNEL(rms_norm_gradient) {
-    struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
-                      .dout = numbers_of(params, dtypes, 4), .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
-    pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
-    return 0;
-}
-
-/* x, weight, offset, s, dy, what there is → that and dx; it may lie where that does */
-PET_KERNEL(rms_norm_gradient_added) {
-    struct norm of = {.x = params[0], .weight = params[1], .offset = *(float *)params[2], .scale = params[3],
-                      .dout = numbers_of(params, dtypes, 4), .before = params[5], .out = params[6], .rows = shapes[0][0],
-                      .width = shapes[0][1]};
-    pet_parallel(rms_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
-    return 0;
-}
-
 /* LayerNorm: y = (x − m)·s·w + b ---------------------------------------------------------------------------------- */
 
 static void layer_norm_rows(void *arguments, int64_t first, int64_t last) {
@@ -153,21 +136,21 @@ static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t las
     }
 }
 
-/* x, weight, m, s, dy → dx */
-PET_KERNEL(layer_norm_gradient) {
-    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = numbers_of(params, dtypes, 4),
-                      .out = params[5], .rows = shapes[0][0], .width = shapes[0][1]};
-    pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
+/* x, weight, m or RMSNorm's offset, s, dy and, if dx is `added` to it, what there is → dx */
+static int gradient_of(void (*rows)(void *, int64_t, int64_t), void **params, int64_t **shapes, const char **dtypes, int centred, int added) {
+    struct norm of = {.x = params[0], .weight = params[1], .mean = centred ? params[2] : NULL, .offset = centred ? 0.0f : *(float *)params[2],
+                      .scale = params[3], .dout = numbers_of(params, dtypes, 4), .before = added ? params[5] : NULL,
+                      .out = params[5 + added], .rows = shapes[0][0], .width = shapes[0][1]};
+    pet_parallel(rows, &of, of.rows, rows_at_once(of.width));
     return 0;
 }
 
-/* x, weight, m, s, dy, what there is → that and dx; it may lie where that does */
-PET_KERNEL(layer_norm_gradient_added) {
-    struct norm of = {.x = params[0], .weight = params[1], .mean = params[2], .scale = params[3], .dout = numbers_of(params, dtypes, 4),
-                      .before = params[5], .out = params[6], .rows = shapes[0][0], .width = shapes[0][1]};
-    pet_parallel(layer_norm_gradient_rows, &of, of.rows, rows_at_once(of.width));
-    return 0;
-}
+PET_KERNEL(rms_norm_gradient) { return gradient_of(rms_norm_gradient_rows, params, shapes, dtypes, 0, 0); }
+PET_KERNEL(layer_norm_gradient) { return gradient_of(layer_norm_gradient_rows, params, shapes, dtypes, 1, 0); }
+
+/* what they give may lie where that does which it is added to */
+PET_KERNEL(rms_norm_gradient_added) { return gradient_of(rms_norm_gradient_rows, params, shapes, dtypes, 0, 1); }
+PET_KERNEL(layer_norm_gradient_added) { return gradient_of(layer_norm_gradient_rows, params, shapes, dtypes, 1, 1); }
 
 /* The weight's gradient, Σ over rows of dy·(x − m)·s; m is 0 for RMSNorm. Each piece is some columns of all rows. */
 static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
@@ -183,18 +166,14 @@ static void norm_weight_columns(void *arguments, int64_t first, int64_t last) {
     }
 }
 
-/* x, s, dy → dw */
-PET_KERNEL(rms_norm_weight_gradient) {
-    struct norm of = {.x = params[0], .scale = params[1], .dout = numbers_of(params, dtypes, 2), .out = params[3], .rows = shapes[0][0],
+/* x, m where there is one, s, dy → dw */
+static int weight_gradient_of(void **params, int64_t **shapes, const char **dtypes, int centred) {
+    struct norm of = {.x = params[0], .mean = centred ? params[1] : NULL, .scale = params[1 + centred],
+                      .dout = numbers_of(params, dtypes, 2 + centred), .out = params[3 + centred], .rows = shapes[0][0],
                       .width = shapes[0][1]};
     pet_parallel(norm_weight_columns, &of, of.width, 64);
     return 0;
 }
 
-/* x, m, s, dy → dw */
-PET_KERNEL(layer_norm_weight_gradient) {
-    struct norm of = {.x = params[0], .mean = params[1], .scale = params[2], .dout = numbers_of(params, dtypes, 3), .out = params[4],
-                      .rows = shapes[0][0], .width = shapes[0][1]};
-    pet_parallel(norm_weight_columns, &of, of.width, 64);
-    return 0;
-}
+PET_KERNEL(rms_norm_weight_gradient) { return weight_gradient_of(params, shapes, dtypes, 0); }
+PET_KERNEL(layer_norm_weight_gradient) { return weight_gradient_of(params, shapes, dtypes, 1); }

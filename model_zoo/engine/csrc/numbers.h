@@ -10,6 +10,12 @@ struct numbers {
     int low; /* whether in bfloat16 */
 };
 
+INLINE int64_t size_of(int dimensions, const int64_t *shape) {
+    int64_t size = 1;
+    for (int i = 0; i < dimensions; i++) size *= shape[i];
+    return size;
+}
+
 /* Whether one of a kernel's operands is in bfloat16; without types all are float32. */
 INLINE int is_low(const char **types, int which) { return types && strcmp(types[which], "bfloat16") == 0; }
 

@@ -7,12 +7,6 @@
 
 enum { AT_ONCE = 8192, PIECE = 512 };
 
-static int64_t size_of(int dimensions, const int64_t *shape) {
-    int64_t size = 1;
-    for (int i = 0; i < dimensions; i++) size *= shape[i];
-    return size;
-}
-
 struct elements {
     struct numbers x, y, out;
     int64_t width, rows;
@@ -211,11 +205,15 @@ static void take_columns_rows(void *arguments, int64_t first, int64_t last) {
         copy_numbers(of.x, row * of.width + of.first, of.out, row * of.other, of.other);
 }
 
+/* x, first (1), and what comes out */
+static struct columns columns_of(void **params, int *ndims, int64_t **shapes, const char **dtypes) {
+    return (struct columns){.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2), .first = *(int32_t *)params[1],
+                            .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+}
+
 /* x (…, W), first (1) → columns first … first + w − 1, (…, w) */
 PET_KERNEL(take_columns) {
-    struct columns of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
-                         .first = *(int32_t *)params[1], .width = shapes[0][ndims[0] - 1],
-                         .other = shapes[2][ndims[2] - 1]};
+    struct columns of = columns_of(params, ndims, shapes, dtypes);
     if (of.first < 0 || of.first + of.other > of.width) return 1;
     if (of.width) pet_parallel(take_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.other));
     return 0;
@@ -229,9 +227,7 @@ static void put_columns_rows(void *arguments, int64_t first, int64_t last) {
 
 /* x (…, w), first (1) → its columns are columns first … first + w − 1 of (…, W), whose others stay as they are */
 PET_KERNEL(put_columns) {
-    struct columns of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
-                         .first = *(int32_t *)params[1], .width = shapes[0][ndims[0] - 1],
-                         .other = shapes[2][ndims[2] - 1]};
+    struct columns of = columns_of(params, ndims, shapes, dtypes);
     if (of.first < 0 || of.first + of.width > of.other) return 1;
     if (of.width) pet_parallel(put_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width));
     return 0;
