@@ -42,13 +42,9 @@ def custom(name: str, shapes):
     """
 
     def dtypes(*types):
-        return ms.float32
+        return (ms.float32,) * shapes.outputs if hasattr(shapes, "outputs") else ms.float32
 
-    def as_many(*types):
-        return (ms.float32,) * shapes.outputs
-
-    kinds = as_many if hasattr(shapes, "outputs") else dtypes
-    made = ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=kinds, func_type="aot")
+    made = ops.Custom(f"{library()}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
     # outside of graphs MindSpore would take the output shapes of another operator of this name and these inputs
     made.add_prim_attr("number", next(_numbers))
     return made

@@ -116,18 +116,24 @@ def with_ranks(hidden, weight, targets, cap):
     return [hidden[0]], [hidden[0]], loss_room(hidden, weight)
 
 
-class LinearCrossEntropy(nn.Cell):
-    """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing.
+class HeadKernel(nn.Cell):
+    """A head and its cross-entropy by one C function, `function`, whose outputs have the shapes that `shapes` gives.
 
     Args:
         low: "_bf16" for products of rounded factors, else "".
         cap: logits become ``cap·tanh(logit/cap)``; 0 for as they are.
     """
 
+    function, shapes = "linear_cross_entropy", staticmethod(with_gradient)
+
     def __init__(self, low: str = "", cap: float = 0.0):
         super().__init__()
         self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
+        self.kernel = custom(self.function + low, self.shapes)
+
+
+class LinearCrossEntropy(HeadKernel):
+    """See `PlainCrossEntropy`; targets that do not count are negative, and cost nothing."""
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
@@ -137,13 +143,10 @@ class LinearCrossEntropy(nn.Cell):
         return out[1] * dout[0], zeros_like(weight), zeros_like(targets)
 
 
-class TrainedLinearCrossEntropy(nn.Cell):
+class TrainedLinearCrossEntropy(HeadKernel):
     """The same where the weight is trained as well: the third output is its gradient."""
 
-    def __init__(self, low: str = "", cap: float = 0.0):
-        super().__init__()
-        self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(f"linear_cross_entropy_trained{low}", with_both_gradients)
+    function, shapes = "linear_cross_entropy_trained", staticmethod(with_both_gradients)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, weight_gradient, _ = self.kernel(hidden, weight, targets, self.cap)
@@ -153,28 +156,20 @@ class TrainedLinearCrossEntropy(nn.Cell):
         return out[1] * dout[0], out[2] * dout[0], zeros_like(targets)
 
 
-class RankedCrossEntropy(nn.Cell):
+class RankedCrossEntropy(HeadKernel):
     """For measuring: hidden ``(N, H)``, weight ``(V, H)``, targets ``(N,)``, negative where a row does not count → the
     summed loss, and how many targets are ranked first. Of equal logits the first one is."""
 
-    def __init__(self, low: str = "", cap: float = 0.0):
-        super().__init__()
-        self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
+    function, shapes = "ranked_cross_entropy", staticmethod(with_ranks)
 
     def construct(self, hidden, weight, targets):
         losses, first, _ = self.kernel(hidden, weight, targets, self.cap)
         return column_sum(losses, 0), column_sum(first, 0)
 
 
-class TokenCrossEntropy(nn.Cell):
+class TokenCrossEntropy(HeadKernel):
     """The same for each row by itself: losses ``(N,)``, 0 where the target is negative, and their gradients ``(N, H)``.
     The weight is taken as frozen."""
-
-    def __init__(self, low: str = "", cap: float = 0.0):
-        super().__init__()
-        self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(f"linear_cross_entropy{low}", with_gradient)
 
     def construct(self, hidden, weight, targets):
         losses, gradient, _ = self.kernel(hidden, weight, targets, self.cap)
@@ -186,13 +181,8 @@ class TokenCrossEntropy(nn.Cell):
         return out[1] * slopes, zeros_like(weight), zeros_like(targets)
 
 
-class MeasuredTokens(nn.Cell):
+class MeasuredTokens(RankedCrossEntropy):
     """`TokenCrossEntropy` without gradients, for measuring: losses ``(N,)`` first."""
-
-    def __init__(self, low: str = "", cap: float = 0.0):
-        super().__init__()
-        self.cap = Tensor(np.array([cap], np.float32))
-        self.kernel = custom(f"ranked_cross_entropy{low}", with_ranks)
 
     def construct(self, hidden, weight, targets):
         losses, first, _ = self.kernel(hidden, weight, targets, self.cap)

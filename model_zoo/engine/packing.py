@@ -7,11 +7,11 @@ import functools
 from collections.abc import Collection
 from types import SimpleNamespace
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor
 
 from model_zoo.engine.build import NoCompiler, library
+from model_zoo.engine.cells import custom
 
 STORAGES = {"int8": 3, "codes": 4}
 """Kinds of packed matrices by their numbers in `csrc/storage.h`."""
@@ -96,22 +96,13 @@ def packed_words(kind: str, block: int, shape: tuple[int, int], parts: list[str]
     return Tensor(np.array([*shape, turned, bf16, storage, block, *places], np.int32))
 
 
-def by_shape(name: str, shape):
-    """A C function as an operator with a float32 output of the shape that `shape` gives for the inputs' shapes."""
-
-    def dtypes(*given):
-        return ms.float32
-
-    return ops.Custom(f"{library()}:{name}", out_shape=shape, out_dtype=dtypes, func_type="aot")
-
-
 def unpacking(name: str, shape: tuple[int, int]):
     """The C function ``unpack_codes`` or ``unpack_rows`` as an operator that gives a matrix of this shape."""
 
     def shapes(*given):
         return list(shape)
 
-    return by_shape(name, shapes)
+    return custom(name, shapes)
 
 
 def packed_product(width: int):
@@ -120,4 +111,4 @@ def packed_product(width: int):
     def shapes(x, *others):
         return [x[0], width]
 
-    return by_shape("packed_product", shapes)
+    return custom("packed_product", shapes)

@@ -6,7 +6,6 @@ import ctypes
 import functools
 
 import numpy as np
-from mindspore import nn
 
 from model_zoo.engine.build import library
 from model_zoo.engine.cells import custom
@@ -58,15 +57,7 @@ def adamw_in_place(weights: list[np.ndarray], gradient, average, square, numbers
     )
 
 
-class SumOfSquares(nn.Cell):
-    """``(n,)`` → ``(1,)``, added up in double precision."""
-
-    def __init__(self):
-        super().__init__()
-        self.sum = custom("sum_of_squares", one)
-
-    def construct(self, vector):
-        return self.sum(vector)
-
-
-sum_of_squares = functools.cache(SumOfSquares)
+@functools.cache
+def sum_of_squares():
+    """The operator ``(n,)`` → ``(1,)``, added up in double precision."""
+    return custom("sum_of_squares", one)

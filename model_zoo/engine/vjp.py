@@ -5,6 +5,8 @@ A rule is said in terms of `model_zoo.engine.gradients.Backward`, whichever the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from model_zoo.engine.ir import Instruction, Value
@@ -26,23 +28,14 @@ def layer_norm(to, instruction: Instruction, dy: Value) -> None:
     to.norm(x, "layer_norm_gradient", x, weight, mean, scale, dy)
 
 
-def low(instruction: Instruction) -> str:
-    """How the names of products end that go with this one: in its precision."""
-    return "_bf16" if instruction.op.endswith("_bf16") else ""
-
-
-def product_of_rows(to, instruction: Instruction, dy: Value) -> None:
-    x, weight = instruction.inputs
+def matrix_product(to, instruction: Instruction, dy: Value) -> None:
+    """Of ``x·Wᵀ`` or ``x·W``, in either precision: each is the other's gradient."""
+    (x, weight), low = instruction.inputs, "_bf16" if instruction.op.endswith("_bf16") else ""
+    turned = instruction.op.startswith("product_of_rows")
     if to.wants(weight):
-        to.emit(f"product_of_columns{low(instruction)}", dy, x, outputs=[to.of_weight(weight)])
-    to.product(x, f"plain_product{low(instruction)}", dy, weight)
-
-
-def plain_product(to, instruction: Instruction, dy: Value) -> None:
-    x, weight = instruction.inputs
-    if to.wants(weight):
-        to.emit(f"product_of_columns{low(instruction)}", x, dy, outputs=[to.of_weight(weight)])
-    to.product(x, f"product_of_rows{low(instruction)}", dy, weight)
+        pair = (dy, x) if turned else (x, dy)
+        to.emit(f"product_of_columns{low}", *pair, outputs=[to.of_weight(weight)])
+    to.product(x, f"{'plain_product' if turned else 'product_of_rows'}{low}", dy, weight)
 
 
 def add_bias(to, instruction: Instruction, dy: Value) -> None:
@@ -61,13 +54,10 @@ def low_rank(to, instruction: Instruction, dy: Value) -> None:
 
 
 def dora(to, instruction: Instruction, dy: Value) -> None:
-    y, *_ = instruction.inputs
     magnitude, bias = instruction.inputs[5], instruction.inputs[8:]
     if any(to.wants(value) for value in bias):
         to.refuse("a trained bias beneath DoRA")
-    out = to.fresh(y)
-    to.emit("dora_gradient", *instruction.inputs, dy, outputs=[out, to.of_weight(magnitude)])
-    to.give(y, out)
+    all_at_once(to, instruction, 1, dy, weights=[to.of_weight(magnitude)])
 
 
 def split_heads(to, instruction: Instruction, dy: Value) -> None:
@@ -80,18 +70,25 @@ def rotary(to, instruction: Instruction, dy: Value) -> None:
     to.give_new(x, f"{instruction.op}_back", dy, *tables)
 
 
-def attention(to, instruction: Instruction, dy: Value) -> None:
-    outs = [to.fresh(value) for value in instruction.inputs[:3]]
-    to.emit(f"{instruction.op}_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=outs)
+def all_at_once(to, instruction: Instruction, count: int | None, *given: Value, weights: Sequence[Value] = ()) -> None:
+    """A kernel ``…_gradient`` gives the gradients of the first inputs, or of all, and of these weights."""
+    outs = [to.fresh(value) for value in instruction.inputs[:count]]
+    to.emit(f"{instruction.op}_gradient", *instruction.inputs, *given, outputs=[*outs, *weights])
     for value, out in zip(instruction.inputs, outs, strict=False):
         to.give(value, out)
+
+
+def elementwise(to, instruction: Instruction, dy: Value) -> None:
+    all_at_once(to, instruction, None, dy)
+
+
+def attention(to, instruction: Instruction, dy: Value) -> None:
+    all_at_once(to, instruction, 3, *instruction.outputs, dy)
 
 
 def attention_prefixed(to, instruction: Instruction, dy: Value) -> None:
-    outs, prefix = [to.fresh(value) for value in instruction.inputs[:3]], to.of_weight(instruction.inputs[9])
-    to.emit("attention_prefixed_gradient", *instruction.inputs, *instruction.outputs, dy, outputs=[*outs, prefix])
-    for value, out in zip(instruction.inputs, outs, strict=False):
-        to.give(value, out)
+    prefix = to.of_weight(instruction.inputs[9])
+    all_at_once(to, instruction, 3, *instruction.outputs, dy, weights=[prefix])
 
 
 def copy_to_group(to, instruction: Instruction, dy: Value) -> None:
@@ -101,14 +98,6 @@ def copy_to_group(to, instruction: Instruction, dy: Value) -> None:
 
 def sum_over_group(to, instruction: Instruction, dy: Value) -> None:
     to.give(instruction.inputs[0], dy)
-
-
-def elementwise(to, instruction: Instruction, dy: Value) -> None:
-    """A kernel ``…_gradient`` gives the gradients of all inputs."""
-    outs = [to.fresh(value) for value in instruction.inputs]
-    to.emit(f"{instruction.op}_gradient", *instruction.inputs, dy, outputs=outs)
-    for value, out in zip(instruction.inputs, outs, strict=True):
-        to.give(value, out)
 
 
 def add(to, instruction: Instruction, dy: Value) -> None:
@@ -149,10 +138,7 @@ def rows_to_experts(to, instruction: Instruction, dy: Value) -> None:
 
 
 def sum_by_share(to, instruction: Instruction, dy: Value) -> None:
-    outs = [to.fresh(value) for value in instruction.inputs[:2]]
-    to.emit("sum_by_share_gradient", *instruction.inputs, dy, outputs=outs)
-    for value, out in zip(instruction.inputs, outs, strict=False):
-        to.give(value, out)
+    all_at_once(to, instruction, 2, dy)
 
 
 def dropout(to, instruction: Instruction, dy: Value) -> None:
