@@ -58,21 +58,13 @@ class Adam(AdamW):
     """Adam (Kingma & Ba 2015); weight decay is added to the gradient, as torch's Adam does."""
 
     def scalars(self, learning_rate, weight_decay, step):
-        first, second = (1.0 - beta**step for beta in self.betas)
-        return learning_rate / first, second**0.5, weight_decay
+        return *super().scalars(learning_rate, 0.0, step), weight_decay
 
     def rule(self, segment, state):
-        average, square = state["exp_avg"], state["exp_avg_sq"]
-        new_share, decay, new_square, eps = 1.0 - self.betas[0], self.betas[1], 1.0 - self.betas[1], self.eps
+        adamw = super().rule(segment, state)
 
         def adam(weights, gradient, scalars):
-            step_size, root, weight_decay = scalars
-            gradient = gradient + weights * weight_decay
-            mean = average + (gradient - average) * new_share
-            mean_square = square * decay + gradient * gradient * new_square
-            weights = weights - step_size * (mean / (ops.sqrt(mean_square) / root + eps))
-            weights = ops.depend(weights, ops.assign(average, mean))
-            return ops.depend(weights, ops.assign(square, mean_square))
+            return adamw(weights, gradient + weights * scalars[3], scalars[:3])
 
         return adam
 
