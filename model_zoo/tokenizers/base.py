@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from model_zoo.atomic import atomic_write
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
-from model_zoo.tokenizers.files import TokenizerFiles, write_atomically
+from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.special import named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder
@@ -339,7 +340,8 @@ class Tokenizer(ABC):
         files = {**self._files, "tokenizer_config.json": text.encode("utf-8")}
         for name, data in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(directory / name, data)
+            with atomic_write(directory / name, len(data)) as file:
+                file.write(data)
         return [directory / name for name in files]
 
     def _encode_checked(self, text, further: bool = False) -> list[int]:

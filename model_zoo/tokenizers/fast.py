@@ -10,10 +10,9 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import to_bytes
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.sentencepiece_model import SPACE, UNDECODABLE
 from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
-SPACE = "▁"
-UNDECODABLE = "\ufffd".encode()
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Where neither tokenizer_config.json nor config.json is there to name them.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>")

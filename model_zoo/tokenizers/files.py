@@ -1,10 +1,9 @@
-"""Tokenizer files: reading them, telling what they are, and writing them without ever leaving half a file behind."""
+"""Tokenizer files: reading them, and telling what they are."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import os
 from pathlib import Path
 
 from model_zoo import atomic
@@ -212,18 +211,3 @@ def _protobuf_fields(data: bytes) -> set[int]:
             return set()
         fields.add(key >> 3)
     return fields if position == size else set()
-
-
-def write_atomically(path, data: bytes) -> None:
-    """Writes under a temporary name beside the target and then renames: a reader sees the old file or the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
