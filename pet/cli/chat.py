@@ -98,17 +98,11 @@ class Conversation:
                 written = session.model.generate(
                     [ids],
                     max_new_tokens=settings.max_new_tokens,
-                    do_sample=settings.do_sample,
                     eos_token_id=ends,
-                    temperature=settings.temperature,
-                    top_k=settings.top_k,
-                    top_p=settings.top_p,
-                    repetition_penalty=settings.repetition_penalty,
                     seed=settings.seed,
                     streamer=Streamer(session.tokenizer) if streamed else None,
-                    num_beams=settings.num_beams,
-                    stop_strings=settings.stop if streamed else None,
                     tokenizer=session.tokenizer,
+                    **settings.choosing(),
                 )
         except AnswerEnded:
             print(" … (stopped)")

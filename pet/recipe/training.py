@@ -249,6 +249,12 @@ class Generation(Section):
         """These settings with the limit that evaluations have where none is given."""
         return self.model_copy(update={"max_new_tokens": self.max_new_tokens or EVALUATED_TOKENS})
 
+    def choosing(self) -> dict[str, Any]:
+        """How `model.generate` chooses tokens by these settings. Beams are cut at a stop text afterwards."""
+        names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams")
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "stop_strings": self.stop if self.num_beams == 1 else None}
+
 
 class Parallel(Section):
     """How the work is divided. The product of data, tensor and pipeline is the number of processes."""

@@ -148,16 +148,10 @@ class Answers:
             ids,
             attention_mask=mask,
             max_new_tokens=new_tokens,
-            do_sample=settings.do_sample,
             eos_token_id=self.ends,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            repetition_penalty=settings.repetition_penalty,
             seed=self.seed,
-            num_beams=settings.num_beams,
-            stop_strings=settings.stop if settings.num_beams == 1 else None,  # beams are cut afterwards
             tokenizer=self.tokenizer,
+            **settings.choosing(),
         )
         answers = np.asarray(written)[: len(prompts), length:].tolist()
         if settings.max_new_tokens is None and self.ends and not settings.stop:
