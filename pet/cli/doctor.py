@@ -163,12 +163,7 @@ def path() -> Iterator[Finding]:
             set_kernels(cell, True)
         difference = float(np.abs(ms.jit(forward)(values).asnumpy() - plain).max() / np.abs(plain).max())
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        yield (
-            "bad",
-            "path",
-            f"the fast kernels do not compile ({type(error).__name__}: {first}); compiled=False is plain",
-        )
+        yield "bad", "path", f"the fast kernels do not compile ({explain(error)}); compiled=False is plain"
         return
     if not difference < 1e-5:
         yield "bad", "path", f"the fast kernels are off by {difference:.1e} from the plain operators"

@@ -118,8 +118,7 @@ def adapter_facts(directory: Path) -> Facts:
     if weights.is_file():
         from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 
-        file = SafetensorsFile(weights)
-        try:
+        with SafetensorsFile(weights) as file:
             infos = [file.info(name) for name in file.tensors]
             facts["tensors"] = len(infos)
             facts["parameters"] = sum(prod(info.shape) for info in infos)
@@ -129,8 +128,6 @@ def adapter_facts(directory: Path) -> Facts:
                 facts["init"] = file.metadata["init"]
             if "base_quantization" in file.metadata:
                 facts["base_quantization"] = json.loads(file.metadata["base_quantization"])
-        finally:
-            file.close()
     else:
         facts["weights"] = "adapter_model.safetensors is missing"
     return facts
