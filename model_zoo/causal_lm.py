@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
@@ -77,10 +78,7 @@ class CausalLM(nn.Cell):
     @property
     def layer_list(self) -> nn.CellList:
         """The decoder layers."""
-        cell = self
-        for name in self.family.layers.split("."):
-            cell = getattr(cell, name)
-        return cell
+        return attrgetter(self.family.layers)(self)
 
     def graph_key(self) -> tuple:
         """What a compiled graph of this model depends on beside its inputs' shapes."""

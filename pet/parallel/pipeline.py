@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, ops
+from mindspore import Tensor, ops
 
 from model_zoo.errors import InputError
 from pet.parallel import collectives
@@ -21,7 +21,7 @@ from pet.parallel.mesh import Mesh
 from pet.parallel.schedule import Neighbour, one_forward_one_backward
 from pet.train.compiled import Compiled
 from pet.train.objectives.base import MODEL_ARRAYS
-from pet.train.segments import flatten
+from pet.train.segments import vectors_of
 from pet.train.step import TrainStep, in_whole, mix, sum_of, tensors, weighted
 
 log = logging.getLogger("pet")
@@ -70,20 +70,14 @@ class Pipeline:
         self.step, self.mesh, self.micro_batches = step, mesh, micro_batches
         self.stages, self.reported = stages, False
         self.before, self.behind = neighbours(mesh, model)
-        spans, offset = [], 0
-        for segment in step.optimizer.segments:
-            spans.append((offset, offset + len(segment.parameters)))
-            offset += len(segment.parameters)
-        weights = ParameterTuple([p for segment in step.optimizer.segments for p in segment.parameters])
-        compiled = step.gradient.compiled
-        parameters = list(model.get_parameters())
+        compiled, parameters = step.gradient.compiled, list(model.get_parameters())
         self.arrays = step.objective.arrays
         self.forward = Compiled(hidden_function(model), compiled, functools.partial(in_whole, model), parameters)
         if mesh.is_last:
-            backward = last_gradient(weighted(step.objective, model, compiled), weights, tuple(spans))
+            backward = last_gradient(weighted(step.objective, model, compiled), step.weights, step.spans)
         else:
-            backward = stage_gradient(hidden_function(model), weights, tuple(spans), mesh.is_first)
-        around = functools.partial(in_whole, model, weights, not mesh.is_first)
+            backward = stage_gradient(hidden_function(model), step.weights, step.spans, mesh.is_first)
+        around = functools.partial(in_whole, model, step.weights, not mesh.is_first)
         self.backward = Compiled(backward, compiled, around, parameters)
 
     @property
@@ -223,11 +217,3 @@ def last_gradient(loss: Callable, weights, spans) -> Callable:
         return (total, dx, *vectors_of(gradients, spans))
 
     return last
-
-
-def vectors_of(gradients, spans):
-    """Gradients as one vector per segment, within a graph."""
-    vectors = []
-    for first, last in spans:
-        vectors.append(flatten(gradients[first:last]))
-    return tuple(vectors)

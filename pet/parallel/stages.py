@@ -11,6 +11,8 @@ A later stage is given the activations ``(B·S, H)`` in place of the token ids, 
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from mindspore import nn, ops
 
 from adapters.registry import registry
@@ -42,17 +44,16 @@ def cut_stage(model: nn.Cell, mesh: Mesh) -> list[range]:
         InputError: more stages than layers, or an adapter that acts on the whole model.
     """
     if mesh.pipeline == 1:
-        return [range(len(cell_at(model, model.family.layers)))]
-    family = model.family
+        return [range(len(model.layer_list))]
+    family, layers = model.family, model.layer_list
     for adapter in registry(model).adapters.values():
         check_whole(adapter.config)
-    sizes = [(f"{family.layers}.{i}", _size(layer)) for i, layer in enumerate(cell_at(model, family.layers))]
+    sizes = [(f"{family.layers}.{i}", _size(layer)) for i, layer in enumerate(layers)]
     sizes += [(f"{path}.", _size(cell, expand=False)) for path, cell in outer_cells(model)]
     parts = stage_layers(model.config, sizes, mesh.pipeline)
-    embedding, head = cell_at(model, family.embedding), cell_at(model, family.head)
+    embedding, head = attrgetter(family.embedding, family.head)(model)
     if head.weight is embedding.weight and (mesh.is_first or mesh.is_last):
         mark(embedding.weight, TIED)
-    layers = cell_at(model, family.layers)
     for index in range(len(layers)):
         if index not in parts[mesh.stage]:
             layers[index] = PassThrough()
@@ -90,17 +91,10 @@ def outer_cells(model: nn.Cell) -> list[tuple[str, nn.Cell]]:
     ]
 
 
-def cell_at(model: nn.Cell, path: str) -> nn.Cell:
-    """The cell at a dotted path."""
-    for part in path.split("."):
-        model = getattr(model, part)
-    return model
-
-
 def replace(model: nn.Cell, path: str, cell: nn.Cell) -> None:
     """Puts another cell at a path."""
     parent, _, name = path.rpartition(".")
-    setattr(cell_at(model, parent) if parent else model, name, cell)
+    setattr(attrgetter(parent)(model) if parent else model, name, cell)
 
 
 def _size(cell: nn.Cell, expand: bool = True) -> int:

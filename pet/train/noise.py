@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -71,9 +72,7 @@ def attach_noise(model: nn.Cell, alpha: float) -> Noise | None:
     family = getattr(model, "family", None)
     if family is None:
         raise InputError(f"neftune_alpha: {type(model).__name__} does not say which cell embeds tokens")
-    cell = model
-    for part in family.embedding.split("."):
-        cell = getattr(cell, part)
+    cell = attrgetter(family.embedding)(model)
     if not hasattr(cell, "weight"):
         return None
     noise = Noise(alpha)

@@ -146,6 +146,14 @@ def flatten(tensors):
     return _concat(_map(_as_vector, tensors))
 
 
+def vectors_of(gradients, spans):
+    """Gradients as one vector per segment, given where each begins and ends among them, within a graph."""
+    vectors = []
+    for first, last in spans:
+        vectors.append(flatten(gradients[first:last]))
+    return tuple(vectors)
+
+
 def unflatten(vector, sizes):
     """The vector in pieces of these sizes, within a graph."""
     if len(sizes) == 1:

@@ -31,7 +31,7 @@ from pet.train.distributed import DistributedContext
 from pet.train.feed import count_useful
 from pet.train.objectives.base import MODEL_ARRAYS, Objective
 from pet.train.optimizers.base import Optimizer, scalar
-from pet.train.segments import flatten
+from pet.train.segments import vectors_of
 
 
 @dataclasses.dataclass
@@ -155,18 +155,14 @@ class TrainStep:
         self.optimizer, self.objective = optimizer, objective
         self.clip_norm, self.set_key, self.seed = clip_norm, set_key, seed
         self.distributed = distributed or DistributedContext()
-        groups = [ParameterTuple(segment.parameters) for segment in optimizer.segments]
-        borders = np.cumsum([0] + [len(group) for group in groups]).tolist()
-        spans = tuple(itertools.pairwise(borders))
-        weights = ParameterTuple([parameter for group in groups for parameter in group])
+        borders = np.cumsum([0] + [len(segment.parameters) for segment in optimizer.segments]).tolist()
+        self.spans = spans = tuple(itertools.pairwise(borders))
+        self.weights = weights = ParameterTuple([one for segment in optimizer.segments for one in segment.parameters])
         differentiate = ms.value_and_grad(weighted(objective, model, compiled), None, weights, has_aux=True)
 
         def gradient(*arguments):
             (_, total), gradients = differentiate(*arguments)
-            vectors = []
-            for first, last in spans:
-                vectors.append(flatten(gradients[first:last]))
-            return total, tuple(vectors)
+            return total, vectors_of(gradients, spans)
 
         sum_in_graph = self.distributed.sum_in_graph(optimizer.segments)
 
