@@ -13,7 +13,7 @@ from model_zoo.auto import AutoModel
 from model_zoo.layers import Linear, name_parameters
 from model_zoo.quantization import KINDS, Storage, codec
 from model_zoo.quantization.cells import quantize_cell
-from pet.diagnosis.cells import LIMITS, lacking
+from pet.diagnosis.cells import LIMITS, apart, array_of, lacking
 from pet.diagnosis.report import NOTE, Section
 from pet.diagnosis.training import SPEED, narrow_type
 
@@ -43,11 +43,11 @@ def products(section: Section, small: bool) -> None:
             name = f"{form} {kind}"
             with section.checking(name, lacking(kind, small)):
                 given = Tensor(x).astype(getattr(ms, kind))
-                found = _array(cell(given)), _array(ms.grad(loss)(given))
+                found = array_of(cell(given)), array_of(ms.grad(loss)(given))
                 fused = cell.packed_product.device is not None and kind != "float32"
                 by = ", by the device's operator" if fused else ""
-                section.difference(f"{name} product", _apart(found[0], _array(given) @ unpacked.T), limit, by)
-                section.difference(f"{name} gradient", _apart(found[1], slope @ unpacked), 4 * limit)
+                section.difference(f"{name} product", apart(found[0], array_of(given) @ unpacked.T), limit, by)
+                section.difference(f"{name} gradient", apart(found[1], slope @ unpacked), 4 * limit)
 
 
 def decode(section: Section, small: bool) -> None:
@@ -74,11 +74,3 @@ def decode(section: Section, small: bool) -> None:
     else:  # two tokens may be as likely as each other in 16 bits
         share = float((found[True] == found[False]).mean())
         section.add("cache", share > 0.9, f"{100 * share:.0f} % the same tokens as without it", share=share)
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.astype(ms.float32).asnumpy().astype(np.float64)
-
-
-def _apart(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())

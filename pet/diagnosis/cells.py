@@ -189,22 +189,22 @@ def differences(subject: Subject, dtype) -> tuple[float, float]:
     for weight in weights:
         weight.set_data(_tensor(random.normal(size=weight.shape), dtype))
     inputs = [_tensor(random.normal(size=shape), dtype) for shape in subject.inputs]
-    exact = [_array(each) for each in (*inputs, *weights)]
+    exact = [array_of(each) for each in (*inputs, *weights)]
     expected = subject.reference(*exact)
     slope = _tensor(random.normal(size=expected.shape), dtype)
 
     def loss(*inputs):
         return (subject.call(subject.cell, *inputs).astype(ms.float32) * slope.astype(ms.float32)).sum()
 
-    output = _array(subject.call(subject.cell, *inputs))
+    output = array_of(subject.call(subject.cell, *inputs))
     positions = tuple(range(len(inputs))) if inputs else None
     found = ms.grad(loss, positions, ParameterTuple(weights) if weights else None)(*inputs)
     gradients = _flat(found)
     largest = 0.0
     for place, gradient in enumerate(gradients):
-        wanted = numeric_gradient(subject.reference, exact, place, _array(slope))
-        largest = max(largest, _apart(_array(gradient), wanted))
-    return _apart(output, expected), largest
+        wanted = numeric_gradient(subject.reference, exact, place, array_of(slope))
+        largest = max(largest, apart(array_of(gradient), wanted))
+    return apart(output, expected), largest
 
 
 def numeric_gradient(function: Callable, arguments: list[np.ndarray], place: int, slope: np.ndarray) -> np.ndarray:
@@ -230,10 +230,11 @@ def _tensor(values: np.ndarray, dtype) -> Tensor:
     return Tensor(values.astype(np.float32)).astype(dtype)
 
 
-def _array(tensor) -> np.ndarray:
+def array_of(tensor: Tensor) -> np.ndarray:
+    """In double precision."""
     return tensor.astype(ms.float32).asnumpy().astype(np.float64)
 
 
-def _apart(found: np.ndarray, expected: np.ndarray) -> float:
-    """NaN where something is not finite."""
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference by the largest value; NaN where something is not finite."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import psutil
 
 import pet
 from pet.diagnosis.report import Section
+from pet.train.callbacks.records import read_metrics
 
 STEPS, FAULT_AT, SAVE_EVERY = 8, 3, 2
 RECIPE = ["gpt_lora", "train.epochs=null", f"train.steps={STEPS}", f"train.save_every={SAVE_EVERY}"]
@@ -100,17 +100,8 @@ class Job:
 
     def losses(self) -> dict[int, float]:
         """{step: loss}"""
-        path = self.output / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        found = {}
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last one may be half written
-                continue
-            if "loss" in record:
-                found[record["step"]] = record["loss"]
-        return found
+        lines = read_metrics(self.output / "metrics.jsonl")
+        return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
 def _rank(process: psutil.Process) -> int | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from model_zoo.errors import InputError, explain, nearest
 from pet.diagnosis import endings, machine
 from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
+from pet.launching.control import free_address
 
 LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
 """Seconds after which no further section begins, and after which the present one is ended."""
@@ -221,7 +222,7 @@ def _by_msrun(worker, processes, directory, environment) -> Commands:
     program = Path(sys.executable).with_name("msrun")
     program = str(program) if program.is_file() else shutil.which("msrun") or "msrun"
     numbers = [f"--worker_num={processes}", f"--local_worker_num={processes}", "--join=True"]
-    numbers += [f"--master_port={_free_port()}", f"--log_dir={directory / 'msrun'}"]
+    numbers += [f"--master_port={free_address()[1]}", f"--log_dir={directory / 'msrun'}"]
     # msrun starts a script by whatever is called python
     script = directory / "section.py"
     script.write_text(
@@ -243,7 +244,7 @@ def _by_rank_table(worker, processes, directory, environment) -> Commands:
     table.write_text(
         json.dumps({"version": "1.0", "server_count": "1", "server_list": [server], "status": "completed"})
     )
-    common = {"RANK_TABLE_FILE": str(table), "RANK_SIZE": str(processes), "MASTER_PORT": str(_free_port())}
+    common = {"RANK_TABLE_FILE": str(table), "RANK_SIZE": str(processes), "MASTER_PORT": str(free_address()[1])}
     return [(worker, {**common, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}) for rank in range(processes)]
 
 
@@ -253,12 +254,6 @@ def _device_address(device: int) -> str:
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     found = (line.partition("=")[2].strip() for line in lines if line.startswith(f"address_{device}="))
     return next(found, f"192.168.1.{device + 1}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 COMMANDS = {"none": _alone, "pet": _by_pet, "msrun": _by_msrun, "rank_table": _by_rank_table}

@@ -64,6 +64,13 @@ def job_secret(given: str | None) -> bytes:
     return secret.encode()
 
 
+def free_address(host: str = "127.0.0.1") -> tuple[str, int]:
+    """An address of this machine whose port nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return host, probe.getsockname()[1]
+
+
 class Alone:
     """The control of a job on one machine.
 
@@ -74,9 +81,7 @@ class Alone:
     """
 
     def __init__(self, workers: int):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.store = probe.getsockname()
+        self.store = free_address()
         self.first_rank, self.size = 0, workers
 
     def __enter__(self) -> Alone:
@@ -147,9 +152,7 @@ class Control(Alone):
                 raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {error.strerror}") from None
             server.listen()
             self._admit_all(server, counts)
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            self.store = (host, probe.getsockname()[1])
+        self.store = free_address(host)
         self.first_rank, self.size = 0, sum(counts.values())
         for node, link in self.links.items():
             first = sum(counts[other] for other in range(node))
