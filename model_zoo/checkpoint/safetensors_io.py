@@ -9,6 +9,7 @@ contiguous. Files written here are byte for byte those of the package.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -65,6 +66,11 @@ class TensorInfo(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.end - self.start
+
+
+def nbytes(dtype: str, shape: Iterable[int]) -> int:
+    """Bytes of a tensor of this type and shape in a file."""
+    return math.prod(shape) * DTYPES[CODES[dtype]][1] // 8
 
 
 def storage(dtype: str) -> np.dtype:
@@ -236,10 +242,7 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Tenso
         if type(code) is not str or code not in DTYPES:
             raise corrupt(f"{name!r} has the unknown type {code!r}")
         word, bits = DTYPES[code]
-        elements = 1
-        for extent in shape:
-            elements *= extent
-        if elements * bits != (end - start) * 8:
+        if math.prod(shape) * bits != (end - start) * 8:
             raise corrupt(f"{name!r} of shape {shape} and type {code} does not fill its {end - start} bytes")
         tensors[name] = TensorInfo(word, shape, begin + start, begin + end)
     position = begin
@@ -263,10 +266,9 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
     position = 0
     for name in order:
         dtype, shape = tensors[name]
-        code = CODES[dtype]
-        nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[code][1] // 8
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [position, position + nbytes]}
-        position += nbytes
+        end = position + nbytes(dtype, shape)
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        position = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight
     return len(text).to_bytes(8, "little") + text, order
@@ -298,7 +300,7 @@ def write_stream(
         else:
             for block in value:
                 file.write(block)
-        expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[CODES[dtype]][1] // 8
+        expected = nbytes(dtype, shape)
         if file.tell() - begin != expected:
             raise ValueError(f"{name}: {file.tell() - begin} bytes were given, {dtype} {shape} takes {expected}")
         del value

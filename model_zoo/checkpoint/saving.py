@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from model_zoo.checkpoint.directory import INDEX, SINGLE
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.checkpoint.reading import base_parameters
-from model_zoo.checkpoint.safetensors_io import CODES, DTYPES, write_stream
+from model_zoo.checkpoint.safetensors_io import nbytes, write_stream
 from model_zoo.errors import InputError
 from model_zoo.quantization import files
 
@@ -149,7 +148,7 @@ def write_weights(
 
 def plan_shards(tensors: Described, limit: int) -> tuple[list[list[str]], dict[str, int]]:
     """The names in each shard, filled in the given order, and the bytes of each tensor."""
-    sizes = {name: math.prod(shape) * DTYPES[CODES[word]][1] // 8 for name, (word, shape) in tensors.items()}
+    sizes = {name: nbytes(word, shape) for name, (word, shape) in tensors.items()}
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

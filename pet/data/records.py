@@ -72,11 +72,9 @@ class Record:
     row: int = 0
 
 
+NAMES = {bool: "true or false", dict: "an object", list: "a list", str: "a string", int: "a number", type(None): "null"}
+
+
 def type_name(value: Any) -> str:
     """What a value is called in an error message, in JSON's words."""
-    names = {bool: "true or false", dict: "an object", list: "a list", str: "a string", int: "a number"}
-    return (
-        "null"
-        if value is None
-        else names.get(type(value), "a number" if isinstance(value, float) else type(value).__name__)
-    )
+    return NAMES.get(type(value), "a number" if isinstance(value, float) else type(value).__name__)
