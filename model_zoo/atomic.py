@@ -96,7 +96,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        os.chmod(temporary, default_mode(0o666))
         os.replace(temporary, path)
         sync(path.parent)
     except BaseException:
@@ -135,7 +135,7 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
     stage = Path(tempfile.mkdtemp(prefix=f".{directory.name}{UNFINISHED}", dir=directory.parent))
     try:
         yield stage
-        os.chmod(stage, 0o777 & ~_umask())
+        os.chmod(stage, default_mode(0o777))
         for file in stage.iterdir():
             sync(file)
         if not directory.exists() or not any(directory.iterdir()):
@@ -285,7 +285,8 @@ def locked(path: Path) -> Iterator[bool]:
         yield alone
 
 
-def _umask() -> int:
+def default_mode(base: int) -> int:
+    """The permissions that a plain ``open`` or ``mkdir`` would have given; temporary files are made private instead."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return base & ~mask

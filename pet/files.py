@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import atomic as files
-from model_zoo.atomic import UNFINISHED, explained
+from model_zoo.atomic import UNFINISHED, default_mode, explained, sync
 
 __all__ = [
     "UNFINISHED",
@@ -28,23 +28,6 @@ __all__ = [
     "write_json",
     "write_text",
 ]
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` last through a power cut; a file system that cannot do so is left alone."""
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _default_mode(base: int) -> int:
-    """The permissions a plain ``open`` or ``mkdir`` would have given; temporary files are made private instead."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return base & ~mask
 
 
 def _make_parent(path: str | os.PathLike) -> None:
@@ -87,13 +70,13 @@ def _write_file(path: Path, writer: Callable[[str], Any]) -> None:
         writer(temporary)
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
-        os.chmod(temporary, _default_mode(0o666))
+        os.chmod(temporary, default_mode(0o666))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_directory(path.parent)
+    sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -116,12 +99,12 @@ def _filled(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent))
     try:
         yield temporary
-        os.chmod(temporary, _default_mode(0o777))
+        os.chmod(temporary, default_mode(0o777))
         for directory, _, names in os.walk(temporary):
             for name in names:
                 with open(os.path.join(directory, name), "rb") as stream:
                     os.fsync(stream.fileno())
-            _sync_directory(Path(directory))
+            sync(Path(directory))
         aside = _aside(path)
         if path.exists():
             os.rename(path, aside)
@@ -134,7 +117,7 @@ def _filled(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync_directory(path.parent)
+    sync(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from model_zoo.atomic import staged, write_json
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
+from model_zoo.checkpoint.safetensors_io import nbytes
 from model_zoo.checkpoint.saving import MAX_SHARD_SIZE, WEIGHTS, copy_companions, parse_size, write_weights
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
@@ -102,7 +102,7 @@ def quantize_checkpoint(
             quantize_stored(checkpoint, sources[f"{path}.weight"], storage, places[path], cells[path].transposed),
         )
         left = projections(config, {f"{path}.weight" for path in places})
-        size = _nbytes(tensors)
+        size = sum(nbytes(dtype, shape) for dtype, shape in tensors.values())
         check_room(Path(output), size)
         with staged(output, replaces=WEIGHTS) as stage:
             write_weights(stage, tensors, data, limit)
@@ -111,11 +111,6 @@ def quantize_checkpoint(
             copy_companions(checkpoint.directory, stage, output)
         before = sum(checkpoint.info(stored).nbytes for stored in sources.values())
         return QuantizeReport(Path(output), len(places), size, before)
-
-
-def _nbytes(tensors) -> int:
-    widths = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-    return sum(prod(shape) * widths.get(dtype, 1) for dtype, shape in tensors.values())
 
 
 class _Tensors:
