@@ -19,9 +19,6 @@ from model_zoo.errors import InputError, nearest
 from model_zoo.presets import PRESETS, preset
 from model_zoo.quantization import Quantization
 
-# float32 values that an optimizer keeps for each trained parameter
-OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
-
 
 @dataclasses.dataclass(frozen=True)
 class Description:
@@ -139,6 +136,7 @@ def describe(
         InputError: an unknown model, method or setting, a target that matches nothing, a length beyond the context.
     """
     from adapters.methods import method_config
+    from pet.planning.search import OPTIMIZER_STATES
 
     name, config = _named(model)
     size = sizes(config)
@@ -223,13 +221,6 @@ def activations(
     from pet.planning.search import Work
     from pet.planning.traffic import Steps
 
-    work = Work(
-        MetaModel(config),
-        adapter,
-        batch,
-        length,
-        dtype,
-        recompute=recompute,
-    )
+    work = Work(MetaModel(config), adapter, batch, length, dtype, recompute=recompute)
     steps = Steps(1, 1, 1, 1, batch * length, work.width, recompute=recompute)
     return activation_bytes(work, shares(work.meta_model, work.adapter), steps, 0)

@@ -89,10 +89,7 @@ def check_room(recipe, prepared) -> None:
     try:
         adapter = recipe_method(recipe.adapter, recipe.train.seed, prepared.tokenizer)
         needed = step_memory(recipe, config, adapter, length, **types) * recipe.parallel.processes
-    except (
-        InputError,
-        AttributeError,
-    ):  # cannot be counted: an meta_model has no weights that an adapter could start from
+    except (InputError, AttributeError):  # cannot be counted: a meta model has no weights that an adapter starts from
         return
     there = machine_memory()
     if needed > there:
