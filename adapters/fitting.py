@@ -68,7 +68,7 @@ def fit(model, config: MethodConfig, tensors: Collection[str]) -> list[str]:
     for name in patterns:
         setattr(config, name, None)
     chosen = chosen_sites(model, config)
-    both = [site.path for site in chosen if any(within(site.path, entry) for entry in config.modules_to_save or [])]
+    both = [site.path for site in chosen if saved_in_full(config, site.path)]
     if both:
         dropped.append(f"targets: {', '.join(both)} in modules_to_save too")
         config.exclude = [*as_list(config.exclude), *both]
@@ -84,5 +84,20 @@ def saved_as_peft_reads_it(config: MethodConfig, paths: list[str], tensors: Coll
     """Names in full what PEFT's looser reading of modules_to_save (paths that end so) meant, as the tensors show."""
     entries, in_file = list(config.modules_to_save or []), {name.rpartition(".")[0] for name in tensors}
     for path in in_file.intersection(paths):
-        if not any(within(path, entry) for entry in entries) and any(path.endswith(entry) for entry in entries):
+        if not saved_in_full(config, path) and any(path.endswith(entry) for entry in entries):
             config.modules_to_save = [*config.modules_to_save, path]
+
+
+def add_whole(config: MethodConfig, model, arrays: Collection[str]) -> None:
+    """Names in modules_to_save what a file brings whole without saying so: PEFT's ``save_embedding_layers``, which is
+    on where the vocabulary was extended."""
+    cells = {path for path, cell in plain_cells(model) if "weight" in own_parameters(cell)}
+    for name in arrays:
+        path, _, last = name.rpartition(".")
+        if last == "weight" and path in cells and not saved_in_full(config, path):
+            config.modules_to_save = [*(config.modules_to_save or []), path]
+
+
+def saved_in_full(config: MethodConfig, path: str) -> bool:
+    """Whether modules_to_save names a cell."""
+    return any(within(path, entry) for entry in config.modules_to_save or [])

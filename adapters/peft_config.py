@@ -30,6 +30,9 @@ PICKLED = "adapter_model.bin"
 VALUE_HEADS = ("value_head.safetensors", "value_head.bin")
 """What LLaMA-Factory writes beside the adapter of a model with TRL's value head."""
 PREFIX = "base_model.model."
+SECOND = re.compile(r"\.(modules_to_save|original_module)\.")
+"""In names of a second copy of what is trained whole, and of the base's own, which PEFT writes where a vocabulary was
+extended, and passes over."""
 FINGERPRINT, QUANTIZATION, STARTED_BY = "base_fingerprint", "base_quantization", "init"
 """What an adapter's tensor file says in its metadata: of the base, and how it was started where that matters."""
 SCORE, TASK_SCORE = "score", "SEQ_CLS"
@@ -148,13 +151,27 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise InputError(f"{directory}: holds no {WEIGHTS}{way if pickled else ''}")
     values = values or read_json(where, "a PEFT adapter configuration")
     if values.get("peft_type") != "LORA" or not values.get("target_parameters"):
-        return SafetensorsFile(Path(directory) / WEIGHTS)
+        file = SafetensorsFile(Path(directory) / WEIGHTS)
+        for name in list(file.tensors):
+            if (kept := SECOND.sub(".", name)) != name and kept in file.tensors:
+                del file.tensors[name]
+        return file
     try:
         return UnstackedFile(Path(directory) / WEIGHTS, values, PREFIX)
     except InputError as error:
         raise error if str(directory) in str(error) else InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
+
+
+def extended(found: tuple[int, ...], base: tuple[int, ...]) -> str:
+    """What to do about a whole weight that has other rows than the base's; empty where they differ otherwise."""
+    if len(found) != 2 or found[1:] != base[1:]:
+        return ""
+    return (
+        f"; the adapter's vocabulary has {found[0]} tokens, the base's {base[0]}: give the base as many in transformers "
+        "(resize_token_embeddings, save_pretrained)"
+    )
 
 
 def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):

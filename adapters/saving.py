@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from adapters.fitting import fit
+from adapters.fitting import add_whole, fit, saved_in_full
 from adapters.initial import START
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
@@ -32,6 +32,7 @@ from adapters.peft_config import (
     TASK_SCORE,
     WEIGHTS,
     another_base,
+    extended,
     known_keys,
     open_weights,
     read_adapter_config,
@@ -39,6 +40,7 @@ from adapters.peft_config import (
 )
 from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
+from adapters.sites import weight_of
 from model_zoo.atomic import atomic_write, explained
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
@@ -50,8 +52,11 @@ from model_zoo.quantization.files import projections
 
 log = logging.getLogger("pet")
 
-OF_CELLS = ("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save")
-"""PEFT's settings that narrow ``target_modules``: rewritten together with it, also when they are None."""
+REWRITTEN = (
+    *("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save"),  # narrow target_modules
+    *("prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path"),  # a prompt's first text
+)
+"""PEFT's settings that are rewritten together with the others, also when they are None."""
 
 
 def adapter_config(directory: str | Path) -> tuple[dict[str, Any], MethodConfig]:
@@ -95,7 +100,7 @@ def save_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -
     else:
         tensors = {saved_name(key, adapter.config): value for key, value in saved_arrays(adapter).items()}
         kept, told = source.get("values", {}), described(model, adapter)
-        told = {key: value for key, value in told.items() if value is not None or key not in kept or key in OF_CELLS}
+        told = {key: value for key, value in told.items() if value is not None or key not in kept or key in REWRITTEN}
         values = dict(sorted({**kept, **told}.items()))
         # The name under which its makers know the base says more than the directory that it was loaded from here.
         values["base_model_name_or_path"] = kept.get("base_model_name_or_path") or told["base_model_name_or_path"]
@@ -190,7 +195,7 @@ def is_unchanged(model: nn.Cell, adapter: Adapter) -> bool:
     """Whether an adapter's tensors are still those of the files it came from."""
     stored = adapter.source["tensors"]
     plain = {key[len(PREFIX) :] if adapter.config.prefixed else key: array for key, array in stored.items()}
-    before = adapter.config.unpack({key: array.astype(np.float32) for key, array in plain.items()}, model)
+    before = unpacked(model, adapter.config, {key: array.astype(np.float32) for key, array in plain.items()})
     now = {key: read_parameter(parameter) for key, parameter in adapter.tensors().items()}
     # as they are, or, of those that start from a packed base, in the form that is saved
     return same_arrays(now, before) or same_arrays(adapter.config.unpack(saved_arrays(adapter), model), before)
@@ -275,8 +280,30 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
             warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)
         config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
         stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
-        arrays = config.unpack({key: file.read(stored, dtype="float32") for key, stored in plain.items()}, model)
+        arrays = {key: file.read(stored, dtype="float32") for key, stored in plain.items()}
+        arrays = unpacked(model, config, arrays)
+        add_whole(config, model, arrays)
         return arrays, stored_arrays, dict(file.metadata)
+
+
+def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A file's arrays as the modules hold them. Embedding and head that PEFT wrote beside them (`fitting.add_whole`) are
+    left out where they are the base's own."""
+    cells = dict(model.cells_and_names())
+
+    def is_the_bases(key: str, array: np.ndarray) -> bool:
+        path, _, last = key.rpartition(".")
+        weight = weight_of(cells[path]) if last == "weight" and path in cells else None
+        return (
+            weight is not None
+            and not saved_in_full(config, path)
+            and tuple(weight.shape) == array.shape
+            and np.array_equal(as_float32(read_parameter(weight)), array)
+        )
+
+    with registry(model).disabled():
+        kept = {key: array for key, array in arrays.items() if not is_the_bases(key, array)}
+        return config.unpack(kept, model)
 
 
 def check_base(model, state, metadata, directory, strict, skipped) -> None:
@@ -331,7 +358,8 @@ def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
         if parameter is None:
             problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, parameters)}")
         elif tuple(parameter.shape) != array.shape:
-            problems.append(f"{key} has shape {array.shape}, the model needs {tuple(parameter.shape)}")
+            needed = tuple(parameter.shape)
+            problems.append(f"{key} has shape {array.shape}, the model needs {needed}{extended(array.shape, needed)}")
         else:
             write_parameter(parameter, array)
     return problems

@@ -28,6 +28,7 @@ from adapters.peft_config import (
     TOKENS_KEYS,
     WEIGHTS,
     adapts,
+    extended,
     ia3_settings,
     known_keys,
     lora_scale,
@@ -229,7 +230,10 @@ class StoredAdapter:
             if part not in sizes:
                 raise InputError(f"{module} lacks {part}")
             if sizes[part] not in wanted:
-                raise InputError(f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}")
+                hint = extended(sizes[part], shape) if kind == "whole" else ""
+                raise InputError(
+                    f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}{hint}"
+                )
 
         if kind == "whole":
             expect("value", shape)

@@ -227,6 +227,53 @@ def test_what_peft_loads_loads_here(pairs, fixtures, family, name, tmp_path):
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
 
 
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
+@pytest.mark.parametrize("kind", ["as the base's", "changed", "trained too"])
+def test_embedding_and_head_that_peft_saves_beside_the_factors(pairs, fixtures, family, kind, tmp_path):
+    """PEFT does so (``save_embedding_layers``) where the vocabulary was extended."""
+    pair = pairs(family)
+    table = "wte" if family == "gpt2" else "embed_tokens"
+    config = peft.LoraConfig(
+        r=2, target_modules=DEFAULTS[family], modules_to_save=[table, "lm_head"] if kind == "trained too" else None
+    )
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), config)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if parameter.requires_grad or (kind == "changed" and (table in name or "lm_head" in name)):
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    made.save_pretrained(tmp_path / "theirs", save_embedding_layers=True)
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval()
+    expected, bare = their_logits(opened), pair.our_logits()
+    pet.load_adapter(pair.ours, tmp_path / "theirs")
+    try:
+        found, whole = pair.our_logits(), len(registry(pair.ours).get("default").replaced)
+        pet.save_adapter(pair.ours, tmp_path / "again")
+    finally:
+        pet.delete_adapter(pair.ours, "default")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT)
+    np.testing.assert_array_equal(pair.our_logits(), bare)
+    assert whole == (0 if kind == "as the base's" else 2)
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "again").eval()
+    np.testing.assert_allclose(their_logits(opened), expected, rtol=0, atol=LIMIT)
+    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    np.testing.assert_allclose(
+        pet.AutoModel.from_pretrained(tmp_path / "merged")(IDS).asnumpy(), expected, rtol=0, atol=LIMIT
+    )
+
+
+def test_an_extended_vocabulary_is_named_where_the_base_lacks_it(pairs, fixtures, tmp_path):
+    pair, longer = pairs("llama_gqa"), copy.deepcopy(pairs("llama_gqa").theirs)
+    longer.resize_token_embeddings(131, mean_resizing=False)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    peft.get_peft_model(longer, config).save_pretrained(tmp_path / "theirs")
+    said = "the adapter's vocabulary has 131 tokens, the base's 128: .*resize_token_embeddings"
+    with pytest.raises(InputError, match=said):
+        pet.load_adapter(pair.ours, tmp_path / "theirs")
+    with pytest.raises(InputError, match=said):
+        pet.merge_checkpoint(fixtures / "llama_gqa", tmp_path / "theirs", tmp_path / "merged")
+
+
 def test_rows_of_a_tied_head_other_than_the_embeddings_are_refused(pairs, fixtures, tmp_path):
     """By loading and by merging on disk alike: one table cannot have both."""
     pair, rows = pairs("gpt2"), {"wte": [4], "lm_head": [3, 5]}

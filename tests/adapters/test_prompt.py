@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, ops
 
 import pet
 from adapters.prompt import PromptConfig
@@ -156,6 +157,24 @@ def test_peft_and_we_read_each_others_prompts(models, fixtures, tmp_path, family
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
     with torch.no_grad():
         assert np.abs(theirs(torch.tensor(ids)).logits[:, 5:].numpy() - ours).max() < LIMIT
+
+
+def test_peft_opens_a_prompt_that_began_as_its_text_and_was_trained_on(models, prompted, tmp_path):
+    """PEFT refuses settings of a text beside any other start."""
+    peft = pytest.importorskip("peft", reason="peft is not installed: nothing to compare with")
+    model = models("gpt2")
+    prompted(model, length=2)
+    pet.save_adapter(model, tmp_path / "theirs")
+    pet.delete_adapter(model, "default")
+    file = tmp_path / "theirs" / "adapter_config.json"
+    text = {"prompt_tuning_init": "TEXT", "prompt_tuning_init_text": "a", "tokenizer_name_or_path": "b"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **text, "tokenizer_kwargs": {"use_fast": True}}))
+    assert peft.PeftConfig.from_pretrained(tmp_path / "theirs").prompt_tuning_init == "TEXT"
+    pet.load_adapter(model, tmp_path / "theirs")
+    prompt = registry(model).get("default").parameters()[0]
+    ops.assign(prompt, prompt + 1)
+    pet.save_adapter(model, tmp_path / "ours")
+    assert peft.PeftConfig.from_pretrained(tmp_path / "ours").prompt_tuning_init == "RANDOM"
 
 
 def test_several_prompts_are_told_apart(models, prompted):
