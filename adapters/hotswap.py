@@ -1,7 +1,7 @@
 """Another adapter's numbers in the place of one that is on the model: no new parameter, no new graph.
 
-What compiled graphs hold fast must agree: the cells, the ranks, the scales and the variant of LoRA. What they read from
-parameters is exchanged.
+What compiled graphs hold fast must agree: the variant of LoRA, and cells and ranks that suffice. What they read from
+parameters is exchanged: a smaller rank and absent cells are filled up with zeros, and another scale is part of B then.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 from mindspore import nn
 
 from adapters.initial import START
@@ -20,7 +21,9 @@ from adapters.saving import adapter_config, fill, located, read_arrays
 from model_zoo.errors import InputError
 
 FIXED = ("use_dora", "init", "bias", "trainable_tokens")
-"""Settings that shape the graph, beside cells, ranks and scales."""
+"""Settings that shape the graph, beside cells and ranks."""
+RANK_AXIS = {".lora_A.weight": 0, ".lora_embedding_A": 0, ".lora_B.weight": 1, ".lora_embedding_B": 1}
+"""{end of a factor's name: axis of the rank}."""
 
 
 def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default") -> None:
@@ -31,7 +34,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
 
     Args:
         model: with a LoRA adapter of this name, not merged.
-        directory: a PEFT directory with the same cells, ranks and scales, for the same base.
+        directory: a PEFT directory for the same base, with no other cells and no higher ranks.
         name: of the adapter on the model.
 
     Raises:
@@ -52,6 +55,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
         config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
         problems = differences(model, adapter, config)
     parameters = adapter.tensors()
+    arrays = arrays if problems else fitted(adapter, config, arrays)
     problems += [f"{key} is missing" for key in parameters if key not in arrays]
     problems += [f"{key} is not part of adapter {name!r}" for key in arrays if key not in parameters]
     problems += [
@@ -80,12 +84,25 @@ def differences(model: nn.Cell, adapter: Adapter, config: LoRAConfig) -> list[st
         problems.append(f"adapter {adapter.name!r} subtracts the first factors of {mine.init}, which are its own")
     here = {path for path in adapter.modules if path not in adapter.companions}
     there = {site.path for site in chosen_sites(model, config)}
-    if here != there:
-        odd = sorted(here ^ there)
-        problems.append(f"other cells than adapter {adapter.name!r}: {', '.join(odd[:3])} in only one of the two")
+    if odd := sorted(there - here):
+        problems.append(f"adapter {adapter.name!r} has nothing at {', '.join(odd[:3])}")
     for path in sorted(here & there):
-        if mine.rank_at(path) != config.rank_at(path):
-            problems.append(f"{path} has rank {config.rank_at(path)}, the adapter there {mine.rank_at(path)}")
-        elif mine.scale_at(path) != config.scale_at(path):
-            problems.append(f"{path} has scale {config.scale_at(path):g}, the adapter there {mine.scale_at(path):g}")
+        if mine.rank_at(path) < config.rank_at(path):
+            problems.append(f"{path} has rank {config.rank_at(path)}, the adapter there only {mine.rank_at(path)}")
     return problems[:10]
+
+
+def fitted(adapter: Adapter, config: LoRAConfig, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Another adapter's arrays at the ranks and scales of the one on the model. Factors of a cell that it leaves alone
+    are zeros; magnitudes of DoRA have no such value, and are missing."""
+    result = dict(arrays)
+    for key, parameter in adapter.tensors().items():
+        path, axis = next(((key[: -len(end)], axis) for end, axis in RANK_AXIS.items() if key.endswith(end)), ("", 0))
+        if not path:
+            continue
+        array = arrays.get(key, np.zeros(parameter.shape, np.float32))
+        widths = [(0, 0)] * array.ndim
+        widths[axis] = (0, parameter.shape[axis] - array.shape[axis])
+        ratio = config.scale_at(path) / adapter.config.scale_at(path) if axis else 1
+        result[key] = np.pad(array, widths) * np.float32(ratio)
+    return result

@@ -169,8 +169,8 @@ def extended(found: tuple[int, ...], base: tuple[int, ...]) -> str:
     if len(found) != 2 or found[1:] != base[1:]:
         return ""
     return (
-        f"; the adapter's vocabulary has {found[0]} tokens, the base's {base[0]}: give the base as many in transformers "
-        "(resize_token_embeddings, save_pretrained)"
+        f"; the adapter's vocabulary has {found[0]} tokens, the base's {base[0]}: give the base as many in "
+        "transformers (resize_token_embeddings, save_pretrained)"
     )
 
 

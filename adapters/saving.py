@@ -287,8 +287,8 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
 
 
 def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A file's arrays as the modules hold them. Embedding and head that PEFT wrote beside them (`fitting.add_whole`) are
-    left out where they are the base's own."""
+    """A file's arrays as the modules hold them. Embedding and head that PEFT wrote beside them (`fitting.add_whole`)
+    are left out where they are the base's own."""
     cells = dict(model.cells_and_names())
 
     def is_the_bases(key: str, array: np.ndarray) -> bool:

@@ -20,7 +20,7 @@ from model_zoo.configs import Config
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
 
-MERGE = "merge it (pet export --format merged)"
+MERGE = "merge it (pet export --format merged; for llama.cpp --format gguf)"
 # why no program of these has a place for a change
 REFUSED = {
     "ia3": "IA3's factors are no product of two matrices",
