@@ -298,7 +298,7 @@ def unpacked(model, config, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
             weight is not None
             and not saved_in_full(config, path)
             and tuple(weight.shape) == array.shape
-            and np.array_equal(as_float32(read_parameter(weight)), array)
+            and np.array_equal(read_parameter(weight).astype(np.float32), array)
         )
 
     with registry(model).disabled():
