@@ -135,9 +135,8 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
         return fetch(hub)[0]
     around = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     candidates = around if os.sep in text and around else [*bundled, *presets, *around]
-    raise InputError(
-        f"model {text!r}: no such directory, and no bundled model has this name{nearest(path.name, candidates)}"
-    )
+    bundle = "" if candidates is around else ", and no bundled model has this name"
+    raise InputError(f"model {text!r}: no such directory{bundle}{nearest(path.name, candidates)}")
 
 
 def model_config(name: str | os.PathLike) -> dict[str, Any]:

@@ -83,6 +83,15 @@ def test_page(page, tmp_path, monkeypatch, capsys):
             assert code == 0, (line, capsys.readouterr().err)
 
 
+def test_a_reader_of_several_pages_finds_no_place_taken():
+    """Commands write where no other page does: what is there is not overwritten."""
+    places: dict[str, str] = {}
+    for page in PAGES:
+        for _, text in filter(lambda block: block[0] in ("sh", "text"), blocks(page)):
+            for place in re.findall(r"(?:--output |output\.dir=|recipes copy \S+ )(\S+)", text):
+                assert places.setdefault(place, page) == page, place
+
+
 def test_what_does_not_run_here_is_marked():
     """CONTRIBUTING.md and ARCHITECTURE.md are for those who work on this library."""
     for path in DOCUMENTS:

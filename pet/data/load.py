@@ -113,7 +113,7 @@ def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tupl
     row_of = row_of.reshape(-1)
     rows = int(row_of.max()) + 1 if len(row_of) else 0
     if rows < 2:
-        raise InputError(f"data.eval_fraction: {rows} rows cannot be divided into two parts")
+        raise InputError(f"data.eval_fraction: rows to hold some out of: {rows}; at least 2 were expected")
     held = min(max(1, round(rows * fraction)), rows - 1)
     chosen = np.zeros(rows, bool)
     chosen[np.random.default_rng([seed, 0x5EED]).permutation(rows)[:held]] = True
