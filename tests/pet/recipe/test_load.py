@@ -336,7 +336,7 @@ def test_all_problems_in_one_report(write):
             "is a file; an adapter's directory",
         ),
         (["train.objective=sigmoid"], "train.objective", "did you mean 'dpo'"),
-        (["model.path=glm_tinny"], "model.path", "no such directory, and no bundled model has this name"),
+        (["model.path=glm_tinny"], "model.path", "no such directory"),
         (["model.path=./hame"], "model.path", "no such directory ("),
         (["model.path=llama_7b"], "model.path", "weights are not bundled"),
         (["model.path=home"], "model.path", "no config.json"),
