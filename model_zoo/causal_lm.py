@@ -14,7 +14,7 @@ from model_zoo.ends import listed_ends
 from model_zoo.engine import set_kernels
 from model_zoo.errors import InputError
 from model_zoo.factory import CellFactory
-from model_zoo.inputs import as_int_tensor
+from model_zoo.inputs import as_int_tensor, check_runs
 from model_zoo.layers import Linear, int_range, name_parameters
 from model_zoo.norms import LayerNorm, RMSNorm
 from model_zoo.turns import in_turn
@@ -153,7 +153,8 @@ class CausalLM(nn.Cell):
         return super().__call__(ids, attention_mask, position_ids)
 
     def check_ids(self, ids: Tensor) -> None:
-        """Raises InputError for ids or lengths that the model has no row for."""
+        """Raises InputError for ids or lengths that the model has no row for, or where nothing can be computed."""
+        check_runs(self.dtype)
         values, dims = ids.asnumpy(), self.config.dims
         if values.size == 0:
             raise InputError(f"input_ids is empty: shape {values.shape}")

@@ -31,3 +31,12 @@ def as_int_tensor(name: str, value, rank: int | None) -> Tensor:
     if rank is not None and len(shape) != rank:
         raise InputError(f"{name} has shape {tuple(shape)}; (batch, length) expected")
     return value
+
+
+def check_runs(dtype) -> None:
+    """Raises InputError for a type that the device has no operators for: MindSpore has few of bfloat16 on a CPU."""
+    if dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
+        raise InputError(
+            "dtype bfloat16: MindSpore cannot compute in it on a CPU; dtype auto keeps weights in the 16 bits of their "
+            "file, and computes in float32"
+        )

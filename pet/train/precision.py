@@ -11,6 +11,7 @@ from mindspore import nn, ops
 from adapters.apply import trainable_parameters
 from model_zoo.engine import Rounded, Widened, bf16_speedup, no_bf16, set_kernels
 from model_zoo.errors import InputError
+from model_zoo.inputs import check_runs
 from model_zoo.layers import AttentionCore, Conv1D, Linear, is_product
 from model_zoo.quantization.cells import PackedProduct
 from model_zoo.storage import widen_trained
@@ -93,8 +94,9 @@ def prepare_model(model: nn.Cell, settings, distributed) -> Precision:
         The precision chosen.
 
     Raises:
-        InputError: bf16 is asked for and not there.
+        InputError: bf16 is asked for and not there, or is the model's own type.
     """
+    check_runs(getattr(model, "dtype", None))
     widen_trained(model, trainable_parameters(model))
     precision = choose_precision(settings.precision)
     set_precision(model, precision.name)

@@ -78,12 +78,16 @@ def load_model(recipe):
     """The recipe's base model: published weights, or random ones where it says ``from_scratch``.
 
     Raises:
-        InputError: no such model, or ``from_scratch`` with a name that says no sizes.
+        InputError: no such model, ``from_scratch`` with a name that says no sizes, or a type that the device cannot
+            compute in.
     """
+    from model_zoo.auto import compute_type
+    from model_zoo.inputs import check_runs
     from pet.auto import AutoModel
     from pet.names import find_model, preset_names
 
     section = recipe.model
+    check_runs(compute_type(section.dtype))
     if not section.from_scratch:
         quantization = section.quantization.settings()
         if not section.config:

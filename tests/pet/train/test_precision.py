@@ -12,8 +12,10 @@ from model_zoo import engine
 from model_zoo.auto import AutoModel
 from model_zoo.engine import speed
 from model_zoo.errors import InputError
+from pet.recipe.loading import from_dict
 from pet.train import precision
 from pet.train.precision import NarrowProduct, set_precision, set_recompute
+from pet.train.prepare import load_model
 from pet.train.trainer import Trainer
 
 
@@ -165,3 +167,17 @@ def test_half_precision_is_taken_back(fixtures):
     once = narrow()
     set_precision(model, "fp32")
     assert once > 10 and narrow() == 0
+
+
+def test_bfloat16_as_a_models_own_type_is_refused_where_nothing_computes_in_it(fixtures):
+    """On a CPU such a model can be loaded, saved and merged."""
+    path = str(fixtures / "llama_gqa")
+    model = AutoModel.from_pretrained(path, dtype="bfloat16")
+    for run in (
+        lambda: model([[1, 2]]),
+        lambda: model.generate([[1, 2]]),
+        lambda: Trainer(model, [{"input_ids": [[1, 2]], "labels": [[1, 2]]}], steps=1),
+        lambda: load_model(from_dict({"model": {"path": path, "dtype": "bfloat16"}}, check_files=False)),
+    ):
+        with pytest.raises(InputError, match="dtype bfloat16: MindSpore cannot compute in it on a CPU; dtype auto"):
+            run()
