@@ -469,7 +469,7 @@ def test_a_held_out_part(write, letters, settings):
     assert spelled(split_dataset(dataset, 0.25, seed=3)[1]) == spelled(held)
     assert spelled(split_dataset(dataset, 0.25, seed=4)[1]) != spelled(held)
     assert held.where(0).startswith(str(path))
-    with pytest.raises(InputError, match="1 rows at least 2 were expected"):
+    with pytest.raises(InputError, match="rows to hold some out of: 1; at least 2 were expected"):
         split_dataset(TokenDataset.from_samples([([1, 2], [1, 1])]), 0.5)
 
 
