@@ -154,7 +154,7 @@ def schedule_of_transformers(t: Translation, name: str, given: Mapping[str, Any]
         given: the file's settings, ``lr_scheduler_kwargs`` among them: an object, or text that holds one.
     """
     word = str(getattr(given.get(name), "value", given.get(name))).lower()
-    own, written, schedule = {}, given.get("lr_scheduler_kwargs") or {}, t.get("train.schedule")
+    own, written = {}, given.get("lr_scheduler_kwargs") or {}
     with t.reading("lr_scheduler_kwargs", written):
         own.update(json.loads(written) if isinstance(written, str) else written)
     t.put("train.warmup_like", "transformers")
@@ -164,10 +164,7 @@ def schedule_of_transformers(t: Translation, name: str, given: Mapping[str, Any]
         own.setdefault(setting, value)
     for setting, value in own.items():
         where = f"lr_scheduler_kwargs.{setting}"
-        rule = SCHEDULE_NUMBERS.get((schedule, setting))
-        if setting in ("min_lr", "min_lr_rate") and word != "cosine_with_min_lr":
-            rule = None
-        if rule:
+        if rule := SCHEDULE_NUMBERS.get((word, setting)):
             with t.reading(where, value):
                 rule(t, where, value)
         elif value is not None:
@@ -188,12 +185,12 @@ NEEDED = {"cosine_with_min_lr": ("min_lr", "min_lr_rate"), "warmup_stable_decay"
 """Numbers, one of which these have to be given there."""
 
 SCHEDULE_NUMBERS = {
-    ("cosine", "min_lr"): final_rate,
-    ("cosine", "min_lr_rate"): number("train.final_ratio"),
-    ("cosine_restarts", "num_cycles"): number("train.cycles", int),
+    ("cosine_with_min_lr", "min_lr"): final_rate,
+    ("cosine_with_min_lr", "min_lr_rate"): number("train.final_ratio"),
+    ("cosine_with_restarts", "num_cycles"): number("train.cycles", int),
     ("polynomial", "power"): number("train.power"),
     ("polynomial", "lr_end"): final_rate,
-    ("wsd", "num_decay_steps"): number("train.decay", int),
-    ("wsd", "decay_type"): choice("train.decay_shape", _words(dict.fromkeys(DESCENTS, ""))),
+    ("warmup_stable_decay", "num_decay_steps"): number("train.decay", int),
+    ("warmup_stable_decay", "decay_type"): choice("train.decay_shape", _words(dict.fromkeys(DESCENTS, ""))),
 }
-"""What ``lr_scheduler_kwargs`` may hold, by the recipe's schedule and the name there."""
+"""What ``lr_scheduler_kwargs`` may hold, by the schedule's name there and the number's."""
