@@ -97,6 +97,18 @@ void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t c
     }
 }
 
+void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
+    uint16_t pairs[2][BF16_DEPTH * BF16_COLUMNS];
+    if (columns <= BF16_COLUMNS) memset(pairs[1], 0, sizeof pairs[1]);
+    bf16_same_pairs(from, row, depth, columns, pairs[0], BF16_DEPTH * BF16_COLUMNS);
+    for (int half = 0; half < 2; half++) {
+        floats square[LANES];
+        memcpy(square, pairs[half], sizeof square);
+        turn_square(square);
+        memcpy(to + half * BF16_COLUMNS * BF16_DEPTH, square, sizeof square);
+    }
+}
+
 /* A pair lies together in a row: pairs are turned as if each were one number. */
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {
     uint32_t some = depth < BF16_DEPTH ? (1u << depth) - 1 : ~0u;
@@ -263,6 +275,7 @@ void bf16_same_rows(const void *from, int64_t row, int64_t rows, int64_t depth, 
 void bf16_pairs(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to) {}
 void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to, int64_t apart) {}
+void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to) {}
 void bf16_product(int64_t rows, int64_t columns, const struct bf16_part *of) {}
 #endif

@@ -41,6 +41,9 @@ void bf16_same_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t c
 /* (depth, BF16_COLUMNS) numbers, at most BF16_DEPTH deep, as BF16_COLUMNS rows of a strip: their columns. */
 void bf16_columns(const float *from, int64_t row, int64_t depth, uint16_t *to);
 
+/* The same of up to 2·BF16_COLUMNS columns of numbers that are in bfloat16: as many rows, and zeros for those that are missing. */
+void bf16_same_columns(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
+
 /* BF16_COLUMNS columns, or fewer, of (columns, depth) numbers in bfloat16, whose rows are `row` apart, as pairs likewise. */
 void bf16_turned_pairs(const uint16_t *from, int64_t row, int64_t depth, int64_t columns, uint16_t *to);
 

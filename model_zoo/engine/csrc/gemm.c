@@ -337,19 +337,25 @@ static void turn_rows(void *arguments, int64_t first, int64_t last) {
 /* The left factor is turned, some of its depth and rows at a time. */
 int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows, int64_t columns, int64_t depth, int how) {
     if (depth == 0) return one((struct numbers){c}, rows, columns, how, (struct term){.b = b});
+    int bf16 = how & IN_BF16, unit = bf16 ? BF16_ROWS : CHUNK;
     for (int64_t k = 0; k < depth; k += MOST_DEPTH) {
-        struct turning of = {.row = rows, .depth = least(depth - k, MOST_DEPTH)};
-        of.wide = up_to_lanes(of.depth);
-        for (int64_t row = 0; row < rows; row += of.rows) {
-            of.rows = least(rows - row, TURNED / of.wide / CHUNK * CHUNK);
-            of.a = (struct numbers){place_of(a, k * rows + row), a.low};
-            if (!(of.to = pet_scratch(1, of.rows * of.wide * 4))) return 1;
-            pet_parallel(turn_rows, &of, (of.rows + CHUNK - 1) / CHUNK, 1);
-            struct part part = {.a = {of.to}, .b = b, .b_first = k, .a_row = of.wide, .depth = of.depth};
-            struct numbers to = {c + row * columns};
+        int64_t deep = least(depth - k, MOST_DEPTH), wide = bf16 ? up_to_pairs(deep) : up_to_lanes(deep), some;
+        for (int64_t row = 0; row < rows; row += some) {
+            some = least(rows - row, TURNED / wide / unit * unit);
+            struct numbers from = {place_of(a, k * rows + row), a.low}, to = {c + row * columns};
+            void *turned = pet_scratch(1, bf16 ? (some + BF16_ROWS) * wide * 2 : some * wide * 4);
+            if (!turned) return 1;
+            if (bf16) {
+                round_columns(from, rows, some, deep, turned);
+            } else {
+                struct turning of = {from, turned, rows, some, deep, wide};
+                pet_parallel(turn_rows, &of, (some + CHUNK - 1) / CHUNK, 1);
+            }
+            struct part part = {.a = {bf16 ? NULL : turned}, .rounded = bf16 ? turned : NULL, .b = b, .b_first = k,
+                                .a_row = wide, .depth = deep};
             struct sum sum = {.c = to, .before = to, .columns = columns, .panel = least(up_to_lanes(columns), PANEL),
-                              .depth = of.depth, .add = how & ADDS || k > 0, .bf16 = how & IN_BF16, .count = 1, .parts = {part}};
-            if (columns > 0 && add_up(&sum, 1, of.rows)) return 1;
+                              .depth = deep, .add = how & ADDS || k > 0, .bf16 = bf16, .count = 1, .parts = {part}};
+            if (columns > 0 && add_up(&sum, 1, some)) return 1;
         }
     }
     return 0;

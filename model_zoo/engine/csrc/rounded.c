@@ -107,7 +107,7 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
     for (int i = 0; i < count; i++)
         for (struct part *part = sums[i].parts; part < sums[i].parts + sums[i].count; part++) {
             int known = 0;
-            if (in_place(part)) continue;
+            if (part->rounded || in_place(part)) continue;
             while (known < of.count && (of.parts[known]->a.at != part->a.at || of.parts[known]->depth != part->depth)) known++;
             if (known == of.count) of.parts[of.count++] = part, width += up_to_pairs(part->depth);
         }
@@ -125,6 +125,31 @@ int round_lefts(struct sum *sums, int count, int64_t rows) {
                     part->rounded = of.parts[known]->rounded;
     pet_parallel(round_strips, &of, strips, rows_at_once(BF16_ROWS * width));
     return 0;
+}
+
+struct columns {
+    struct numbers a;
+    int64_t row, rows, depth;
+    uint16_t *to;
+};
+
+static void turn_strips(void *arguments, int64_t first, int64_t last) {
+    struct columns *of = arguments;
+    for (int64_t column = first * BF16_ROWS; column < least(last * BF16_ROWS, of->rows); column += BF16_ROWS)
+        for (int64_t k = 0; k < of->depth; k += BF16_DEPTH) {
+            uint16_t room[BF16_DEPTH * BF16_ROWS];
+            const uint16_t *from = place_of(of->a, k * of->row + column);
+            int64_t some = least(of->rows - column, BF16_ROWS), deep = least(of->depth - k, BF16_DEPTH), row = of->row;
+            for (int64_t i = 0; i < deep && !of->a.low; i++)
+                put_back((struct numbers){room, 1}, i * BF16_ROWS, some, (const float *)from + i * row);
+            if (!of->a.low) from = room, row = BF16_ROWS;
+            bf16_same_columns(from, row, deep, some, of->to + column * up_to_pairs(of->depth) + k * BF16_ROWS);
+        }
+}
+
+void round_columns(struct numbers a, int64_t row, int64_t rows, int64_t depth, uint16_t *to) {
+    struct columns of = {a, row, rows, depth, to};
+    pet_parallel(turn_strips, &of, (rows + BF16_ROWS - 1) / BF16_ROWS, 1);
 }
 
 PET_KERNEL(product_of_rows_bf16) { return product_kernel(params, shapes, dtypes, 2, 1, IN_BF16); }

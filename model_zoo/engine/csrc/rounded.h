@@ -11,6 +11,9 @@ int64_t rounded_depth(const struct sum *of);
 /* Rounds the left factors of some sums of as many rows. Gives 0, or 1 when there is no memory. */
 int round_lefts(struct sum *sums, int count, int64_t rows);
 
+/* A left factor (depth, rows) whose lines are `row` apart, turned and rounded: strips for a part's `rounded`. */
+void round_columns(struct numbers a, int64_t row, int64_t rows, int64_t depth, uint16_t *to);
+
 /* The columns of a panel from all parts, one below the other. */
 void copy_pairs(const struct sum *of, int64_t column, uint16_t *to);
 
