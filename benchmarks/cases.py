@@ -121,7 +121,7 @@ def token_batch(case: Case) -> np.ndarray:
     return np.random.default_rng(0).integers(3, vocabulary, (case.batch, case.length)).astype(np.int32)
 
 
-def documents(case: Case, count: int = 64) -> list[tuple[np.ndarray, np.ndarray]]:
+def documents(case: Case, count: int = 32) -> list[tuple[np.ndarray, np.ndarray]]:
     """Documents with the lengths of an Alpaca-style set: log-normal, mean about 248 tokens, at most one row.
 
     Returns:

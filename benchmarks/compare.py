@@ -42,11 +42,9 @@ AGAIN = {"train": 4, "packed": 0, "decode": 1}
 """Turns of one step, pass or generation behind a side's first one, by kind of case; the fastest of them is what a peer
 is chosen by. A pass over the documents is long enough for its first steps not to count."""
 
-ROUNDS = {"train": 5, "packed": 3, "decode": 5}
-"""By kind of case."""
-
-LONG = 1.0
-"""Seconds that a training step may take before a turn has one of them instead of two."""
+ROUNDS, FEW_ROUNDS, LONG = 5, 3, 1.0
+"""Rounds of a case; and those of one in which some side takes so many seconds for a step, generation or pass: what is
+long is disturbed less."""
 
 CORES = sorted(os.sched_getaffinity(0))
 """The cores that all sides run on: all, or those that `taskset` leaves."""
@@ -123,14 +121,15 @@ class Run:
     Args:
         name: of the case.
         directory: of bases and adapters; what an earlier case has left there is used again.
-        rounds, steps: how many rounds there are, and how many training steps a turn has; 0 as `ROUNDS` and `LONG` say.
+        rounds: how many there are; 0 as `ROUNDS` says.
+        steps: training steps of a turn.
         threads: of each side.
         quick: leave out the sides that take long to begin.
     """
 
     def __init__(self, name: str, directory: Path, rounds: int, steps: int, threads: int, quick: bool):
         self.name, self.case, self.threads = name, CASES[name], threads
-        self.rounds, self.steps, self.quick = rounds or ROUNDS[self.case.kind], steps, quick
+        self.rounds, self.steps, self.quick = rounds, steps if self.case.kind == "train" else 1, quick
         self.directory = directory / "-".join([self.case.model, *self.case.targets, *["dora"] * self.case.dora])
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if not self.directory.exists():
@@ -184,13 +183,12 @@ class Run:
             tried, peers = self.chosen(workers, firsts)
             for name in ours:  # one after the other: a process that starts would disturb the others' first step
                 workers[name], firsts[name] = self.start(name)
-            count = 1
-            if self.case.kind == "train":
-                count = self.steps or (2 if max(first["quickest"] for first in firsts.values()) < LONG else 1)
+            longest = max(first["quickest"] for first in firsts.values())
+            rounds = self.rounds or (FEW_ROUNDS if longest > LONG else ROUNDS)
             seconds = {name: [] for name in workers}
-            for _, name in itertools.product(range(self.rounds), workers):
-                answers[name] = workers[name].turn(count)
-                seconds[name].append(answers[name]["seconds"] / count)
+            for _, name in itertools.product(range(rounds), workers):
+                answers[name] = workers[name].turn(self.steps)
+                seconds[name].append(answers[name]["seconds"] / self.steps)
                 others.append(answers[name]["others"])
         finally:
             for worker in workers.values():
@@ -211,7 +209,7 @@ class Run:
             "first_seconds": {name: first["seconds"] for name, first in firsts.items()},
             "start_seconds": {name: first["start"] for name, first in firsts.items()},
             "useful_tokens": answers[ours[0]].get("useful_tokens"),
-            "rounds": self.rounds,
+            "rounds": rounds,
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
             "others": busy,
         }
@@ -247,8 +245,8 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"default all: {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=0, help="default 5, of whole passes over documents 3")
-    parser.add_argument("--steps", type=int, default=0, help="training steps per turn; default 1 or 2 by their seconds")
+    parser.add_argument("--rounds", type=int, default=0, help="default 5, or 3 where they take long")
+    parser.add_argument("--steps", type=int, default=1, help="training steps per turn")
     parser.add_argument("--threads", type=int, default=len(CORES))
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(QUICK)} alone, three rounds, without torch.compile"
