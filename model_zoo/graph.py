@@ -39,7 +39,7 @@ class Graph(nn.Cell):
         return self.function(*arguments)
 
     def tick(self, arguments) -> None:
-        progress.tick((Graph, self.number, *(argument.shape for argument in arguments)))
+        progress.tick((Graph, self.number, *(getattr(argument, "shape", None) for argument in arguments)))
 
     @ms.jit(jit_level="O0")
     def construct(self, *arguments):

@@ -65,11 +65,11 @@ class RotaryTable(nn.Cell):
         self.scale = scale
         lanes = np.concatenate([frequencies, frequencies]) if form == "half" else np.repeat(frequencies, 2)
         self.lanes = Tensor(lanes.astype(np.float32))
-        self.cast, self.reshape, self.cos, self.sin = ops.Cast(), ops.Reshape(), ops.Cos(), ops.Sin()
+        self.reshape, self.cos, self.sin = ops.Reshape(), ops.Cos(), ops.Sin()
 
     def construct(self, positions):
         batch, length = positions.shape
-        angles = self.reshape(self.cast(positions, ms.float32), (batch, 1, length, 1)) * self.lanes
+        angles = self.reshape(positions, (batch, 1, length, 1)) * self.lanes  # widened on the way
         cosine, sine = self.cos(angles), self.sin(angles)
         return (cosine, sine) if self.scale == 1.0 else (cosine * self.scale, sine * self.scale)
 

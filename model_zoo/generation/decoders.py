@@ -156,13 +156,14 @@ class CachedDecoder:
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
-        columns = eager_columns(ids.shape[1]) if self.eager(self.prefill) else self.prompt
+        eager = self.eager(self.prefill)
+        columns = eager_columns(ids.shape[1]) if eager else self.prompt
         extra = columns - ids.shape[1]
         fill = ids[:, :1]  # any valid id: it is hidden
         ids = np.concatenate([np.repeat(fill, extra, 1), ids], 1)
         mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
-        prompt = Tensor(ids.astype(np.int32)), Tensor(mask.astype(np.int32))
-        logits, position = self.run(self.prefill, *prompt, Tensor([0], ms.int32))
+        seen = None if eager and mask.all() else Tensor(mask.astype(np.int32))
+        logits, position = self.run(self.prefill, Tensor(ids.astype(np.int32)), seen, Tensor([0], ms.int32))
         virtual = self.model.virtual_tokens
         self.position = position.asnumpy()[..., -1]
         self.column = virtual + ids.shape[1]
