@@ -127,7 +127,7 @@ def describe(
         length: tokens in a row; ``None`` is 512, or the model's context where that is shorter.
         dtype: type that the base is held in; ``None`` is the one its configuration names. What is trained is held in
             float32, with its gradients and optimizer state.
-        optimizer: adamw, adam, lamb (two states each), momentum (one), sgd, adafactor (next to none).
+        optimizer: adamw, adam, lamb (two states each), momentum, lion (one), sgd, adafactor (next to none).
         recompute: keep only each layer's input, and compute the rest again in the backward pass.
         quantization: what of the base is to be packed in 8 or 4 bits, where its files hold it wide; activations are
             then float32.

@@ -9,7 +9,7 @@ class TrainSettings(TypedDict, total=False):
     batch_size: int
     accumulation: int
     learning_rate: float
-    optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "adafactor"]
+    optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "lion", "adafactor"]
     betas: list[float]
     eps: float
     weight_decay: float

@@ -52,6 +52,7 @@ OPTIMIZERS = _words(
         "adamw": "adamw_torch adamw_torch_fused adamw_torch_4bit adamw_torch_8bit adamw_apex_fused adamw_hf adamw_8bit "
         "adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit adamweightdecay fusedadamweightdecay fp32adamweightdecay "
         "fp32_adamw adamweightdecayx fp32stateadamweightdecay pmaadamw",
+        "lion": "lion_32bit lion_8bit paged_lion_32bit paged_lion_8bit lion_pytorch",
         **dict.fromkeys(("adam", "adafactor", "lamb", "sgd", "momentum"), ""),
     }
 )

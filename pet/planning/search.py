@@ -23,7 +23,7 @@ from pet.planning.cluster import Cluster
 from pet.planning.operations import flops
 from pet.planning.traffic import Steps, Traffic, owner_loads, step_traffic, trained_size
 
-OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "momentum": 1, "sgd": 0, "adafactor": 0}
+OPTIMIZER_STATES = {"adamw": 2, "adam": 2, "lamb": 2, "lion": 1, "momentum": 1, "sgd": 0, "adafactor": 0}
 """float32 values that an optimizer keeps for each trained parameter; adafactor's rows and columns are next to none."""
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")

@@ -139,7 +139,7 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
 
 USERS = {
     "momentum": (("momentum",), "optimizer"),
-    "betas": (("adamw", "adam", "lamb"), "optimizer"),
+    "betas": (("adamw", "adam", "lamb", "lion"), "optimizer"),
     "eps": (("adamw", "adam", "lamb"), "optimizer"),
     "cycles": (("cosine_restarts",), "schedule"),
     "power": (("polynomial",), "schedule"),

@@ -49,18 +49,20 @@ class Train(Section):
     learning_rate: float = Field(
         2e-4, gt=0, description="Peak learning rate. 2e-4 suits LoRA; full fine-tuning wants about a tenth."
     )
-    optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "adafactor"] = Field(
+    optimizer: Literal["adamw", "adam", "sgd", "momentum", "lamb", "lion", "adafactor"] = Field(
         "adamw", description="Optimizer; adamw matches torch's AdamW."
     )
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         default_factory=lambda: [0.9, 0.999],
         min_length=2,
         max_length=2,
-        description="Exponential decay rates of the moments, for adamw, adam and lamb.",
+        description="Decay rates of the moments, for adamw, adam, lamb and lion, whose paper has 0.9, 0.99.",
     )
     eps: float = Field(1e-8, gt=0, description="Added to the denominator, for adamw, adam and lamb.")
     weight_decay: float = Field(
-        0.0, ge=0, description="Decoupled in adamw, lamb and adafactor; added to the gradient in adam, sgd, momentum."
+        0.0,
+        ge=0,
+        description="Added to the gradient in adam, sgd and momentum, decoupled in all others.",
     )
     decay_vectors: bool = Field(
         False, description="Apply weight decay to biases and norms (one-dimensional parameters) too."

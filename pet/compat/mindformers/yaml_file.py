@@ -19,6 +19,7 @@ from pet.compat.mindformers.training_arguments import LIKE, TABLE as ARGUMENTS
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import ANY_LAYOUT, EVALUATIONS, OWN_STEP, SCHEDULES, elsewhere, per_process, picked, same
 from pet.recipe.callback_names import translate_callbacks
+from pet.recipe.rules import USERS
 from pet.recipe.translation import NOT_GIVEN, Ignored, Refused, Translation
 
 LOADERS = Ignored("rows are read and packed by this library")
@@ -115,8 +116,8 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         t.apply({**(DEFAULTS.get(name, {}) if section else {}), **section}, table, f"{name}.")
     t.put("train.warmup_like", LIKE if "train.warmup" in t.settings else None)
     _model(t, values, "load_checkpoint" in changes)
-    if t.get("train.optimizer") not in (None, "adamw", "adam", "lamb"):
-        t.drop("train.betas", "train.eps")
+    chosen = t.get("train.optimizer") or "adamw"
+    t.drop(*(f"train.{name}" for name in ("betas", "eps") if chosen not in USERS[name][0]))
     _layout(t, values)
     for name, key in (("train_dataset", "data.train"), ("eval_dataset", "data.eval")):
         _data(t, _section(t, values, name), key)

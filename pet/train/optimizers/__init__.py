@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model_zoo.errors import InputError, nearest
+from pet.recipe.rules import USERS
 from pet.train.optimizers.adafactor import Adafactor
 from pet.train.optimizers.base import Optimizer
-from pet.train.optimizers.formulas import SGD, Adam, AdamW, Lamb, Momentum
+from pet.train.optimizers.formulas import SGD, Adam, AdamW, Lamb, Lion, Momentum
 from pet.train.segments import Segment
 
-OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "lamb": Lamb, "sgd": SGD, "momentum": Momentum, "adafactor": Adafactor}
+OPTIMIZERS = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "lamb": Lamb,
+    "lion": Lion,
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adafactor": Adafactor,
+}
 
 
 def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) -> Optimizer:
@@ -21,9 +30,6 @@ def make_optimizer(train, segments: Sequence[Segment], compiled: bool = True) ->
     """
     if train.optimizer not in OPTIMIZERS:
         raise InputError(f"unknown optimizer {train.optimizer!r}{nearest(train.optimizer, OPTIMIZERS)}")
-    chosen, settings = OPTIMIZERS[train.optimizer], {}
-    if issubclass(chosen, AdamW):
-        settings = {"betas": tuple(train.betas), "eps": train.eps}
-    elif chosen is Momentum:
-        settings = {"momentum": train.momentum}
-    return chosen(segments, **settings, compiled=compiled)
+    chosen = OPTIMIZERS[train.optimizer]
+    own = (name for name in ("betas", "eps", "momentum") if train.optimizer in USERS[name][0])
+    return chosen(segments, **{name: getattr(train, name) for name in own}, compiled=compiled)

@@ -108,6 +108,36 @@ class Momentum(SGD):
         return with_momentum
 
 
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023): the sign of a running mean of gradients, with decoupled weight decay. It keeps half of
+    AdamW's state, and wants a third to a tenth of its learning rate.
+
+    Args:
+        betas: what is kept of the mean in the step's direction, and in the state. The paper has 0.9 and 0.99,
+            transformers AdamW's.
+    """
+
+    slots = ("exp_avg",)
+
+    def __init__(self, segments, betas=(0.9, 0.99), compiled: bool = True):
+        self.betas = tuple(betas)
+        super().__init__(segments, compiled)
+
+    def scalars(self, learning_rate, weight_decay, step):
+        return learning_rate, 1.0 - learning_rate * weight_decay
+
+    def rule(self, segment, state):
+        average, (ahead, kept) = state["exp_avg"], self.betas
+
+        def lion(weights, gradient, scalars):
+            learning_rate, keep = scalars
+            direction = ops.sign(average * ahead + gradient * (1.0 - ahead))
+            weights = weights * keep - learning_rate * direction
+            return ops.depend(weights, ops.assign(average, average * kept + gradient * (1.0 - kept)))
+
+        return lion
+
+
 def _trusted(learning_rate, weights, update):
     """Lamb's step of one tensor: the update is given the length of the weights."""
     weight_norm = ops.sqrt((weights * weights).sum())

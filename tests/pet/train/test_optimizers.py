@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor
 
 from model_zoo.errors import InputError
-from pet.train.optimizers import SGD, Adafactor, Adam, AdamW, Lamb, Momentum
+from pet.train.optimizers import SGD, Adafactor, Adam, AdamW, Lamb, Lion, Momentum
 from pet.train.segments import make_segments
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (5, 3), "a.bias": (6,)}
@@ -87,6 +87,12 @@ def lamb(weight, gradient, state, rate, decay, step):
     return weight - rate * np.linalg.norm(weight) / np.linalg.norm(update) * update
 
 
+def lion(weight, gradient, state, rate, decay, step):
+    mean = state.get("m", 0)
+    state["m"] = 0.99 * mean + 0.01 * gradient
+    return weight * (1 - rate * decay) - rate * np.sign(0.9 * mean + 0.1 * gradient)
+
+
 def adafactor(weight, gradient, state, rate, decay, step):
     keep = 1 - step**-0.8
     square = gradient.astype(np.float64) ** 2 + 1e-30
@@ -109,6 +115,7 @@ def adafactor(weight, gradient, state, rate, decay, step):
         (SGD, sgd, {}),
         (Momentum, momentum, {"momentum": 0.8}),
         (Lamb, lamb, {}),
+        (Lion, lion, {}),
         (Adafactor, adafactor, {}),
     ],
 )
@@ -159,7 +166,7 @@ def test_in_place_as_operator_by_operator(dtype):
         assert np.array_equal(one.state_arrays()[name], expected), name
 
 
-@pytest.mark.parametrize("kind", [AdamW, Momentum, Adafactor])
+@pytest.mark.parametrize("kind", [AdamW, Momentum, Lion, Adafactor])
 def test_a_loaded_state_goes_on_bit_for_bit(kind):
     whole, _ = run(kind, steps=9)
     trained = parameters()
