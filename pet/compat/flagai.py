@@ -206,9 +206,10 @@ class Trainer:
         elif self.env_type != "standalone" and "num_gpus" in self.settings and nodes * gpus != size:
             t.refuse("num_gpus", f"{nodes} machines x {gpus} are {nodes * gpus} processes, but the job has {size}")
         tensor = int(self.settings.get("model_parallel_size") or 1)
-        if self.env_type != "hybrid" and tensor > 1:
-            t.refuse("model_parallel_size", f"{tensor}: needs env_type='hybrid'")
-        elif self.env_type == "standalone" and size > 1:
+        if tensor > 1 and self.env_type != "hybrid":
+            t.ignore("model_parallel_size", "layers are divided where env_type is deepspeed+mpu or hybrid")
+            tensor = 1
+        if self.env_type == "standalone" and size > 1:
             t.refuse("env_type", f"standalone, but the job has {size} processes; use data_parallel")
         elif size % tensor:
             t.refuse("model_parallel_size", f"{tensor} does not divide the job's {size} processes")

@@ -32,5 +32,3 @@ def test_environments_and_settings():
         Trainer(env_type="pytorchDP")
     with pytest.raises(InputError, match=r"learning_rat.* is not known"):
         Trainer(learning_rat=1)
-    with pytest.raises(InputError, match="needs env_type='hybrid'"):
-        Trainer(env_type="pytorchDDP", model_parallel_size=2)

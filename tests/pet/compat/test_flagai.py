@@ -112,7 +112,10 @@ def test_processes_that_cannot_be_started_are_refused(monkeypatch, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             Trainer(**{"env_type": "pytorchDDP", **settings})
-    Trainer(env_type="pytorch", num_gpus=2, hostfile=str(tmp_path / "hosts"))  # one process whatever it says, as FlagAI
+    # one process whatever it says, as FlagAI
+    alone = Trainer(env_type="pytorch", num_gpus=2, hostfile=str(tmp_path / "hosts"), model_parallel_size=2)
+    translation = alone._translation()
+    assert translation.get("parallel.tensor") == 1 and "model_parallel_size" in translation.ignored
     for name, value in {"RANK_ID": "0", "RANK_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="2 machines x 1 are 2 processes, but the job has 4"):
