@@ -78,12 +78,6 @@ def run(tmp_path, launcher: list[str], code: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_collectives(tmp_path):
-    done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], CHECK + "print('all is well')")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all is well" in done.stdout and "all is well" in (tmp_path / "output/log/rank_1/worker.log").read_text()
-
-
 def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
     """As MindFormers' own wrappers start them: one process each, RANK_TABLE_FILE naming addresses of accelerators."""
     devices = [{"device_id": str(rank), "device_ip": "192.1.27.6", "rank_id": str(rank)} for rank in range(2)]
@@ -113,9 +107,9 @@ def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
     assert [worker.returncode for worker in workers] == [0, 0]
 
 
-def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
-    code = (
-        "from pet.parallel.join import join\njob = join()\nfrom pet.parallel import collectives\n"
+def test_collectives_and_a_failing_worker_that_ends_those_that_wait_for_it(tmp_path):
+    code = CHECK + (
+        "print('all is well', flush=True)\n"
         "collectives.barrier()\n"
         "if job.rank == 1:\n"
         "    raise RuntimeError('in the middle of a step')\n"
@@ -123,6 +117,7 @@ def test_a_failing_worker_ends_those_that_wait_for_it(tmp_path):
     )
     done = run(tmp_path, ["pet", "launch", "-n", "2", "--"], code)
     assert done.returncode == 1
+    assert "all is well" in done.stdout and "all is well" in (tmp_path / "output/log/rank_1/worker.log").read_text()
     assert "gave up by itself" not in done.stdout  # the launcher has ended it
     assert "[rank 1] RuntimeError: in the middle of a step" in done.stderr
 
