@@ -33,7 +33,7 @@ from pathlib import Path
 
 RECIPE = ["gpt_lora", "train.epochs=null", "train.steps=6", "train.save_every=3", "eval.every_epochs=null"]
 RECIPE += ["data.eval=null", "eval.metrics=[loss]", "eval.shown_samples=0", "output.dir=run"]
-RECIPE += ["train.batch_size=2", "data.max_samples=24"]
+RECIPE += ["train.batch_size=2", "data.max_samples=24", "adapter.dropout=0.1"]
 RECIPE += ["parallel.data=2", "parallel.shard_optimizer=true"]  # so that both workers write to a checkpoint
 PLACES = {  # a function of the worker's, at which of its calls, and perhaps at the first call of what within
     "starting": ("pet.cli.main:run", 1),
