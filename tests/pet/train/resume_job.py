@@ -1,9 +1,11 @@
 """A small run with everything that a resume must bring back: dropout, noise, accumulation, schedule, evaluation, a loss
 scale that falls and rises, and two adapters, of which a prefix is what a network comes to.
 
-    python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--signal-at N] [--steps N]
+    python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--signal-at N] [--steps N] [--compiled]
 
 ``--die-at N`` kills the process with SIGKILL in the middle of step N: after its gradients, before its update.
+What is restored is there before anything is compiled, and compiling takes longer than the run: so without ``--compiled``
+all of it runs operator by operator.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--signal-at", type=int)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--save-every", type=int, default=2)
+    parser.add_argument("--compiled", action="store_true")
     arguments = parser.parse_args()
     model = AutoModel.from_pretrained(arguments.fixture)
     apply_lora(model, rank=4, dropout=0.3, seed=1)
@@ -74,6 +77,7 @@ def main() -> None:
         weight_decay=0.01,
         seed=3,
         precision="fp16",
+        compiled=arguments.compiled,
         loss_scale={"initial": 2.0**24, "factor": 16.0, "window": 2},
     )
     squares_of = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -44,33 +45,40 @@ def one_layer(tmp_path_factory, fixtures):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, one_layer):
-    """The run that nobody interrupts."""
-    directory = tmp_path_factory.mktemp("whole")
-    done = run(directory, one_layer)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = numbers(directory)
-    assert len(lines) == 8
-    assert len({line[-2] for line in lines}) > 2 and {line[-1] for line in lines} == {True, False}, "the scale moves"
-    return directory
+    """The run that nobody interrupts, with these options."""
+
+    @functools.cache
+    def made(*options: str) -> Path:
+        directory = tmp_path_factory.mktemp("whole")
+        done = run(directory, one_layer, *options)
+        assert done.returncode == 0, done.stderr[-2000:]
+        lines = numbers(directory)
+        assert len(lines) == 8
+        assert len({line[-2] for line in lines}) > 2 and {line[-1] for line in lines} == {True, False}, "the scale moves"
+        return directory
+
+    return made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [[3, 4, 5, 6], pytest.param([1, 2], marks=pytest.mark.full)])
-def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer, steps):
+@pytest.mark.parametrize(
+    ("steps", "options"), [([3, 4, 5, 6], ()), pytest.param([1, 2], ("--compiled",), marks=pytest.mark.full)]
+)
+def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer, steps, options):
     """One run, ended three times: killed (in `full` where nothing is saved yet), told to end by a cluster, and found
     with its last checkpoint damaged."""
     step = random.Random(os.environ.get("PYTEST_RANDOM", "5")).choice(steps)
-    done = run(tmp_path, one_layer, "--die-at", str(step))
+    done = run(tmp_path, one_layer, *options, "--die-at", str(step))
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    done = run(tmp_path, one_layer, "--resume", "--signal-at", "7")
+    done = run(tmp_path, one_layer, *options, "--resume", "--signal-at", "7")
     assert done.returncode == 143, done.stderr[-2000:]
     last = checkpoints(tmp_path / "checkpoints")[-1]
     assert last.name == "step-000007" and json.loads((last / "state.json").read_text())["step"] == 7
     with open(last / "weights.safetensors", "r+b") as file:
         file.seek(-8, os.SEEK_END)
         file.write(b"\x00\x01\x02\x03\x04\x05\x06\x07")
-    done = run(tmp_path, one_layer, "--resume")
+    done = run(tmp_path, one_layer, *options, "--resume")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "step-000007 is damaged: weights.safetensors has changed" in done.stderr
-    assert numbers(tmp_path) == numbers(whole)
-    assert same_weights(tmp_path, whole)
+    assert numbers(tmp_path) == numbers(whole(*options))
+    assert same_weights(tmp_path, whole(*options))
