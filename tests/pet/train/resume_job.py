@@ -4,7 +4,7 @@ scale that falls and rises, and two adapters, of which a prefix is what a networ
     python resume_job.py DIRECTORY FIXTURE [--resume] [--die-at N] [--signal-at N] [--steps N] [--compiled]
 
 ``--die-at N`` kills the process with SIGKILL in the middle of step N: after its gradients, before its update.
-What is restored is there before anything is compiled, and compiling takes longer than the run: so without ``--compiled``
+What is restored is there before anything is compiled, and compiling takes longer than the run: without ``--compiled``
 all of it runs operator by operator.
 """
 
