@@ -107,6 +107,21 @@ def fixtures() -> Path:
 
 
 @pytest.fixture(scope="session")
+def shortened(tmp_path_factory, fixtures):
+    """Gives a reference model without the layers behind the first ones, for what compiles graphs: these take as long as
+    there are layers, and layer after layer is compiled alike."""
+    from first_layers import first_layers
+
+    home = tmp_path_factory.mktemp("shortened")
+
+    def directory(name: str, layers: int = 1) -> Path:
+        place = home / f"{name}_{layers}"
+        return place if place.exists() else first_layers(fixtures / name, place, layers)
+
+    return directory
+
+
+@pytest.fixture(scope="session")
 def own_cache(tmp_path_factory):
     """Makes a user's cache (``XDG_CACHE_HOME``) with nothing in it but the kernels, which take half a minute of a core
     to compile; returns its path."""

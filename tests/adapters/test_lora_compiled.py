@@ -47,8 +47,8 @@ def compare(model, inputs):
     ],
     ids=["gpt2", "glm", "llama"],
 )
-def test_models(fixtures, family, settings):
-    model = pet.AutoModel.from_pretrained(fixtures / family)
+def test_models(shortened, family, settings):
+    model = pet.AutoModel.from_pretrained(shortened(family))
     pet.apply_lora(model, rank=2, **settings)
     randomise(model)
     model.set_train(True)

@@ -28,10 +28,10 @@ def batch_for(model, answers: bool = True) -> list:
 @needs_kernels
 # a head that is the embedding, and one of its own
 @pytest.mark.parametrize("name, answers", [("gpt2", True), ("llama_gqa", True), ("llama_gqa", False)])
-def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers):
+def test_all_gradients_are_those_by_logits(shortened, monkeypatch, name, answers):
     monkeypatch.setattr(engine_loss, "CHUNK_ROWS", 1)
     monkeypatch.setattr(engine_loss, "CHUNK_BYTES", 4 * 4000)  # several pieces
-    model = AutoModel.from_pretrained(fixtures / name)
+    model = AutoModel.from_pretrained(shortened(name))
     weights = ParameterTuple(model.trainable_params())
     batch = batch_for(model, answers)
     assert CausalLM().loss_of_hidden(model) is not None
@@ -46,8 +46,8 @@ def test_all_gradients_are_those_by_logits(fixtures, monkeypatch, name, answers)
 
 @needs_kernels
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_is_measured_is_that_by_logits(fixtures, answers):
-    model = AutoModel.from_pretrained(fixtures / "chatglm2")
+def test_what_is_measured_is_that_by_logits(shortened, answers):
+    model = AutoModel.from_pretrained(shortened("chatglm2"))
     assert CausalLM().measure_of_hidden(model) is not None
     batch = batch_for(model, answers)
     if answers:  # some that are ranked first: what the model itself would say

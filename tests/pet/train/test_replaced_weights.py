@@ -49,10 +49,10 @@ def test_answers_are_those_of_the_new_weights(fixtures):
 
 
 @pytest.mark.parametrize("kind", [AdamW, Momentum])
-def test_steps_and_measurements_are_those_of_the_new_weights(fixtures, kind):
+def test_steps_and_measurements_are_those_of_the_new_weights(shortened, kind):
     found = []
     for compiled, fast in ((True, False), (True, True), (False, False)):
-        model = AutoModel.from_pretrained(fixtures / "gpt2").set_fast(fast)
+        model = AutoModel.from_pretrained(shortened("gpt2")).set_fast(fast)
         apply_lora(model, rank=4, seed=3)
         batch = batch_for(model)
         segments = make_segments([weight for weight in model.get_parameters() if weight.requires_grad])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from first_layers import first_layers
 
 from pet.train.callbacks.records import read_metrics
 from pet.train.checkpoint import checkpoints
@@ -39,8 +38,8 @@ def same_weights(first: Path, second: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def one_layer(tmp_path_factory, fixtures):
-    return first_layers(fixtures / "gpt2", tmp_path_factory.mktemp("base"), 1)
+def one_layer(shortened):
+    return shortened("gpt2")
 
 
 @pytest.fixture(scope="module")
