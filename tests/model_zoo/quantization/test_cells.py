@@ -44,7 +44,8 @@ def test_the_plain_path_is_that_of_the_unpacked_matrix(storage, way):
     before = ms.get_context("mode")
     try:
         ms.set_context(mode=ms.PYNATIVE_MODE if way == "eager" else ms.GRAPH_MODE)
-        for shape in [(40, 96), (33, 64), (5, 32)]:
+        # in a graph the operators are the same: one shape, as each is compiled
+        for shape in [(33, 64)] if way == "graph" else [(40, 96), (33, 64), (5, 32)]:
             cell = packed(storage, shape)
             set_kernels(cell, way == "kernels")
             matrix = cell.dequantized()
@@ -89,7 +90,12 @@ def test_a_kernel_reads_it_as_it_is(storage, precision, monkeypatch):
         for one in (cell, wide):
             model = Output(one)
             set_precision(model, precision)
-            (_, y), gradient = Graph(ms.value_and_grad(model, 0, has_aux=True))(x)
+            step = ms.value_and_grad(model, 0, has_aux=True)
+            if one is cell or precision == "bf16":
+                step = Graph(step)
+            else:  # the same kernel, and nothing to compile
+                set_kernels(model, True)
+            (_, y), gradient = step(x)
             found.append((y.asnumpy(), gradient.asnumpy()))
         for mine, right in zip(*found, strict=True):
             assert np.array_equal(mine, right) if rows == 30 else np.allclose(mine, right, atol=1e-5)
