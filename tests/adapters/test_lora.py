@@ -159,8 +159,8 @@ def test_every_cell_starts_from_a_stream_of_its_own():
 @pytest.mark.cover(pairs=False)  # what the type changes is in the adapter, what the family changes in the cells
 @pytest.mark.parametrize("family", ["gpt2", "llama_gqa"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_dora_is_the_base_at_the_start_compiled_or_not(fixtures, family, dtype):
-    model = pet.AutoModel.from_pretrained(fixtures / family, dtype=dtype)
+def test_dora_is_the_base_at_the_start_compiled_or_not(shortened, family, dtype):
+    model = pet.AutoModel.from_pretrained(shortened(family), dtype=dtype)
     ids = ms.Tensor(IDS.astype(np.int32))
 
     def forward(ids):

@@ -66,8 +66,8 @@ def test_logits_are_those_of_all_columns(model, monkeypatch):
     assert np.abs(found - full).max() < LIMIT and np.array_equal(found.argmax(-1), full.argmax(-1))
 
 
-def test_without_kernels(fixtures, monkeypatch):
-    model = AutoModel.from_pretrained(fixtures / "gemma3")
+def test_without_kernels(shortened, monkeypatch):
+    model = AutoModel.from_pretrained(shortened("gemma3", 3))  # the third sees everything
     pet.apply(model, pet.PromptConfig(length=3))
     ids, mask = rows(2)
     whole = model(ids, mask).asnumpy()[:, -NEW - 1 : -1]
@@ -78,9 +78,9 @@ def test_without_kernels(fixtures, monkeypatch):
 
 
 @pytest.mark.parametrize("active", ["prompt", "mixed", "prefix"])
-def test_what_stands_in_front_is_seen_from_beyond_the_window(active, fixtures):
+def test_what_stands_in_front_is_seen_from_beyond_the_window(active, shortened):
     """A trained prompt, a prompt of its own for each row, a prefix."""
-    model = AutoModel.from_pretrained(fixtures / "mistral")
+    model = AutoModel.from_pretrained(shortened("mistral"))
     generator = np.random.default_rng(4)
     configs = {"long": pet.PromptConfig(length=4), "short": pet.PromptConfig(length=2)}
     for name, config in ({"prefix": pet.PrefixConfig(length=3)} if active == "prefix" else configs).items():

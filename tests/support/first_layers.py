@@ -15,6 +15,8 @@ NAMES = ("num_hidden_layers", "num_layers", "n_layer")
 def config_of(source: Path, layers: int | None) -> dict:
     """A base's configuration with so many layers; None leaves them."""
     values = read_config(source)
+    if layers and "layer_types" in values:
+        values["layer_types"] = values["layer_types"][:layers]
     return values | {name: layers for name in NAMES if layers and name in values}
 
 
