@@ -84,8 +84,9 @@ def same_training(fixtures, family, config, compiled, quantization=NF4):
 
 
 @pytest.mark.parametrize("method", CONFIGS)
-def test_every_method_trains_as_over_the_same_numbers_in_float32(fixtures, method):
-    same_training(fixtures, "llama_gqa", CONFIGS[method], compiled=False)
+def test_every_method_trains_as_over_the_same_numbers_in_float32(shortened, method):
+    base = shortened("llama_gqa")
+    same_training(base.parent, base.name, CONFIGS[method], compiled=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -152,8 +152,9 @@ LARGE = {
 }
 
 MEASURE = textwrap.dedent("""
+    from pet.cli.imports import import_quickly
+    import_quickly()
     import json, sys
-    import mindspore as ms
     from model_zoo.auto import AutoModel
     def peak():  # of this process image; ru_maxrss would count the parent before exec
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024

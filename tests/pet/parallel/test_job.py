@@ -85,6 +85,7 @@ def test_processes_of_a_shell_script_with_a_rank_table_meet_on_a_cpu(tmp_path):
     table.write_text(json.dumps({"server_list": [{"server_id": "10.1.2.3", "device": devices}]}))
     script = tmp_path / "script.py"
     script.write_text(
+        "from pet.cli.imports import import_quickly\nimport_quickly()\n"
         "from pet.compat.mindformers import init_context\nprint(init_context(use_parallel=True))\n"
         "from pet.parallel.join import barrier\nbarrier()\n"
     )
