@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from first_layers import first_layers
 from mindspore import Parameter, Tensor, nn, ops
+
+from pet.names import bundled_models
 
 VOCABULARY, WIDTH = 31, 16
 
@@ -124,15 +127,21 @@ def preference_runs():
     return SimpleNamespace(write_rows=write_rows, command=command, result=result)
 
 
+@pytest.fixture(scope="session")
+def llama_layer(tmp_path_factory):
+    """The base of these recipes, its first layer alone."""
+    return first_layers(bundled_models()["llama_tiny"], tmp_path_factory.mktemp("base") / "llama_tiny", 1)
+
+
 @pytest.fixture
-def finetune(tmp_path, capsys):
+def finetune(tmp_path, llama_layer, capsys):
     """Runs a recipe over pairs; gives its lines of metrics and its summary, or what was said if it fails."""
     from pet.cli.main import main
 
     write_rows(tmp_path)
 
     def run(name: str, *settings: str, **changes):
-        code = main(command(tmp_path, name, *settings, **changes))
+        code = main(command(tmp_path, name, f"model.path={llama_layer}", *settings, **changes))
         said = capsys.readouterr()
         return (said.err, None) if code else result(tmp_path / name)
 

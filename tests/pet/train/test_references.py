@@ -34,7 +34,7 @@ def graphs(monkeypatch):
     return found
 
 
-def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp_path):
+def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, llama_layer, tmp_path):
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     first, _ = finetune("first", cache)
     assert len(references) == 2, "of the training and of the evaluation data"
@@ -43,7 +43,7 @@ def test_a_reference_is_computed_once_and_kept_on_disk(finetune, references, tmp
     finetune("other data", cache, "data.max_samples=12")
     assert len(references) == 4
     base = tmp_path / "base"
-    model = AutoModel.from_pretrained("llama_tiny")
+    model = AutoModel.from_pretrained(llama_layer)
     weight = model.model.norm.weight
     weight.set_data(weight * (1 + 1e-6))
     pet.save_pretrained(model, base)
@@ -124,14 +124,14 @@ def test_data_that_streams_have_the_same_reference(finetune, tmp_path, objective
     assert streamed[-1]["loss"] < streamed[0]["loss"] - 0.02
 
 
-def test_an_adapter_is_asked_in_steps(finetune, tmp_path):
+def test_an_adapter_is_asked_in_steps(finetune, llama_layer, tmp_path):
     """The adapter that a run starts from, said by its directory or in memory, where it goes on: the same numbers. It is
     in no file, and merging knows nothing of it."""
     finetune("start", "train.steps=2")
     start, file = tmp_path / "start/adapter", tmp_path / "labelled.jsonl"
     found = []
     for directory in (str(start), None):
-        model = AutoModel.from_pretrained("llama_tiny")
+        model = AutoModel.from_pretrained(llama_layer)
         pet.load_adapter(model, start)
         how = {"objective": "kto", "steps": 3, "batch_size": 6, "learning_rate": 2e-3, "reference": directory}
         for _ in range(2):  # what the first one left on the model is nothing to the second
