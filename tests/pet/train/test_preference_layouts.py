@@ -17,6 +17,8 @@ STORED = {
     "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
 }
 """Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
+COMPARED = {"dpo": ["data", "tensor"], "kto": ["data", "pipeline"]}
+"""Over layers of LLaMA; `STORED` has DPO's pipeline and KTO's division of tensors."""
 UNEVEN = ("simpo", "glm dpo")
 """Pipelines over three layers, so that a stage has more than one and another one than the other, without a reference
 and with one; the rest is over two."""
@@ -43,7 +45,7 @@ def divided(tmp_path_factory, pair, preference_runs):
         "another": {**beside, "steps": 3, "save_every": 3},
         "whole": {**beside, "steps": 2, "learning_rate": 1e-3, "optimizer": "momentum", "adapter": {"method": "none"}},
     }
-    divisions, bases, words = {"dpo": LAYOUTS, "kto": LAYOUTS, "simpo": ["pipeline"]}, {}, {}
+    divisions, bases, words = {**COMPARED, "simpo": ["pipeline"]}, {}, {}
     for name, (base, storage, layout, how) in STORED.items():
         runs[name], divisions[name], bases[name] = how, [layout], base
         words[name] = [f"model.quantization.type={storage}", "data.packing=pack"]
@@ -58,15 +60,21 @@ def divided(tmp_path_factory, pair, preference_runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_equal_one_process(divided, layout, objective, preference_runs):
-    homes = [divided / name for name in (objective, f"{objective} {layout}")]
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *((name, layout) for name, layouts in COMPARED.items() for layout in layouts),
+        *((name, how[2]) for name, how in STORED.items()),
+    ],
+)
+def test_layouts_equal_one_process(divided, name, layout, preference_runs):
+    """DPO and KTO, and other families over packed weights, in packed rows."""
+    homes = [divided / each for each in (name, f"{name} {layout}")]
     (one, alone), (lines, together) = map(preference_runs.result, homes)
-    assert len({line["loss"] for line in one}) > 1
-    for name in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
-        expected = pytest.approx([line[name] for line in one], rel=1e-5, abs=1e-5)
-        assert [line[name] for line in lines] == expected, name
+    assert len({line["loss"] for line in one}) == 3
+    for measure in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
+        expected = pytest.approx([line[measure] for line in one], rel=1e-5, abs=1e-5)
+        assert [line[measure] for line in lines] == expected, measure
     assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
     names = [read_file(home / "adapter/adapter_model.safetensors").keys() for home in homes]
     assert names[0] == names[1], "a reference is in no file"
@@ -102,15 +110,3 @@ def test_weights_that_are_all_trained_on_a_divided_model_beside_a_reference(divi
     (one, alone), (lines, together) = (preference_runs.result(divided / name) for name in ("whole", f"whole {layout}"))
     assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in one], rel=1e-5)
     assert together["trainable"] == alone["trainable"] == alone["total"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STORED)
-def test_families_over_packed_weights(divided, name, preference_runs):
-    homes = divided / name, divided / f"{name} {STORED[name][2]}"
-    (one, alone), (lines, together) = map(preference_runs.result, homes)
-    assert len({line["loss"] for line in one}) == 3
-    for measure in ("loss", "reward_margin", "logp_chosen", "logp_rejected"):
-        expected = pytest.approx([line[measure] for line in one], rel=1e-5, abs=1e-5)
-        assert [line[measure] for line in lines] == expected, measure
-    assert together["after"] == pytest.approx(alone["after"], rel=1e-4, abs=1e-5)
