@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 import yaml
+from first_layers import first_layers
 
 import pet
 from pet import AutoModel, InputError, apply_lora
@@ -71,13 +72,19 @@ def pairs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory, pairs):
+def base(tmp_path_factory):
+    """Two layers of it: a pipeline wants as many."""
+    return first_layers(bundled_models()["llama_tiny"], tmp_path_factory.mktemp("base"), 2)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory, base, pairs):
     """Runs a recipe of a reward model; gives its directory, or what was said where it failed."""
     home = tmp_path_factory.mktemp("jobs")
 
     def words(name: str, *settings: str, command=("finetune",), **train) -> list[str]:
         recipe = {
-            "model": {"path": "llama_tiny"},
+            "model": {"path": str(base)},
             "data": {"train": str(pairs), "eval_fraction": 0.25, "max_length": 48, "packing": "none"},
             "adapter": {"method": "lora", "targets": ["all-linear"]},
             "train": {"objective": "reward", "steps": 8, "batch_size": 6, "learning_rate": 5e-3, **train},
@@ -122,18 +129,16 @@ def scores_of_rows(model):
     return ids, mask, pet.scores(model, ids, mask)
 
 
-def test_transformers_and_peft_give_the_same_scores(trained):
+def test_transformers_and_peft_give_the_same_scores(trained, base):
     torch = pytest.importorskip("torch")
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     config = json.loads((trained / "adapter/adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_CLS" and config["modules_to_save"] == ["score"]
-    model = AutoModel.from_pretrained("llama_tiny")
+    model = AutoModel.from_pretrained(base)
     pet.load_adapter(model, trained / "adapter")
     ids, mask, ours = scores_of_rows(model)
     assert np.abs(ours).min() > 1e-3
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(
-        bundled_models()["llama_tiny"], num_labels=1, dtype=torch.float32
-    )
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(plain, trained / "adapter").eval()
     found = []
     for row, real in zip(ids, mask, strict=True):  # one by one: without padding the last token is the last
@@ -172,7 +177,7 @@ def test_a_trainer_gives_an_adapter_its_head(pairs, tmp_path):
     np.testing.assert_allclose(scores_of_rows(again)[2], scores_of_rows(model)[2], atol=1e-6)
 
 
-def test_what_a_reward_model_cannot_do_is_refused(trained, job, pairs, capsys, tmp_path):
+def test_what_a_reward_model_cannot_do_is_refused(trained, base, job, pairs, capsys, tmp_path):
     said = job("wrong", "adapter={method: none}", capsys=capsys)
     assert "adapter.method: reward trains a head beside an adapter" in said
     said = job("wrong", "adapter={method: prefix}", capsys=capsys)
@@ -183,14 +188,14 @@ def test_what_a_reward_model_cannot_do_is_refused(trained, job, pairs, capsys, t
     assert "eval.metrics: rouge_l" in said and "writes no answers" in said
     said = job("wrong", command=("evaluate", "--base"), capsys=capsys)
     assert "reward: the model has no head" in said
-    model = AutoModel.from_pretrained("llama_tiny")
+    model = AutoModel.from_pretrained(base)
     with pytest.raises(InputError, match="prompt has no modules_to_save"):
         Trainer(pet.apply_prompt(model, length=2), pairs, objective="reward", steps=1)
     pet.delete_adapter(model, "default")
     with pytest.raises(InputError, match="no active adapter has a reward model's head"):
         pet.scores(model, [[1, 2]])
     with pytest.raises(InputError, match="reward model's head"):
-        pet.merge_checkpoint(bundled_models()["llama_tiny"], trained / "adapter", tmp_path / "merged")
+        pet.merge_checkpoint(base, trained / "adapter", tmp_path / "merged")
     pet.load_adapter(model, trained / "adapter")
     with pytest.raises(InputError, match="reward model's head"):
         pet.merge(model)
@@ -212,11 +217,11 @@ def divided(job, pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_equal_one_process(divided, trained, layout):
+def test_layouts_equal_one_process(divided, trained, base, layout):
     divided = divided / layout
     losses = [[line["loss"] for line in lines_of(run)] for run in (divided, trained)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    one, two = (AutoModel.from_pretrained("llama_tiny") for _ in range(2))
+    one, two = (AutoModel.from_pretrained(base) for _ in range(2))
     pet.load_adapter(one, trained / "adapter")
     pet.load_adapter(two, divided / "adapter")
     np.testing.assert_allclose(scores_of_rows(two)[2], scores_of_rows(one)[2], rtol=1e-3, atol=1e-4)
