@@ -81,7 +81,8 @@ class Case:
     def in_one(self) -> "Case":
         """The case that it is compared with."""
         same = ("settings", "whole", "packed", "layers")
-        return Case(self.base, self.method, **{name: getattr(self, name) for name in same})
+        half = ("precision", "fp16") in self.settings  # which the engine does not follow
+        return Case(self.base, self.method, **{name: getattr(self, name) for name in same}, compiled=not half)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -309,7 +310,7 @@ def samples(distributed: DistributedContext) -> tuple[Loader, Loader]:
 
 def see_samples(distributed: DistributedContext) -> tuple[list[list[int]], np.ndarray]:
     """An epoch over the loader: the ids that this process saw in each step, and the numbers of the run."""
-    case = Case("llama_gqa", "lora", data=distributed.data_size)
+    case = Case("llama_gqa", "lora", data=distributed.data_size, layers=1)
     train, held_out = samples(distributed)
     trainer = Trainer(
         build(case, distributed),
