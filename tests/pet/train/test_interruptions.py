@@ -15,17 +15,18 @@ SEED = os.environ.get("PYTEST_RANDOM", "327")  # its first moment is late in a r
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "each",
     [
-        "kills --count 2",
+        ("interrupts --count 2", "kills --count 2"),  # beside the same run that nobody disturbs
         # of a job, parallel/test_launch.py kills a worker while it writes a checkpoint
-        pytest.param("kills --count 1 parallel.data=2", marks=pytest.mark.full),
-        "interrupts --count 2",
-        "starts --count 2",
+        pytest.param(("kills --count 1 parallel.data=2",), marks=pytest.mark.full),
+        ("starts --count 2",),
     ],
+    ids=", ".join,
 )
-def test_at_random_moments(words, tmp_path, all_cores, unpictured):
-    what, *settings = words.split()
-    command = [sys.executable, str(SCRIPT), what, str(tmp_path / "runs"), "--seed", SEED, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_at_random_moments(each, tmp_path, all_cores, unpictured):
+    for words in each:
+        what, *settings = words.split()
+        command = [sys.executable, str(SCRIPT), what, str(tmp_path / "runs"), "--seed", SEED, *settings]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+        assert done.returncode == 0, done.stdout + done.stderr
