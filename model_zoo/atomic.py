@@ -50,8 +50,9 @@ def _final(path: str | Path) -> Path:
 
 def what_is_in_the_way(error: OSError) -> str | None:
     """``place: reason`` of a system's error that a user can mend, of reading or writing; None of others."""
-    known = error.errno in REASONS and isinstance(error.filename, str)
-    return f"{_final(error.filename)}: {REASONS[error.errno][0]}" if known else None
+    place = error.filename if error.filename2 is None else error.filename2  # of a copy, where it goes to
+    known = error.errno in REASONS and isinstance(place, (str, os.PathLike))
+    return f"{_final(place)}: {REASONS[error.errno][0]}" if known else None
 
 
 @contextmanager
@@ -123,16 +124,19 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
 
     Args:
         directory: the destination. When it does not exist, or is empty, it appears whole, by one rename. Otherwise
-            files of the same name are replaced one by one, and others stay.
+            files of the same name are replaced one by one, and others stay; as they are in one that cannot be
+            replaced: a mount point, or one in a directory that may not be written to. A link is followed.
         replaces: globs of older files that must not stay beside the new ones (the shards of another checkpoint).
 
     When the block raises, `directory` is as it was, also if that is absent.
     """
-    directory = Path(directory)
+    directory = Path(directory).resolve()
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory}: is a file, a directory was expected")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{directory.name}{UNFINISHED}", dir=directory.parent))
+    fixed = directory.is_dir() and (os.path.ismount(directory) or not os.access(directory.parent, os.W_OK))
+    place = directory if fixed else directory.parent
+    stage = Path(tempfile.mkdtemp(prefix=f".{directory.name}{UNFINISHED}", dir=place))
     try:
         yield stage
         os.chmod(stage, default_mode(0o777))

@@ -8,7 +8,9 @@ loaded model and saving it gives, since both use the formulas of `adapters.delta
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ import numpy as np
 from adapters.deltas import blocks, wide
 from adapters.peft_config import another_base
 from adapters.stored import Change, Delta, StoredAdapter
-from model_zoo.atomic import staged, write_json
+from model_zoo.atomic import explained, staged, write_json
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
@@ -317,8 +319,8 @@ class _Merge:
 
 
 def check_room(output: Path, needed: int) -> None:
-    """InputError when the disk has no room for the result: better now than after an hour."""
+    """CannotWrite when the disk has no room for the result: better now than after an hour."""
     existing = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise InputError(f"{output}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free on this disk")
+    if shutil.disk_usage(existing).free < needed:
+        with explained(output, needed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

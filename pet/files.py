@@ -8,6 +8,7 @@ one directory is atomic on POSIX file systems.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo import atomic as files
-from model_zoo.atomic import UNFINISHED, default_mode, explained, sync
+from model_zoo.atomic import UNFINISHED, default_mode, explained, files_below, sync
 
 __all__ = [
     "UNFINISHED",
     "append_text",
     "atomic_directory",
     "atomic_file",
+    "copy",
     "recover",
     "sweep",
     "write_json",
@@ -77,6 +79,13 @@ def _write_file(path: Path, writer: Callable[[str], Any]) -> None:
             os.unlink(temporary)
         raise
     sync(path.parent)
+
+
+def copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
+    """Copy a file, or all files of a directory, each of them whole or not at all. Files in the way are replaced."""
+    source = Path(source)
+    for file in files_below(source) if source.is_dir() else [source]:
+        atomic_file(Path(target) / file.relative_to(source), functools.partial(shutil.copyfile, file))
 
 
 @contextlib.contextmanager

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model_zoo.atomic import read_json
+from model_zoo.atomic import read_json, staged
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 from pet.cli.chat_session import base_of
 from pet.cli.parser import Parser
-from pet.files import atomic_directory
+from pet.files import UNFINISHED, copy
 from pet.names import find_model
 from pet.serving import ENGINES, check_served, fill
 from pet.train.checkpoint import checkpoints, path_of
@@ -121,8 +120,8 @@ def export_adapter(source: Source, options: argparse.Namespace, output: Path) ->
     filled = ""
     if engine:
         check_served(source.result, find_model(source.base), engine)
-    with atomic_directory(output) as stage:
-        shutil.copytree(source.result, stage, dirs_exist_ok=True)
+    with staged(output) as stage:
+        copy(source.result, stage)
         if engine and engine.everywhere and (count := fill(source.result, find_model(source.base), stage)):
             filled = f"; {count} projections without LoRA have one of zeros, which {engine.name} needs"
         config = stage / "adapter_config.json"
@@ -140,7 +139,7 @@ def export_merged(source: Source, options: argparse.Namespace, output: Path) -> 
     from pet.export import merge_checkpoint
 
     source.needs_adapter("merge; leave out --merged")
-    with atomic_directory(output) as stage:
+    with staged(output) as stage:
         report = merge_checkpoint(
             find_model(source.base), source.result, stage, dtype=options.dtype, dequantize=options.dequantize
         )
@@ -158,7 +157,7 @@ def export_gguf(source: Source, options: argparse.Namespace, output: Path) -> st
         return write_model(source.result, output, dtype, source.name)
     from pet.export import merge_checkpoint
 
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}", dir=output.parent) as merged:
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}{UNFINISHED}", dir=output.parent) as merged:
         merge_checkpoint(find_model(source.base), source.result, merged, dequantize=options.dequantize)
         source.accompany(Path(merged))
         return write_model(merged, output, dtype, source.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import json
 import re
-import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,7 +97,7 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
     target = Path(destination or source.name)
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / source.name
-    from pet.files import write_text
+    from pet.files import copy, write_text
     from pet.recipe.source import read
 
     words, data = _moved(source, read(source).value)
@@ -111,11 +110,7 @@ def _copy(name: str, destination: str | None, force: bool) -> None:
     for old, new in words.items():
         text = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w./-])", lambda _, new=new: new, text)
     for path, to in pairs:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.copytree(path, to, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(path, to)
+        copy(path, to)
     write_text(target, text)
     for path in (target, *(to for _, to in pairs)):
         print(f"wrote {path}")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
-from pet.files import atomic_file
+from pet.files import copy
 from pet.recipe import variables
 from pet.train.callbacks.base import Callback
 
@@ -75,7 +74,7 @@ class Target:
         if self.moxing is not None:
             self.moxing.file.copy(str(source), f"{self.url}/{name}")
             return
-        atomic_file(self.directory / name, lambda stage: shutil.copyfile(source, stage))
+        copy(source, self.directory / name)
 
 
 class Upload(Callback):

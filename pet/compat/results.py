@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from model_zoo.errors import InputError
+from pet.files import copy
 
 
 def find_weights(directory: str | os.PathLike) -> tuple[str | None, Path | None]:
@@ -75,8 +76,10 @@ def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> No
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     stage = place.with_name(f".{chosen.name}.{os.getpid()}")
-    shutil.copytree(chosen, stage)
     try:
+        copy(chosen, stage)
         stage.rename(place)
-    except OSError:  # another process of the job was quicker
+    except OSError:
         shutil.rmtree(stage, ignore_errors=True)
+        if not place.exists():  # otherwise another process of the job was quicker
+            raise

@@ -28,9 +28,19 @@ def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]
         for number, batch in _batches(path, place[0]):
             for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
                 for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):
-                    yield Record(row, columns, (row, 0))
+                    yield Record(row, {name: without_nulls(value) for name, value in columns.items()}, (row, 0))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {first_line(error)}")
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without those fields of its structures that are null: in a table every structure of a column has the
+    fields of all of them, so that a call of tools would have the arguments of all other tools, and learn them."""
+    if isinstance(value, dict):
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value[:1]):
+        return [without_nulls(part) for part in value]
+    return value
 
 
 def _batches(path: Path, skipped: int) -> Iterator[tuple[int, Any]]:

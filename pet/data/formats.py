@@ -53,6 +53,8 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 for _format in ("alpaca", "adgen", "prompt_completion"):
     COLUMNS[_format] |= {"history": ("history",), "system": ("system",)}
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
+LISTS = ("messages", "input_ids")
+"""Roles whose columns hold lists."""
 NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "label")
 """Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
 
@@ -265,7 +267,7 @@ def _build(
             return None
         there = next((name for name in options if name in record.columns), None)
         if there is not None:
-            raise Wrong(f"column {there!r}: expected a string, found null")
+            raise Wrong(f"column {there!r}: expected {'a list' if role in LISTS else 'a string'}, found null")
         names = " or ".join(map(repr, options))
         raise Wrong(f"no column {names}, which {expected} needs{nearest(options[0], record.columns)}")
 

@@ -38,6 +38,9 @@ NEXT = {
     "tool calls": ("tool",),
     "tool": ("assistant", "tool"),
 }
+SAID_BY = (("role", "from"), ("content", "value"))
+"""Who says a message, and what, by the names that either has; a field of null is none (tables have all fields in all
+rows)."""
 KEPT = ("name", "tool_call_id", "reasoning_content")
 """What else of a message chat templates read."""
 FLAGS = ("weight", "train", "training")
@@ -80,12 +83,12 @@ def messages_of_history(history: Any) -> list[dict[str, Any]]:
 def _message(number: int, turn: Any) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise Wrong(f"message {number}: expected an object with role and content, found {type_name(turn)}")
-    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    role, content = (next((turn[name] for name in names if turn.get(name) is not None), None) for names in SAID_BY)
     calls = turn.get("tool_calls") or None
     if calls is not None and content is None:
         content = ""
     if role is None or content is None:
-        names = ", ".join(map(repr, turn)) or "nothing"
+        names = ", ".join(repr(name) + " of null" * (value is None) for name, value in turn.items()) or "nothing"
         raise Wrong(f"message {number}: expected role and content (or from and value), found {names}")
     if isinstance(content, list) and content:
         content = "".join(_part(number, part) for part in content)
@@ -108,7 +111,7 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
 
 def _part(number: int, part: Any) -> str:
     """The text of one part of a message."""
-    kind = part.get("type", "text") if isinstance(part, dict) else type_name(part)
+    kind = (part.get("type") or "text") if isinstance(part, dict) else type_name(part)
     if kind != "text" or not isinstance(part.get("text"), str):
         raise Wrong(f"message {number}: content: expected a string or parts of the type 'text', found {kind!r}")
     return part["text"]

@@ -11,6 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from model_zoo.atomic import CannotWrite
 from model_zoo.checkpoint.dtypes import convert, from_bfloat16
 from model_zoo.checkpoint.fingerprint import fingerprint
 from model_zoo.checkpoint.reading import open_checkpoint, read_config
@@ -488,7 +489,9 @@ def test_safe_merge_refuses_what_is_not_finite(value, dtype, fixtures, tmp_path)
 
 def test_no_room_on_the_disk(fixtures, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    refused(fixtures / "gpt2", fixtures / "gpt2" / "lora", tmp_path / "out", "are free on this disk")
+    with pytest.raises(CannotWrite, match=r"/out: cannot be written: .* 0\.0 MB are free, 0\.\d MB are needed"):
+        merge_checkpoint(fixtures / "gpt2", fixtures / "gpt2" / "lora", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_pickled_adapter(fixtures, tmp_path):

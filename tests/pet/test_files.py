@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copyfile
 
 import numpy as np
 import pytest
 
-from model_zoo.atomic import CannotWrite, explained
+from model_zoo.atomic import CannotWrite, explained, staged, what_is_in_the_way
 from model_zoo.checkpoint.safetensors_io import write_file
 from pet import files
 
@@ -67,6 +68,29 @@ def test_directory_is_replaced_as_a_whole(tmp_path):
         raise RuntimeError
     assert [entry.name for entry in target.iterdir()] == ["second"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_mount_point_and_the_target_of_a_link_are_filled_where_they_are(tmp_path, monkeypatch):
+    """A mount point can neither be renamed nor be renamed over, and another disk is behind a link, perhaps."""
+    target, link = tmp_path / "disk" / "out", tmp_path / "link"
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    with staged(link) as stage:
+        assert stage.parent == target.parent, "which is on the same disk"
+        (stage / "a").write_text("old")
+    number = target.stat().st_ino
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == target)
+    with staged(target) as stage:
+        (stage / "a").write_text("new")
+    assert [entry.name for entry in target.iterdir()] == ["a"] and (target / "a").read_text() == "new"
+    (target / "a").unlink()
+    with staged(target) as stage:
+        (stage / "a").write_text("first")
+    assert [entry.name for entry in target.iterdir()] == ["a"] and target.stat().st_ino == number
+    with pytest.raises(RuntimeError), staged(target) as stage:
+        (stage / "b").write_text("x")
+        raise RuntimeError
+    assert [entry.name for entry in target.iterdir()] == ["a"] and link.is_symlink()
 
 
 def test_a_crash_between_the_two_renames_is_mended(tmp_path):
@@ -165,6 +189,23 @@ def test_a_full_disk_says_how_much_is_needed(tmp_path):
         explained(tmp_path / "metrics.jsonl", 12_500_000),
     ):
         raise full
+
+
+def test_a_copy_is_whole_or_absent_and_says_where_it_was_to_go(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    files.write_text(source / "in" / "a.txt", "a")
+    files.copy(source, tmp_path / "copy")
+    assert (tmp_path / "copy" / "in" / "a.txt").read_text() == "a"
+
+    def full(source, target):
+        copyfile(source, target)
+        raise OSError(errno.ENOSPC, "No space left on device", str(source), None, str(target))
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(CannotWrite, match=r"/other/in/a.txt: cannot be written: the disk is full"):
+        files.copy(source, tmp_path / "other")
+    assert not list((tmp_path / "other" / "in").iterdir())
+    assert what_is_in_the_way(OSError(errno.ENOSPC, "", "from", None, "to")) == "to: the disk is full"
 
 
 def test_other_errors_pass_as_they_are(tmp_path):

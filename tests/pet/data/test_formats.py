@@ -254,6 +254,11 @@ BROKEN = {
         ":2: column 'output': expected a string, found a number",
     ),
     "null": (f'{GOOD}\n{{"instruction": "a", "output": null}}\n', ":2: column 'output': expected a string, found null"),
+    "null for a list": ('{"messages": null}', ":1: column 'messages': expected a list, found null"),
+    "a message of null": (
+        '{"messages": [{"role": "user", "content": null}]}',
+        ":1: message 1: expected role and content (or from and value), found 'role', 'content' of null",
+    ),
     "unknown format": ('{"x": 1, "y": 2}\n', ":1: the format is not known by these columns: 'x', 'y'"),
     "history": (f'{GOOD}\n{{"instruction": "a", "output": "b", "history": ["x"]}}\n', "turn 1: expected a pair"),
     "role": (
@@ -587,6 +592,37 @@ def test_a_data_set_saved_by_hugging_faces_datasets_is_its_arrow_files(tmp_path)
     assert [row.messages[0]["content"] for row in found] == [row["prompt"] for row in rows]
     (tmp_path / "state.json").write_text(json.dumps(rows))  # a name that data may have, too
     assert len(list(read_rows(tmp_path / "state.json"))) == 5
+
+
+def test_what_is_null_in_a_table_is_not_there(tmp_path):
+    """All rows of a table have the fields of each: what two tools take, and both names that a message's parts have."""
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def call(name, **arguments):
+        function = {"name": name, "arguments": arguments}
+        return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+
+    tools = [{"name": "sun", "parameters": {"city": "string"}}, {"name": "time", "parameters": {"zone": "string"}}]
+    rows = [
+        {"messages": [user("a"), call("sun", city="b"), {"role": "tool", "content": "c"}, assistant("d")]},
+        {"messages": [user("a"), call("time", zone="b"), {"role": "tool", "content": "c"}, assistant("d")]},
+        {"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    ]
+    table = pyarrow.Table.from_pylist([row | {"tools": tools} for row in rows])
+    assert "null" not in str(table.schema)
+    arrow_file(tmp_path / "rows.parquet", table)
+    first, second, third = read_rows(tmp_path / "rows.parquet")
+    assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "b"}
+    assert second.messages[1]["tool_calls"][0]["function"]["arguments"] == {"zone": "b"}
+    assert third.messages == [user("a"), assistant("b")] and third.tools == tools
+
+
+def test_fields_of_null_in_json(write):
+    """Tables that were saved as JSON have them."""
+    asked = {"role": None, "content": None, "from": "human", "value": "a"}
+    parts = {"role": "assistant", "content": [{"type": None, "text": "b"}], "from": None, "value": None}
+    (row,) = read_rows(write("rows.jsonl", [{"messages": [asked, parts]}]))
+    assert row.messages == [user("a"), assistant("b")]
 
 
 def test_what_datasets_put_beside_its_arrow_files_later_is_no_data(tmp_path):
