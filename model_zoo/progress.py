@@ -1,10 +1,20 @@
-"""Signs of progress, for whoever watches this process for hangs. Nobody does unless `watcher` is set."""
+"""Signs of progress: for users, and for whoever watches this process for hangs. Nobody does unless `watcher` is set."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Hashable, Iterator
-from typing import Protocol
+from typing import Protocol, TextIO
+
+
+def redrawn(stream: TextIO) -> bool:
+    """Whether a line is drawn over and over: on a terminal. One without a width (a container's, a job's) is none, since
+    tqdm would cut the line off to nothing."""
+    width = None
+    with contextlib.suppress(OSError, ValueError):
+        width = os.get_terminal_size(stream.fileno()).columns
+    return stream.isatty() and width != 0
 
 
 class Watcher(Protocol):

@@ -253,8 +253,7 @@ def shown(items: Iterable[T], what: str, rows: Callable[[T], int]) -> Iterator[T
     and then; what is soon over shows nothing."""
     from tqdm import tqdm
 
-    # disable=None: no bar where standard error is not a terminal
-    bar = tqdm(desc=what, unit=" rows", disable=None, leave=False, delay=1)
+    bar = tqdm(desc=what, unit=" rows", disable=not progress.redrawn(sys.stderr), leave=False, delay=1)
     count, said = 0, time.monotonic()
     try:
         for item in items:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 
+from model_zoo.progress import redrawn
 from pet.train.callbacks.base import Callback
 
 # What 80 columns must show comes first; tqdm cuts off the rest.
@@ -39,7 +40,7 @@ class Progress(Callback):
 
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         notebook = hasattr(shell, "kernel")
-        self.live = notebook or sys.stderr.isatty()
+        self.live = notebook or redrawn(sys.stderr)
         self.bar = tqdm(
             total=trainer.total_steps,
             initial=trainer.position.step,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
 import sys
+import termios
 import threading
 
 import pytest
@@ -94,6 +99,21 @@ def test_without_a_terminal_every_line_has_its_newline(screen):
     assert "\r" not in shown.getvalue() and shown.getvalue().endswith("\n")
     assert all(line.startswith("step ") for line in lines)
     assert "loss 1.2346" in lines[-1] and "1.2k tok/s, lr 1.00e-04, 12345 MB" in lines[-1]
+
+
+@pytest.mark.parametrize(("columns", "newline"), [(0, True), (80, False)])
+def test_a_terminal_without_a_width_gets_lines(monkeypatch, columns, newline):
+    """As a container's or a job's often has none."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    with open(terminal, "w") as shown, open(screen, "rb") as read:
+        monkeypatch.setattr(sys, "stderr", shown)
+        progress, run = Progress(), Run()
+        progress.start(run)
+        progress.step(run, record(1235))
+        progress.end(run, {})
+        text = os.read(read.fileno(), 1 << 16)
+    assert b"step 1235/12000" in text and text.startswith(b"step ") == newline
 
 
 def test_without_a_terminal_a_fast_run_is_one_line(screen):
