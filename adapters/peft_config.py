@@ -19,7 +19,7 @@ from adapters.patterns import as_list, check_expression, full_match, in_linear_t
 from adapters.schema import Settings, token_ids
 from adapters.settings import LoRA
 from adapters.stacked import UnstackedFile
-from model_zoo.atomic import read_json
+from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, similar
 
@@ -110,7 +110,7 @@ def read_adapter_config(directory: str | Path, supported: Collection[str]) -> di
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory; an adapter directory was expected")
+        raise InputError(f"{directory}: {no_directory(directory)}; an adapter directory was expected")
     if not (directory / CONFIG).exists() and (directory / "adapter" / CONFIG).is_file():
         raise InputError(f"{directory}: is a run directory; its adapter is {directory / 'adapter'}")
     values = read_json(directory / CONFIG, "a PEFT adapter configuration")

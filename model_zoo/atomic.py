@@ -203,6 +203,11 @@ def special_kind(path: str | Path) -> str | None:
         return None
 
 
+def no_directory(path: str | Path) -> str:
+    """What is said of a path that is no directory, though one was expected."""
+    return "is a file" if Path(path).exists() else "no such directory"
+
+
 def files_below(directory: str | Path) -> list[Path]:
     """All files in a directory and below it, by name. What cannot be read, or goes away meanwhile, is left out."""
     return sorted(Path(folder, name) for folder, _, names in os.walk(directory) for name in names)

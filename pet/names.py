@@ -82,7 +82,8 @@ def find_recipe(name: str | os.PathLike) -> Path:
     if len(same_name) > 1:
         raise InputError(f"recipe {text!r}: several are called so: {', '.join(same_name)}")
     if path.is_dir():
-        raise InputError(f"recipe {text!r}: is a directory, expected a YAML file or a bundled recipe's name")
+        run = f"; that of the run is {path / 'recipe.yaml'}" if (path / "recipe.yaml").is_file() else ""
+        raise InputError(f"recipe {text!r}: is a directory, expected a YAML file or a bundled recipe's name{run}")
     around = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     if os.sep in text and around:
         raise InputError(f"recipe {text!r}: no such file{nearest(path.name, around)}")
@@ -119,7 +120,12 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     if (path / "config.json").is_file():
         return path
     if path.is_dir():
-        raise InputError(f"model {text!r}: {path} holds no config.json, expected a Hugging Face checkpoint directory")
+        inner = next(
+            iter(sorted(path.glob("snapshots/*/config.json"))), None
+        )  # of a repository in Hugging Face's cache
+        here = f"; there is one in {inner.parent}" if inner else ""
+        wanted = "expected a Hugging Face checkpoint directory"
+        raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}{here}")
     if path.name == "config.json" and path.is_file():
         return path.parent
     if path.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from model_zoo.atomic import read_json
+from model_zoo.atomic import no_directory, read_json
 from model_zoo.errors import InputError
 
 SINGLE = "model.safetensors"
@@ -16,7 +16,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 def find_weights(directory: Path) -> tuple[list[Path], dict[str, str] | None]:
     """The weight files of a directory, and where the index places each tensor (None without an index)."""
     if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory; a Hugging Face checkpoint directory was expected")
+        raise InputError(f"{directory}: {no_directory(directory)}; a Hugging Face checkpoint directory was expected")
     if (directory / SINGLE).is_file():
         return [directory / SINGLE], None
     if (directory / INDEX).is_file():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model_zoo.atomic import read_json
+from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.directory import INDEX, find_weights
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
 from model_zoo.checkpoint.parameters import write_parameter
@@ -35,7 +35,7 @@ def read_config(directory: str | Path) -> dict:
     """The dictionary in a checkpoint's ``config.json``; InputError when it is missing or not a JSON object."""
     directory = Path(directory)
     if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory; a Hugging Face checkpoint directory was expected")
+        raise InputError(f"{directory}: {no_directory(directory)}; a Hugging Face checkpoint directory was expected")
     return read_json(directory / "config.json", "a Hugging Face model configuration")
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from model_zoo.atomic import no_directory
 from model_zoo.errors import InputError
 from pet.cli.parser import Parser
 
@@ -107,7 +108,7 @@ def _run_recipe(directory: str):
 
     path = Path(directory, "recipe.yaml")
     if not path.is_file():
-        what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else "no such directory"
+        what = "holds no recipe.yaml, so it is no run directory" if path.parent.is_dir() else no_directory(directory)
         raise InputError(f"--run {directory}: {what}")
     return load(path, check_files=False)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model_zoo.atomic import read_json, staged
+from model_zoo.atomic import no_directory, read_json, staged
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile
 from model_zoo.errors import InputError, nearest
 from pet.cli.chat_session import base_of
@@ -107,7 +107,7 @@ def find_source(options: argparse.Namespace) -> Source:
     if (given / "adapter_config.json").is_file():
         return Source(given, options.base or base_of(given, "--base"), given.resolve().name)
     if options.format in PLAIN:
-        what = "holds neither recipe.yaml nor adapter_config.json" if given.is_dir() else "no such directory"
+        what = "holds neither recipe.yaml nor adapter_config.json" if given.is_dir() else no_directory(given)
         raise InputError(f"{given}: {what}; a run or adapter directory was expected")
     return Source(find_model(options.source), None, given.name)
 

@@ -141,6 +141,9 @@ def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypa
         (["--hlep"], "no option '--hlep' (did you mean '--help'?)"),
         (["predict", "--run", "nowhere", "--input", "a"], "--run nowhere: no such directory"),
         (["export", "nowhere", "--output", "out"], "nowhere: no such directory"),
+        (["predict", "--run", "JOB", "--input", "a"], ": is a file"),
+        (["export", "JOB", "--output", "out"], ": is a file; a run or adapter directory was expected"),
+        (["merge", "JOB", "--output", "out"], ": is a file; an adapter directory was expected"),
         (["validate"], "give a recipe: a file, or a name such as in pet validate glm_lora"),
         (["validate", "JOB", "--no-file"], "no option '--no-file' (did you mean '--no-files'?)"),
         (
@@ -169,6 +172,17 @@ def test_wrong_command_lines(recipe, capsys, arguments, words):
     assert captured.out == ""
     assert words in captured.err
     assert "Traceback" not in captured.err
+
+
+def test_the_directory_that_was_meant_is_named(tmp_path, capsys):
+    """A run's in the place of its recipe, and a repository of Hugging Face's cache in that of its snapshot."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0f"
+    snapshot.mkdir(parents=True)
+    for name in ("recipe.yaml", "models--a--b/snapshots/0f/config.json"):
+        (tmp_path / name).write_text("{}")
+    assert main(["data", str(tmp_path)]) == main(["quantize", str(snapshot.parents[1]), "--output", "out"]) == 2
+    error = capsys.readouterr().err
+    assert f"that of the run is {tmp_path}/recipe.yaml" in error and f"there is one in {snapshot}" in error
 
 
 def test_debug_shows_the_traceback(recipe, capsys):
