@@ -13,6 +13,7 @@ from adapters.method import MethodConfig
 from adapters.patterns import as_list, in_linear_time, pattern_matches, within
 from adapters.replacement import own_parameters
 from adapters.sites import plain_cells, sites
+from model_zoo.errors import InputError
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 
@@ -96,6 +97,18 @@ def add_whole(config: MethodConfig, model, arrays: Collection[str]) -> None:
         path, _, last = name.rpartition(".")
         if last == "weight" and path in cells and not saved_in_full(config, path):
             config.modules_to_save = [*(config.modules_to_save or []), path]
+
+
+def check_apart(model, tensors: Collection[str]) -> None:
+    """Refuses what PEFT's ``ensure_weight_tying`` makes of an embedding and the head that is tied to it, whose tensors
+    the file then has. It does nothing to other cells, and rows of tokens (`adapters.tokens`) are shared in any case."""
+    tied = getattr(getattr(model, "config", None), "tied_head", lambda: None)()
+    head = tied[0].removesuffix("weight") if tied else ""
+    if head and any(name.startswith(head) and not name.endswith("trainable_tokens_delta") for name in tensors):
+        raise InputError(
+            f"ensure_weight_tying: {head[:-1]} and the embedding share what is trained of them, which is not supported "
+            "in a model; pet merge takes it"
+        )
 
 
 def saved_in_full(config: MethodConfig, path: str) -> bool:

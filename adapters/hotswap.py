@@ -51,7 +51,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
     if not isinstance(config, LoRAConfig):
         raise InputError(f"{directory}: of type {values['peft_type']}, but adapter {name!r} is LoRA")
     with located(directory):
-        arrays, stored, metadata = read_arrays(model, state, directory, config, strict=True, skipped=[])
+        arrays, stored, metadata = read_arrays(model, state, directory, values, config, strict=True, skipped=[])
         config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
         problems = differences(model, adapter, config)
     parameters = adapter.tensors()

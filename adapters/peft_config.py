@@ -60,20 +60,19 @@ IA3_KEYS = (
 PEFT_ALONE = ("DELORA", "GLORA", "LN_TUNING", "LOHA", "LOKR", "VBLORA", "XLORA")
 """PEFT's methods whose names look like misspellings of supported ones."""
 TOKENS_KEYS = ("init_weights", "peft_version", "runtime_config", "target_modules", "token_indices")
-# Settings of LoRA that change the result and that nothing here computes: refused unless they are off.
-UNSUPPORTED = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "ensure_weight_tying",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "monteclora_config",
-    "target_parameters",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
-)
+# Settings of LoRA that change the result and that nothing here computes, and what they do: refused unless they are off.
+UNSUPPORTED = {
+    "alora_invocation_tokens": "the adapter works behind these tokens alone",
+    "arrow_config": "each token chooses among several adapters",
+    "kasa_config": "the base is truncated, and a diagonal stands between the factors",
+    "layer_replication": "layers of the base stand there several times",
+    "lora_bias": "B has a bias",
+    "monteclora_config": "A has noise while it is trained",
+    "target_parameters": "parameters that are no cell's weight are adapted",
+    "use_bdlora": "the factors are block-diagonal",
+    "use_qalora": "A sees sums over groups of a GPTQ base's inputs (on any other base it is off, and may be removed)",
+    "velora_config": "A's gradients are approximations",
+}
 # What PEFT writes for LoRA when nothing else is asked for.
 LORA_DEFAULTS: dict[str, Any] = {
     "corda_config": None,
@@ -215,7 +214,7 @@ def lora_settings(values: dict[str, Any]) -> dict[str, Any]:
     """
     used = [key for key in UNSUPPORTED if not is_off(values.get(key))]
     if used:
-        raise InputError(f"{', '.join(used)} set to {', '.join(repr(values[key]) for key in used)}: not supported")
+        raise InputError("; ".join(f"{key} is not supported: {UNSUPPORTED[key]}" for key in used))
     for key in ("use_rslora", "use_dora", "fan_in_fan_out", "ensure_weight_tying"):
         if not isinstance(values.get(key, False), (bool, type(None))):
             raise InputError(f"{key} is {values[key]!r}; true or false was expected")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from adapters.fitting import add_whole, fit, saved_in_full
+from adapters.fitting import add_whole, check_apart, fit, saved_in_full
 from adapters.initial import START
 from adapters.method import MethodConfig
 from adapters.methods import BY_PEFT_TYPE
@@ -235,7 +235,7 @@ def load_adapter(
     values, config = adapter_config(directory)
     skipped: list[str] = []
     with located(directory):
-        arrays, stored_arrays, metadata = read_arrays(model, state, directory, config, strict, skipped)
+        arrays, stored_arrays, metadata = read_arrays(model, state, directory, values, config, strict, skipped)
         config, arrays = config.restarted(model, arrays, metadata.get(STARTED_BY))
         adapter = state.add(config, name)
     try:
@@ -265,7 +265,7 @@ def located(directory: Path) -> Iterator[None]:
         raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
 
 
-def read_arrays(model, state, directory: Path, config, strict: bool, skipped: list[str]):
+def read_arrays(model, state, directory: Path, values, config, strict: bool, skipped: list[str]):
     """The tensors of an adapter directory, once its header has been found to agree with the configuration.
 
     Returns:
@@ -274,6 +274,8 @@ def read_arrays(model, state, directory: Path, config, strict: bool, skipped: li
     with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
+        if values.get("ensure_weight_tying"):
+            check_apart(model, plain)
         prepare_for(model, config, plain)
         dropped = fit(model, config, plain)
         if dropped:

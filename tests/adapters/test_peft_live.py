@@ -262,6 +262,42 @@ def test_embedding_and_head_that_peft_saves_beside_the_factors(pairs, fixtures, 
     )
 
 
+@pytest.mark.parametrize(
+    "family, settings, shared",
+    [
+        ("gpt2", {}, False),
+        ("gpt2", {"trainable_token_indices": [3, 5]}, False),
+        ("gpt2", {"modules_to_save": ["lm_head"]}, True),
+        ("llama_gqa", {"modules_to_save": ["lm_head"]}, False),  # whose head is not tied
+    ],
+)
+def test_tying_is_refused_where_embedding_and_head_share_an_adapter_alone(
+    pairs, fixtures, family, settings, shared, tmp_path
+):
+    pair = pairs(family)
+    config = peft.LoraConfig(r=2, target_modules=DEFAULTS[family], ensure_weight_tying=True, **settings)
+    made = peft.get_peft_model(copy.deepcopy(pair.theirs), config)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    made.save_pretrained(tmp_path / "theirs")
+    expected = their_logits(peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval())
+    if shared:
+        with pytest.raises(InputError, match="ensure_weight_tying: lm_head and the embedding share"):
+            pet.load_adapter(pair.ours, tmp_path / "theirs")
+    else:
+        pet.load_adapter(pair.ours, tmp_path / "theirs")
+        try:
+            np.testing.assert_allclose(pair.our_logits(), expected, rtol=0, atol=LIMIT)
+        finally:
+            pet.delete_adapter(pair.ours, "default")
+    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
+
+
 def test_an_extended_vocabulary_is_named_where_the_base_lacks_it(pairs, fixtures, tmp_path):
     pair, longer = pairs("llama_gqa"), copy.deepcopy(pairs("llama_gqa").theirs)
     longer.resize_token_embeddings(131, mean_resizing=False)
