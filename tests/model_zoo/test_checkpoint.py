@@ -116,7 +116,7 @@ def refused(directory, *parts):
 def test_no_directory(tmp_path):
     refused(tmp_path / "nowhere", "nowhere", "no such directory")
     (tmp_path / "file").write_text("x")
-    refused(tmp_path / "file", "no such directory")
+    refused(tmp_path / "file", "file: is a file")
 
 
 def test_no_weights(tmp_path):
