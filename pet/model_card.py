@@ -13,10 +13,10 @@ from model_zoo.errors import InputError, first_line
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
-from pet.data.template import as_chat_template
+from pet.data.template import as_chat_template, chat_template
 from pet.hub import bare, hub_name
 from pet.names import find_tokenizer
-from pet.recipe.fields import is_template_file
+from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
 from pet.serving import ENGINES, RANKS, check_served
 
@@ -51,10 +51,8 @@ def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
     given = recipe.model.tokenizer if recipe is not None else None
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(given) if given else base)
     template = recipe.data.template if recipe is not None else None
-    if is_template_file(template):
-        if not Path(template).is_file():
-            raise InputError(f"data.template: {template}: no such file; the exported tokenizer is to carry it")
-        tokenizer = tokenizer.with_chat_template(Path(template).read_text("utf-8"), template)
+    if (jinja := chat_template(template)) is not None:
+        tokenizer = tokenizer.with_chat_template(*jinja)
     elif template is not None:
         opening = "".join(filter(None, map(tokenizer.control_text, tokenizer.around[0])))
         text = as_chat_template(template, opening, recipe.data.system)
@@ -138,7 +136,7 @@ def _facts(recipe: Recipe, run: Path | None) -> list[str]:
     shown = {
         "trained on": files,
         "evaluated on": held_out or (f"{recipe.data.eval_fraction:.0%} of it" if recipe.data.eval_fraction else None),
-        "prompt": None if template is None or is_template_file(template) else f"`{json.dumps(template)}`",
+        "prompt": None if template is None or is_jinja(template) else f"`{json.dumps(template)}`",
         "labels": recipe.data.train_on,
         "longest row": f"{recipe.data.max_length} tokens",
         "method": adapter.method,

@@ -30,7 +30,7 @@ MEDIA = Refused("models here read text only")
 TOKENS = Refused("the tokenizer and the embedding stay as they are")
 LOSS = Refused("a loss that is not here; see train.objective")
 TEMPLATES = (
-    *("default", "empty", "tokenizer_default", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
+    *("tokenizer_default", "jinja", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
     *("qwen3_nothink", "chatglm2", "chatglm3", "glm4", "gemma", "gemma2", "gemma3", "mistral_small", "mistral_v1"),
     *("mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "ministral", "smollm", "smollm2", "yi"),
 )

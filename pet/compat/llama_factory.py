@@ -34,6 +34,7 @@ from pet.compat.job_files import (
     targets,
     template,
 )
+from pet.compat.llama_factory_prompts import PROMPTS
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.translation import elsewhere, first_of, flag, same, schedule_of_transformers
 from pet.data.messages import ROLE_NAMES
@@ -62,6 +63,13 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
     if value and value not in BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
     t.settings.update(BITS.get(value, {}))
+
+
+def _template(t: Translation, name: str, value: Any) -> None:
+    if str(value) in PROMPTS:
+        t.put("data.template", PROMPTS[value])
+    else:
+        template(t, name, value)
 
 
 TABLE = {
@@ -101,7 +109,7 @@ TABLE = {
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
     **same(elsewhere, "dataset eval_dataset dataset_dir lr_scheduler_kwargs"),
-    "template": template,
+    "template": _template,
     "default_system": "data.system",
     "enable_thinking": lambda t, n, v: t.put("data.enable_thinking", None if v else v),
     "tool_format": Ignored("tools are written by the model's own chat template"),
@@ -112,6 +120,9 @@ TABLE = {
     **same(flag("data.packing", "pack"), "neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
     "mask_history": flag("data.train_on", "last"),
+    "ignore_pad_token_for_loss": Ignored("padding is never learnt"),
+    "average_tokens_across_devices": Ignored("a loss is the mean over the labelled tokens of all devices"),
+    "remove_unused_columns": Ignored("columns without a role are not read"),
     "streaming": "data.streaming",
     "buffer_size": "data.stream_window",
     **same(Refused("data sets are put one after the other", harmless=("concat",)), "mix_strategy interleave_probs"),
@@ -137,7 +148,7 @@ TABLE = {
     "shift_attn": Refused("every token sees all tokens before it"),
     **same(OPTIMIZER, "use_galore use_apollo use_badam use_adam_mini use_muon"),
     **same(GENERATION, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty"),
-    **same(GENERATION, "eval_num_beams infer_* vllm_* sglang_*"),
+    **same(GENERATION, "eval_num_beams infer_* vllm_* sglang_* skip_special_tokens"),
     # how it is run
     "use_kt": Refused("experts are not computed apart"),
     "kt_*": Ignored("KTransformers is off"),
@@ -145,9 +156,11 @@ TABLE = {
     "*_hub_token": DOWNLOADS,
     **same(SPEED, "flash_attn use_unsloth* enable_liger_kernel use_v1_kernels use_reentrant_gc"),
     **same(SPEED, "disable_gradient_checkpointing upcast_* quantization_device_map offload_folder"),
-    **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit"),
-    **same(LOGS, "plot_loss include_* report_to"),
-    **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_*"),
+    **same(SPEED, "preprocessing_batch_size ref_model_quantization_bit use_liger_kernel use_cache use_kv_cache"),
+    **same(SPEED, "torch_empty_cache_steps eval_accumulation_steps"),
+    **same(LOGS, "plot_loss include_* report_to logging_first_step log_* logging_nan_inf_filter debug"),
+    **same(LOGS, "skip_memory_metrics print_param_status enable_torch_profiler profiler_*"),
+    **same(LAYOUT, "*_model_parallel_size sequence_parallel placement_strategy master_* ddp_* local_rank"),
     **same(LAYOUT, "use_distributed_optimizer overlap_* use_megatron_bridge use_mca"),
 }
 DEFAULTS = {
@@ -199,6 +212,8 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         base, adapter = values.get("model_name_or_path"), values.get("adapter_name_or_path") or "ADAPTER"
         t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
     home, texts = Path("data"), values.get("stage") == "pt"
+    if texts:  # which have no prompt
+        t.settings.pop("data.template", None)
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
     for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):

@@ -15,15 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import read_bytes
 from model_zoo.cores import available_cores
 from model_zoo.errors import InputError
-from pet.recipe.fields import is_template_file
 
 from .dataset import Counts
 from .formats import Row
 from .settings import DataSettings
-from .template import fill_template
+from .template import chat_template, fill_template
 from .workers import Workers
 
 log = logging.getLogger("pet.data")
@@ -65,15 +63,14 @@ class Encoder:
     settings: DataSettings
 
     def __post_init__(self) -> None:
-        """A Jinja file becomes the tokenizer's own template.
+        """A chat template becomes the tokenizer's own.
 
         Raises:
             InputError: it cannot be read, or the text of a template is wrong.
         """
         template = self.settings.template
-        if is_template_file(template):
-            text = read_bytes(template, "a chat template").decode("utf-8", errors="replace")
-            self.tokenizer = self.tokenizer.with_chat_template(text, template)
+        if (jinja := chat_template(template)) is not None:
+            self.tokenizer = self.tokenizer.with_chat_template(*jinja)
             self.settings = replace(self.settings, template=None)
         elif template is not None:
             fill_template(template, {})

@@ -1,4 +1,4 @@
-"""A prompt of the user's own: plain text with three names in braces.
+"""A prompt of the user's own: a chat template in Jinja, or plain text with three names in braces.
 
 ``"Question: {prompt}\\nAnswer: "`` stands for the text before the answer; the answer and the end token follow it and
 are what is learnt. ``{prompt}`` is the question, ``{input}`` an alpaca row's further input, ``{system}`` the system
@@ -12,9 +12,22 @@ import json
 import string
 from collections.abc import Mapping
 
+from model_zoo.atomic import read_bytes
 from model_zoo.errors import InputError, nearest
+from pet.recipe.fields import is_jinja, is_template_file
 
 NAMES = ("prompt", "input", "system")
+
+
+def chat_template(template: str | None) -> tuple[str, str] | None:
+    """The Jinja text of a chat template and what errors call it; None for any other template.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if is_template_file(template):
+        return read_bytes(template, "a chat template").decode("utf-8", errors="replace"), template
+    return (template, "data.template") if is_jinja(template) else None
 
 
 def parse_template(template: str) -> list[tuple[str, str | None]]:

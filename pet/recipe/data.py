@@ -53,7 +53,7 @@ class Data(Section):
     template: TemplatePath | None = Field(
         None,
         description="A custom prompt template instead of the model's: text with {prompt}, and {input} or {system} "
-        "where the rows have them, which ends where the answer begins; or the path of a Jinja chat template (.jinja).",
+        "where the rows have them, which ends where the answer begins; or a Jinja chat template, or its path (.jinja).",
     )
     enable_thinking: bool | None = Field(
         None, description="The switch of that name in chat templates that have it (Qwen3). Default: the template's own."

@@ -36,6 +36,11 @@ def is_template_file(template: str | None) -> bool:
     return template is not None and template.endswith((".jinja", ".jinja2", ".j2")) and "\n" not in template
 
 
+def is_jinja(template: str | None) -> bool:
+    """Whether ``data.template`` is a chat template, in a file or as it stands, and no text with names in braces."""
+    return template is not None and (is_template_file(template) or "{%" in template)
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 

@@ -17,7 +17,7 @@ from model_zoo.errors import InputError
 from pet.recipe import preference_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
-from pet.recipe.fields import is_template_file
+from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath
 from pet.recipe.training import GENERATED
@@ -247,7 +247,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         yield _find(
             "data.mix", "data.train", f"{len(settings.mix)} weights for {len(settings.train or [])} paths in data.train"
         )
-    written = settings.template is not None and not is_template_file(settings.template)
+    written = settings.template is not None and not is_jinja(settings.template)
     if written and "{prompt}" not in settings.template:
         yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
     if written and settings.enable_thinking is not None:
