@@ -163,14 +163,16 @@ def open_weights(directory: str | Path, values: dict[str, Any] | None = None) ->
         raise InputError(f"{where}: a value of the wrong type ({error})") from None
 
 
-def extended(found: tuple[int, ...], base: tuple[int, ...]) -> str:
-    """What to do about a whole weight that has other rows than the base's; empty where they differ otherwise."""
-    if len(found) != 2 or found[1:] != base[1:]:
-        return ""
-    return (
-        f"; the adapter's vocabulary has {found[0]} tokens, the base's {base[0]}: give the base as many in "
-        "transformers (resize_token_embeddings, save_pretrained)"
-    )
+def whole_name(key: str) -> str:
+    """The base's name of a tensor in an adapter's file: that of the weight which is there in full, whatever PEFT puts
+    around it. Other tensors keep what makes them part of an adapter."""
+    name = key.removeprefix(PREFIX).replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
+    return name.replace(".modules_to_save.", ".")
+
+
+def lacks_tokens(key: str, found: int, base: int, way: str) -> str:
+    """What to say where an adapter brings rows for tokens that the base lacks."""
+    return f"{key}: the adapter's vocabulary has {found} tokens, the base's {base}: {way}"
 
 
 def read_settings(values: dict[str, Any], where: str | Path, known: Collection[str], read: Callable[[dict], Any]):

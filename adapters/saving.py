@@ -32,11 +32,12 @@ from adapters.peft_config import (
     TASK_SCORE,
     WEIGHTS,
     another_base,
-    extended,
     known_keys,
+    lacks_tokens,
     open_weights,
     read_adapter_config,
     read_settings,
+    whole_name,
 )
 from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
@@ -274,6 +275,8 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
     with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
+        if strict:
+            check_vocabulary(model, file)
         if values.get("ensure_weight_tying"):
             check_apart(model, plain)
         prepare_for(model, config, plain)
@@ -325,6 +328,15 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
         skipped.append(message)
 
 
+def check_vocabulary(model, file: SafetensorsFile) -> None:
+    """Refuses an adapter that brings an embedding or a head with more rows than the model has tokens."""
+    family = getattr(model, "family", None)
+    for key, info in file.tensors.items() if family is not None else ():
+        path, size = whole_name(key).removesuffix(".weight"), model.config.dims.vocab
+        if path in (family.embedding, family.head) and info.shape[0] > size:
+            raise InputError(lacks_tokens(key, info.shape[0], size, "pet merge makes one checkpoint of both"))
+
+
 def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dict[str, str]:
     """{name without PEFT's prefix: name in the file}."""
     plain, odd = {}, []
@@ -361,7 +373,7 @@ def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:
             problems.append(f"{key} belongs to no cell of this model's adapter{nearest(key, parameters)}")
         elif tuple(parameter.shape) != array.shape:
             needed = tuple(parameter.shape)
-            problems.append(f"{key} has shape {array.shape}, the model needs {needed}{extended(array.shape, needed)}")
+            problems.append(f"{key} has shape {array.shape}, the model needs {needed}")
         else:
             write_parameter(parameter, array)
     return problems

@@ -21,14 +21,12 @@ from adapters.peft_config import (
     FINGERPRINT,
     IA3_KEYS,
     LORA_KEYS,
-    PREFIX,
     QUANTIZATION,
     STARTED_BY,
     TASK_SCORE,
     TOKENS_KEYS,
     WEIGHTS,
     adapts,
-    extended,
     ia3_settings,
     known_keys,
     lora_scale,
@@ -37,6 +35,7 @@ from adapters.peft_config import (
     read_adapter_config,
     read_settings,
     tokens_settings,
+    whole_name,
 )
 from adapters.schema import Settings
 from adapters.settings import IA3, NO_PLACE, SETTINGS, BitFit, LoRA
@@ -82,6 +81,9 @@ class StoredAdapter:
     Args:
         directory: holds adapter_config.json and adapter_model.safetensors.
 
+    Attributes:
+        given: tensors of the file that the base at hand has from there, and that are no change to it.
+
     Raises:
         InputError: files missing or corrupt, values that make no sense, a method that cannot be merged.
     """
@@ -101,6 +103,7 @@ class StoredAdapter:
                 "computed from the base; merge it in memory (pet.load_adapter, pet.merge, pet.save_pretrained)"
             )
         self.file = open_weights(directory)
+        self.given: set[str] = set()
 
     def close(self) -> None:
         self.file.close()
@@ -130,6 +133,10 @@ class StoredAdapter:
         text = self.file.metadata.get(QUANTIZATION)
         return Quantization.read(text) if text else None
 
+    def whole(self, names: Collection[str]) -> dict[str, str]:
+        """{weight of the base: tensor in the file} of those of these weights that the file has in full."""
+        return {name: key for key in self.file.tensors if (name := whole_name(key)) in names}
+
     def changes(
         self,
         shapes: Mapping[str, tuple[int, ...]],
@@ -153,11 +160,11 @@ class StoredAdapter:
         grouped: dict[tuple[str, str], dict[str, str]] = {}
         problems = []
         tables = {key[: -len(".lora_embedding_A")] for key in self.file.tensors if key.endswith(".lora_embedding_A")}
-        for key in self.file.tensors:
-            name = key.removeprefix(PREFIX).replace(".base_layer.", ".")
+        for key in self.file.tensors.keys() - self.given:
+            name = whole_name(key)
             match = PARTS.fullmatch(name)
             if match is None:
-                grouped[name.replace(".modules_to_save.", "."), "whole"] = {"value": key}
+                grouped[name, "whole"] = {"value": key}
             else:
                 part = match["part"].removesuffix(".weight")
                 kind = {"lora_embedding_A": "embedding", "lora_embedding_B": "embedding", "ia3_l": "ia3"}.get(part)
@@ -230,10 +237,7 @@ class StoredAdapter:
             if part not in sizes:
                 raise InputError(f"{module} lacks {part}")
             if sizes[part] not in wanted:
-                hint = extended(sizes[part], shape) if kind == "whole" else ""
-                raise InputError(
-                    f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}{hint}"
-                )
+                raise InputError(f"{tensors[part]} has shape {sizes[part]}, expected {' or '.join(map(str, wanted))}")
 
         if kind == "whole":
             expect("value", shape)

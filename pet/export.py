@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import math
 import os
 import shutil
@@ -16,19 +17,23 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adapters.deltas import blocks, wide
-from adapters.peft_config import another_base
+from adapters.peft_config import another_base, lacks_tokens
 from adapters.stored import Change, Delta, StoredAdapter
-from model_zoo.atomic import explained, staged, write_json
+from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
 from model_zoo.checkpoint.fingerprint import fingerprint, same_base
+from model_zoo.checkpoint.grown import Grown, vocabulary_of, with_vocabulary
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
+    COMPANIONS,
     MAX_SHARD_SIZE,
+    TOKENIZER,
     WEIGHTS,
     copy_companions,
     parse_size,
@@ -41,7 +46,10 @@ from model_zoo.errors import InputError
 from model_zoo.quantization import Quantization
 from model_zoo.quantization.dequantized import Dequantized
 from model_zoo.quantization.files import SECTION
-from pet.names import bundled_models
+from model_zoo.tokenizers.files import TokenizerFiles
+from pet.names import bundled_models, own_tokenizer
+
+log = logging.getLogger("pet")
 
 
 @dataclasses.dataclass
@@ -107,12 +115,13 @@ def merge_checkpoint(
     limit = parse_size(max_shard_size)
     _refuse_overwriting(output, [base, *directories])
     with ExitStack() as stack:
-        config = read_config(base)
+        config = published = read_config(base)
         checkpoint = opened = stack.enter_context(open_checkpoint(base))
         adapters = []
         for directory in directories:
             adapters.append(StoredAdapter(directory))
             stack.callback(adapters[-1].close)
+        checkpoint, config = _grown(checkpoint, config, adapters)
         if dequantize:
             target = target or "float32"
             checkpoint = Dequantized(checkpoint, config_of(config), _trained_on(adapters, checkpoint))
@@ -128,11 +137,33 @@ def merge_checkpoint(
             )
         merge = _Merge({key: value for key, value in config.items() if key != SECTION}, checkpoint, target, safe)
         if strict:
-            _check_bases(config, opened, adapters)
+            _check_bases(published, opened, adapters)
         # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
         for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
             merge.add(one, factor)
-        return merge.write(Path(output), limit)
+        return merge.write(Path(output), limit, [one.directory for one in adapters])
+
+
+def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapter]) -> tuple[Any, dict]:
+    """The base with the rows that an adapter brings for tokens which were added (`resize_token_embeddings`), and its
+    config.json's dictionary; both as they are where none does."""
+    config = config_of(values)
+    embedding, head = vocabulary_of(config)
+    size = config.dims.vocab
+    for one in adapters:
+        whole = one.whole((embedding, head))
+        counts = {one.file.info(key).shape[0] for key in whole.values()}
+        # a tied head is the embedding as it was before it was trained
+        enough = head in whole or (config.tied_head() is not None and ".base_layer." in whole.get(embedding, ""))
+        if max(counts, default=0) <= size:
+            continue
+        if embedding not in whole or not enough or len(counts) > 1:
+            way = "it has no rows for them in both embedding and head; PEFT saves them with save_embedding_layers=True"
+            raise InputError(lacks_tokens(f"{one.directory}", max(counts), size, way))
+        one.given = {key for key in whole.values() if ".base_layer." in key}
+        rows = {name: one.file.read(key, (slice(size, None),), "float64") for name, key in whole.items()}
+        return Grown(checkpoint, config, rows), with_vocabulary(values, max(counts))
+    return checkpoint, values
 
 
 def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path]) -> list[float]:
@@ -226,7 +257,7 @@ class _Merge:
             self.changes.setdefault(head, []).extend(rows)
         return head
 
-    def write(self, output: Path, limit: int) -> ExportReport:
+    def write(self, output: Path, limit: int, adapters: Sequence[Path]) -> ExportReport:
         head = self.untied()
         config = dict(self.config)
         # {tensor to write: parameter}; a tied copy in the file follows what it is a copy of
@@ -260,9 +291,28 @@ class _Merge:
             write_shards(stage, described, data, limit)
             stored = types.pop() if len(types) == 1 else None
             write_json(stage / "config.json", self.base.for_file(config, stored))
-            copy_companions(self.checkpoint.directory, stage, output)
+            self._copy_tokenizer(stage, output, adapters)
+            copy_companions(
+                self.checkpoint.directory, stage, output, [one for one in COMPANIONS if one not in TOKENIZER]
+            )
         report.untied = head
         return report
+
+    def _copy_tokenizer(self, stage: Path, output: Path, adapters: Sequence[Path]) -> None:
+        """The base's tokenizer, with the chat template that the adapters were trained with; where there are more tokens
+        than the base has, the adapter's."""
+        base = self.checkpoint.directory
+        own = [place for place in adapters if own_tokenizer(place)]
+        grown = isinstance(self.checkpoint, Grown) or isinstance(getattr(self.checkpoint, "checkpoint", None), Grown)
+        if grown and not own:
+            log.warning("%s: has the base's tokenizer, which lacks the adapter's new tokens; copy its own", output)
+        templates = {TokenizerFiles(place).chat_template() for place in own} - {
+            "",
+            TokenizerFiles(base).chat_template(),
+        }
+        if not grown and len(templates) == 1:
+            write_text(stage / "chat_template.jinja", templates.pop())
+        copy_companions(own[0] if grown and own else base, stage, output, TOKENIZER)
 
     def _origin(self, name: str, head: str | None) -> str:
         """The stored tensor that a written one comes from: itself, and for a new head the embedding."""

@@ -186,3 +186,9 @@ def find_tokenizer(name: str | os.PathLike) -> Path:
         candidates = [*bundled_models(), *(entry.name for entry in path.parent.glob("*"))]
         raise InputError(f"tokenizer {text!r}: no such file or directory{nearest(path.name, candidates)}")
     return path
+
+
+def own_tokenizer(adapter: str | os.PathLike | None) -> Path | None:
+    """An adapter's directory, if it holds the tokenizer that the adapter was trained with: its chat template, and its
+    tokens. Exports write one there, and so do TRL, unsloth and LLaMA-Factory."""
+    return Path(adapter) if adapter is not None and (Path(adapter) / "tokenizer_config.json").is_file() else None

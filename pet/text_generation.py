@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model_zoo.errors import InputError, similar
+from pet.names import own_tokenizer
 
 log = logging.getLogger("pet")
 
@@ -22,7 +22,7 @@ class TextGeneration:
 
     Args:
         model: a model, a checkpoint directory, or a bundled base's name.
-        tokenizer: its tokenizer; default the one beside the adapter, if it was exported, or beside the checkpoint.
+        tokenizer: its tokenizer; default the one beside the adapter, if there is one, or beside the checkpoint.
         adapter: an adapter directory in PEFT's format to put on the model.
         chat: True puts the text into the family's prompt, False continues it as it stands. Default: True where the
             family has a prompt of its own, False for GPT-2 and base LLaMA, whose prompt is the bare text.
@@ -35,9 +35,7 @@ class TextGeneration:
 
         if isinstance(model, (str, os.PathLike)):
             model = AutoModel.from_pretrained(model)
-        if tokenizer is None and adapter is not None and (Path(adapter) / "tokenizer_config.json").is_file():
-            tokenizer = adapter  # an exported one has the chat template that it was trained with
-        tokenizer = tokenizer or getattr(model, "loaded_from", None)
+        tokenizer = tokenizer or own_tokenizer(adapter) or getattr(model, "loaded_from", None)
         if isinstance(tokenizer, (str, os.PathLike)):
             tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         if tokenizer is None:

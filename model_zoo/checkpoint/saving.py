@@ -31,8 +31,7 @@ MAX_SHARD_SIZE = "5GB"
 
 # What lies beside the weights of a published model and belongs to it: tokenizer, generation defaults, the remote code
 # that `auto_map` names, the licence.
-COMPANIONS = (
-    "generation_config.json",
+TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -44,6 +43,10 @@ COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+)
+COMPANIONS = (
+    *TOKENIZER,
+    "generation_config.json",
     "*processor_config.json",
     "*.py",
     "*LICENSE*",
@@ -173,12 +176,14 @@ def parse_size(size: int | str) -> int:
     return value
 
 
-def copy_companions(source: str | Path, stage: Path, directory: str | Path) -> None:
+def copy_companions(
+    source: str | Path, stage: Path, directory: str | Path, patterns: Iterable[str] = COMPANIONS
+) -> None:
     """Copies tokenizer, generation, remote-code and licence files, where there are any that `stage` lacks."""
     source = Path(source)
     if not source.is_dir() or source.resolve() == Path(directory).resolve():
         return
-    for pattern in COMPANIONS:
+    for pattern in patterns:
         for file in source.glob(pattern):
             copied = stage / file.relative_to(source)
             if file.is_file() and not copied.exists():

@@ -157,18 +157,18 @@ def make_chat_session(options: argparse.Namespace) -> ChatSession:
     if options.thinking is not None:
         changes["enable_thinking"] = options.thinking
     settings = dataclasses.replace(settings, **changes)
-    model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name)
+    model, tokenizer = _of_run(recipe, options) if recipe is not None else _of_checkpoint(name, adapter)
     if adapter is not None:
         load_adapter(model, adapter, strict=not options.no_strict)
     return ChatSession(model, tokenizer, generation, settings, "default" if adapter is not None else None)
 
 
-def _of_checkpoint(name: str) -> tuple[Any, Any]:
-    """A model and its tokenizer; 16-bit weights stay as they are stored, which changes no result."""
+def _of_checkpoint(name: str, adapter: Path | None) -> tuple[Any, Any]:
+    """A model, and its tokenizer or the adapter's; 16-bit weights stay as they are stored, which changes no result."""
     from pet.auto import AutoModel, AutoTokenizer
-    from pet.names import find_model
+    from pet.names import find_model, own_tokenizer
 
-    directory = find_model(name)
+    directory = own_tokenizer(adapter) or find_model(name)
     return AutoModel.from_pretrained(name, "auto"), AutoTokenizer.from_pretrained(directory)
 
 

@@ -298,15 +298,49 @@ def test_tying_is_refused_where_embedding_and_head_share_an_adapter_alone(
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
 
 
-def test_an_extended_vocabulary_is_named_where_the_base_lacks_it(pairs, fixtures, tmp_path):
-    pair, longer = pairs("llama_gqa"), copy.deepcopy(pairs("llama_gqa").theirs)
+GROWN = {
+    "embedding and head trained": ("llama_gqa", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "neither": ("llama_gqa", {}),
+    "new rows trained": ("llama_gqa", {"trainable_token_indices": [5, 129]}),
+    "new rows of a tied head": ("gpt2", {"trainable_token_indices": [5, 129]}),
+    "factors": ("llama_gqa", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
+    "factors beside a tied head": ("gpt2", {"target_modules": ["c_attn", "wte"]}),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_an_extended_vocabulary_is_merged_on_disk(pairs, fixtures, name, tmp_path):
+    family, settings = GROWN[name]
+    pair, longer = pairs(family), copy.deepcopy(pairs(family).theirs)
+    longer.resize_token_embeddings(131, mean_resizing=False)
+    made = peft.get_peft_model(
+        longer, peft.LoraConfig(**{"r": 2, "target_modules": DEFAULTS[family], "task_type": "CAUSAL_LM", **settings})
+    )
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    made.save_pretrained(tmp_path / "theirs", save_embedding_layers=True)
+    with pytest.raises(InputError, match="vocabulary has 131 tokens, the base's 128: pet merge makes one checkpoint"):
+        pet.load_adapter(pair.ours, tmp_path / "theirs")
+    tokenizer = pet.AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    tokenizer.with_chat_template("Q: {{ messages[0].content }}", "own").save_pretrained(tmp_path / "theirs")
+    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    ids = np.concatenate([IDS, np.tile([128, 129, 130], (len(IDS), 1))], 1)
+    with torch.no_grad():
+        expected = made.eval()(torch.tensor(ids)).logits.numpy()
+    merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(ids).asnumpy(), expected, rtol=0, atol=LIMIT)
+    assert (tmp_path / "merged/vocab.json").read_bytes() == (tmp_path / "theirs/vocab.json").read_bytes()
+
+
+def test_an_extended_vocabulary_is_named_where_the_file_lacks_a_part(pairs, fixtures, tmp_path):
+    longer = copy.deepcopy(pairs("llama_gqa").theirs)
     longer.resize_token_embeddings(131, mean_resizing=False)
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
-    peft.get_peft_model(longer, config).save_pretrained(tmp_path / "theirs")
-    said = "the adapter's vocabulary has 131 tokens, the base's 128: .*resize_token_embeddings"
-    with pytest.raises(InputError, match=said):
-        pet.load_adapter(pair.ours, tmp_path / "theirs")
-    with pytest.raises(InputError, match=said):
+    peft.get_peft_model(longer, config).save_pretrained(tmp_path / "theirs", save_embedding_layers=False)
+    with pytest.raises(InputError, match="has 131 tokens, the base's 128: it has no rows for them in both"):
         pet.merge_checkpoint(fixtures / "llama_gqa", tmp_path / "theirs", tmp_path / "merged")
 
 

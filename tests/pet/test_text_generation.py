@@ -5,6 +5,8 @@ import pytest
 
 import pet
 from model_zoo.errors import InputError
+from pet.cli.chat_session import add_chat_session, make_chat_session
+from pet.cli.parser import Parser
 
 TEXTS = ["你好", "类型#裙*颜色#红色"]
 
@@ -104,6 +106,13 @@ def test_an_exported_adapter_brings_its_chat_template(tmp_path):
     tokenizer.with_chat_template("Q: {{ messages[0].content }} A:", "own").save_pretrained(tmp_path)
     adapted = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path)
     assert adapted.prompt("Who?") == tokenizer.encode("Q: Who? A:", add_special_tokens=False)
+    parser = Parser("pet predict", "", "")
+    add_chat_session(parser)
+    session = make_chat_session(parser.parse_args(["--model", "llama_tiny", "--adapter", str(tmp_path)]))
+    assert session.prompt([{"role": "user", "content": "Who?"}]) == adapted.prompt("Who?")
+    pet.merge_checkpoint("llama_tiny", tmp_path, tmp_path / "merged")
+    merged = pet.AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert merged.prompt([{"role": "user", "content": "Who?"}]) == adapted.prompt("Who?")
     own = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path, tokenizer="llama_tiny")
     assert own.prompt("Who?") == tokenizer.prompt([{"role": "user", "content": "Who?"}])
 
