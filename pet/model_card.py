@@ -15,7 +15,7 @@ from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.style_templates import template_of
 from pet.data.template import as_chat_template, chat_template
 from pet.hub import bare, hub_name
-from pet.names import find_tokenizer
+from pet.names import find_tokenizer, own_tokenizer
 from pet.recipe.fields import is_jinja
 from pet.recipe.schema import Recipe
 from pet.serving import ENGINES, RANKS, check_served
@@ -34,7 +34,7 @@ def accompany(
         called: the base's name or path, as the recipe or the adapter has it.
         recipe, run: that it was made by; None where only the adapter is known.
     """
-    tokenizer = tokenizer_of(base, recipe)
+    tokenizer = tokenizer_of(base, recipe, result)
     tokenizer.save_pretrained(stage)
     if (template := template_of(tokenizer)) != tokenizer.chat_template:  # here its own prompt style goes first
         write_text(stage / "chat_template.jinja", template)
@@ -46,9 +46,10 @@ def accompany(
     write_text(stage / "README.md", "\n".join(lines) + "\n")
 
 
-def tokenizer_of(base: Path, recipe: Recipe | None) -> Tokenizer:
-    """The tokenizer of a run, with the run's own chat template, or text of a prompt, where it has one."""
-    given = recipe.model.tokenizer if recipe is not None else None
+def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
+    """The tokenizer of a run, with the run's own chat template, or text of a prompt, where it has one; without a run
+    the one beside the result."""
+    given = recipe.model.tokenizer if recipe is not None else own_tokenizer(result)
     tokenizer = AutoTokenizer.from_pretrained(find_tokenizer(given) if given else base)
     template = recipe.data.template if recipe is not None else None
     if (jinja := chat_template(template)) is not None:

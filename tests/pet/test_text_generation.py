@@ -6,6 +6,7 @@ import pytest
 import pet
 from model_zoo.errors import InputError
 from pet.cli.chat_session import add_chat_session, make_chat_session
+from pet.cli.main import main
 from pet.cli.parser import Parser
 
 TEXTS = ["你好", "类型#裙*颜色#红色"]
@@ -99,22 +100,26 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_an_exported_adapter_brings_its_chat_template(tmp_path):
+    adapter, question = tmp_path / "adapter", [{"role": "user", "content": "Who?"}]
     model = pet.AutoModel.from_pretrained("llama_tiny")
     pet.apply_lora(model, rank=2)
-    pet.save_adapter(model, tmp_path)
+    pet.save_adapter(model, adapter)
     tokenizer = pet.AutoTokenizer.from_pretrained("llama_tiny")
-    tokenizer.with_chat_template("Q: {{ messages[0].content }} A:", "own").save_pretrained(tmp_path)
-    adapted = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path)
+    tokenizer.with_chat_template("Q: {{ messages[0].content }} A:", "own").save_pretrained(adapter)
+    adapted = pet.pipeline("text-generation", model="llama_tiny", adapter=adapter)
     assert adapted.prompt("Who?") == tokenizer.encode("Q: Who? A:", add_special_tokens=False)
     parser = Parser("pet predict", "", "")
     add_chat_session(parser)
-    session = make_chat_session(parser.parse_args(["--model", "llama_tiny", "--adapter", str(tmp_path)]))
-    assert session.prompt([{"role": "user", "content": "Who?"}]) == adapted.prompt("Who?")
-    pet.merge_checkpoint("llama_tiny", tmp_path, tmp_path / "merged")
-    merged = pet.AutoTokenizer.from_pretrained(tmp_path / "merged")
-    assert merged.prompt([{"role": "user", "content": "Who?"}]) == adapted.prompt("Who?")
-    own = pet.pipeline("text-generation", model="llama_tiny", adapter=tmp_path, tokenizer="llama_tiny")
-    assert own.prompt("Who?") == tokenizer.prompt([{"role": "user", "content": "Who?"}])
+    session = make_chat_session(parser.parse_args(["--model", "llama_tiny", "--adapter", str(adapter)]))
+    assert session.prompt(question) == adapted.prompt("Who?")
+    pet.merge_checkpoint("llama_tiny", adapter, tmp_path / "merged")
+    for name, more in (("exported", []), ("whole", ["--merged"])):
+        command = ["export", str(adapter), "--base", "llama_tiny", "--output", str(tmp_path / name)]
+        assert main([*command, *more]) == 0
+    for name in ("merged", "exported", "whole"):
+        assert pet.AutoTokenizer.from_pretrained(tmp_path / name).prompt(question) == adapted.prompt("Who?")
+    own = pet.pipeline("text-generation", model="llama_tiny", adapter=adapter, tokenizer="llama_tiny")
+    assert own.prompt("Who?") == tokenizer.prompt(question)
 
 
 @pytest.mark.parametrize("text", [{"role": "user", "content": "x"}, [{"role": "user", "content": "x"}], [], 5])
