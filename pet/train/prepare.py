@@ -12,6 +12,8 @@ import numpy as np
 
 from model_zoo.atomic import read_json
 from model_zoo.errors import InputError
+from model_zoo.tokenizers.files import TokenizerFiles
+from pet.names import own_tokenizer
 from pet.recipe.adapter import MANAGEMENT, recipe_method
 from pet.recipe.classes import find_objective
 
@@ -139,12 +141,22 @@ def attach_adapter(model, recipe, tokenizer=None) -> None:
         load_adapter(model, section.load, name=section.name)
         set_adapter(model, section.name)
         check_loaded(model, recipe, config)
+        tell_of_template(recipe, tokenizer)
     else:
         from adapters.apply import apply
 
         apply(model, config, name=section.name)
     if (extend := getattr(find_objective(recipe.train.objective), "extend", None)) is not None:
         extend(model)
+
+
+def tell_of_template(recipe, tokenizer) -> None:
+    """Says so where a loaded adapter was trained with another chat template than the recipe's, which stays."""
+    own = own_tokenizer(recipe.adapter.load)
+    if own is None or tokenizer is None or recipe.data.template is not None:
+        return
+    if (template := TokenizerFiles(own).chat_template()) and template != tokenizer.chat_template:
+        log.warning("%s: has a chat template of its own, which is not used; model.tokenizer=%s takes it", own, own)
 
 
 CELLS = ("targets", "exclude", "layers")

@@ -8,6 +8,8 @@ from model_zoo.errors import InputError
 from pet.cli.chat_session import add_chat_session, make_chat_session
 from pet.cli.main import main
 from pet.cli.parser import Parser
+from pet.recipe.loading import from_dict
+from pet.train.prepare import attach_adapter
 
 TEXTS = ["你好", "类型#裙*颜色#红色"]
 
@@ -99,7 +101,7 @@ def test_wrong_arguments(arguments, message):
         pet.pipeline(**{"model": "glm_tiny", **arguments})
 
 
-def test_an_exported_adapter_brings_its_chat_template(tmp_path):
+def test_an_exported_adapter_brings_its_chat_template(tmp_path, caplog):
     adapter, question = tmp_path / "adapter", [{"role": "user", "content": "Who?"}]
     model = pet.AutoModel.from_pretrained("llama_tiny")
     pet.apply_lora(model, rank=2)
@@ -118,6 +120,9 @@ def test_an_exported_adapter_brings_its_chat_template(tmp_path):
         assert main([*command, *more]) == 0
     for name in ("merged", "exported", "whole"):
         assert pet.AutoTokenizer.from_pretrained(tmp_path / name).prompt(question) == adapted.prompt("Who?")
+    recipe = {"model": {"path": "llama_tiny"}, "adapter": {"method": "lora", "load": str(adapter), "rank": 2}}
+    attach_adapter(pet.AutoModel.from_pretrained("llama_tiny"), from_dict(recipe, check_files=False), tokenizer)
+    assert "has a chat template of its own, which is not used; model.tokenizer=" in caplog.text
     own = pet.pipeline("text-generation", model="llama_tiny", adapter=adapter, tokenizer="llama_tiny")
     assert own.prompt("Who?") == tokenizer.prompt(question)
 
