@@ -67,12 +67,14 @@ class Change:
         kind: ``lora``, ``embedding``, ``ia3``, ``whole`` (a weight of its own) or ``rows`` (new rows for some tokens).
         tensors: {part: tensor name in the adapter's file}.
         scale: factor of B·A.
+        shared: a head that is tied to this embedding changes with it.
     """
 
     name: str
     kind: str
     tensors: dict[str, str]
     scale: float = 1.0
+    shared: bool = False
 
 
 class StoredAdapter:
@@ -172,21 +174,26 @@ class StoredAdapter:
                     kind = "embedding"
                 kind = kind or ("rows" if part.endswith("trainable_tokens_delta") else "lora")
                 grouped.setdefault((f"{match['module']}.weight", kind), {})[part] = key
-        copies = [grouped.get((name, "rows")) for name in head or ()]
-        contents = {self.tensor(key).tobytes() for rows in copies if rows for key in rows.values()}
-        if copies and all(copies):
-            ids = [self.token_rows(name.removesuffix(".weight"), shapes[name][0]) for name in head]
-            if ids[0] != ids[1]:  # as loading says it
+        shared = set()
+        for kind in ("rows", "whole"):
+            copies = [grouped.get((name, kind)) for name in head or ()]
+            if not copies or not all(copies):
+                continue
+            ids = [self.token_rows(name.removesuffix(".weight"), shapes[name][0]) for name in head if kind == "rows"]
+            if ids and ids[0] != ids[1]:  # as loading says it
                 problems.append(f"trainable_tokens: {head[0]} shares {head[1]}; same ids expected")
-            elif len(contents) == 1:
-                del grouped[head[0], "rows"]  # PEFT writes a tied head's rows a second time
+            elif self._equal(*(next(iter(parts.values())) for parts in copies)):
+                del grouped[head[0], kind]  # PEFT writes what a tied head has from the embedding a second time
+                shared.add((head[1], kind))
         found, absent = [], []
         for (name, kind), tensors in grouped.items():
             if name not in shapes:
                 absent.append((name, next(iter(tensors.values()))))
                 continue
             try:
-                found.append(self._checked(name, kind, tensors, shapes[name], transposed(name)))
+                change = self._checked(name, kind, tensors, shapes[name], transposed(name))
+                change.shared = kind == "rows" or (name, kind) in shared
+                found.append(change)
                 if kind == "ia3" and self.file.info(tensors["ia3_l"]).shape[1] == 1:
                     bias = f"{name.removesuffix('.weight')}.bias"  # it scales the whole output
                     found += [Change(bias, kind, tensors)] if bias in shapes else []
@@ -268,6 +275,11 @@ class StoredAdapter:
             if "lora_magnitude_vector" in sizes or self.settings.get("use_dora"):
                 expect("lora_magnitude_vector", (out,), (out, 1), (1, out))
         return Change(name, kind, tensors, lora_scale(alpha, rank, settings["use_rslora"]))
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two tensors of the file have the same shape and bytes."""
+        pairs = zip(self.file.blocks(one), self.file.blocks(other), strict=False)
+        return self.file.info(one)[:2] == self.file.info(other)[:2] and all(a == b for a, b in pairs)
 
     def token_rows(self, module: str, vocabulary: int) -> list[int]:
         """The token ids whose rows the adapter replaces in an embedding."""

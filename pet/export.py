@@ -229,10 +229,11 @@ class _Merge:
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
         for change in adapter.changes(self.shapes, self.transposed, self.tied):
-            if change.kind in ("whole", "rows"):
-                other = self.whole.setdefault(change.name, adapter)
+            replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
+            for name in replaced if change.kind in ("whole", "rows") else ():
+                other = self.whole.setdefault(name, adapter)
                 if other is not adapter:
-                    raise InputError(f"{other.directory} and {adapter.directory} both replace {change.name}")
+                    raise InputError(f"{other.directory} and {adapter.directory} both replace {name}")
             self.changes.setdefault(change.name, []).append((adapter, change, factor))
             if isinstance(self.checkpoint, Dequantized) and (taken := adapter.taken_off(change)) is not None:
                 self.checkpoint.take_off(self.sources.get(change.name), taken)
@@ -240,21 +241,21 @@ class _Merge:
     def untied(self) -> str | None:
         """The head that needs a weight of its own because only it, or only the embedding, changes.
 
-        New rows for some tokens do not untie: PEFT gives them to a tied head as well.
+        What both share does not untie: PEFT gives new rows for some tokens to a tied head as well.
         """
         if self.tied is None:
             return None
         head, embedding = self.tied
-        rows = [entry for entry in self.changes.get(embedding, []) if entry[1].kind == "rows"]
-        if head not in self.changes and len(rows) == len(self.changes.get(embedding, [])):
+        shared = [entry for entry in self.changes.get(embedding, []) if entry[1].shared]
+        if head not in self.changes and len(shared) == len(self.changes.get(embedding, [])):
             return None
         if not hasattr(self.base, "tie_word_embeddings"):
             raise InputError(
                 f"{self.checkpoint.directory}: the adapter changes {' or '.join(self.tied)}, which are one tensor: "
                 "its layout has no place for a head of its own"
             )
-        if rows:
-            self.changes.setdefault(head, []).extend(rows)
+        if shared:
+            self.changes.setdefault(head, []).extend(shared)
         return head
 
     def write(self, output: Path, limit: int, adapters: Sequence[Path]) -> ExportReport:

@@ -293,7 +293,7 @@ def test_tying_is_refused_where_embedding_and_head_share_an_adapter_alone(
             np.testing.assert_allclose(pair.our_logits(), expected, rtol=0, atol=LIMIT)
         finally:
             pet.delete_adapter(pair.ours, "default")
-    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    assert pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged").untied is None
     merged = pet.AutoModel.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(merged(IDS).asnumpy(), expected, rtol=0, atol=LIMIT)
 
@@ -301,6 +301,7 @@ def test_tying_is_refused_where_embedding_and_head_share_an_adapter_alone(
 GROWN = {
     "embedding and head trained": ("llama_gqa", {"modules_to_save": ["embed_tokens", "lm_head"]}),
     "neither": ("llama_gqa", {}),
+    "neither, the head tied": ("gpt2", {}),
     "new rows trained": ("llama_gqa", {"trainable_token_indices": [5, 129]}),
     "new rows of a tied head": ("gpt2", {"trainable_token_indices": [5, 129]}),
     "factors": ("llama_gqa", {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
@@ -326,7 +327,8 @@ def test_an_extended_vocabulary_is_merged_on_disk(pairs, fixtures, name, tmp_pat
         pet.load_adapter(pair.ours, tmp_path / "theirs")
     tokenizer = pet.AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
     tokenizer.with_chat_template("Q: {{ messages[0].content }}", "own").save_pretrained(tmp_path / "theirs")
-    pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    report = pet.merge_checkpoint(fixtures / family, tmp_path / "theirs", tmp_path / "merged")
+    assert (report.untied is None) == (name != "factors beside a tied head")
     ids = np.concatenate([IDS, np.tile([128, 129, 130], (len(IDS), 1))], 1)
     with torch.no_grad():
         expected = made.eval()(torch.tensor(ids)).logits.numpy()
