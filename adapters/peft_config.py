@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapters.initial import START
 from adapters.patterns import as_list, check_expression, full_match, in_linear_time, named, within
 from adapters.schema import Settings, token_ids
@@ -168,6 +170,25 @@ def whole_name(key: str) -> str:
     around it. Other tensors keep what makes them part of an adapter."""
     name = key.removeprefix(PREFIX).replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
     return name.replace(".modules_to_save.", ".")
+
+
+def without_effect(file: SafetensorsFile, family: Any, left_out: str) -> list[str]:
+    """An adapter's tensors for what is not opened of the published model (an image encoder), whose second factors are
+    zeros: text alone trains none of it.
+
+    Args:
+        family: the base's table.
+        left_out: what of the base is not opened.
+
+    Raises:
+        InputError: there are such tensors, and they change it.
+    """
+    patterns = [re.compile(pattern) for pattern in family.ignored_tensors] if left_out else []
+    found = [key for key in file.tensors if any(pattern.search(whole_name(key)) for pattern in patterns)]
+    changing = [key for key in found if not key.endswith(".lora_A.weight") and np.any(file.read(key))]
+    if changing:
+        raise InputError(f"{changing[0]}: the adapter changes what is not opened here ({left_out})")
+    return found
 
 
 def lacks_tokens(key: str, found: int, base: int, way: str) -> str:

@@ -38,6 +38,7 @@ from adapters.peft_config import (
     read_adapter_config,
     read_settings,
     whole_name,
+    without_effect,
 )
 from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
@@ -275,10 +276,13 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
     with open_weights(directory) as file:
         check_base(model, state, file.metadata, directory, strict, skipped)
         plain = unprefixed(file, directory, config, strict, skipped)
-        if strict:
+        beside = []
+        if strict and getattr(model, "family", None) is not None:
             check_vocabulary(model, file)
+            beside = without_effect(file, model.family, model.config.left_out)
         if values.get("ensure_weight_tying"):
             check_apart(model, plain)
+        plain = {key: stored for key, stored in plain.items() if stored not in beside}
         prepare_for(model, config, plain)
         dropped = fit(model, config, plain)
         if dropped:
@@ -330,10 +334,9 @@ def check_base(model, state, metadata, directory, strict, skipped) -> None:
 
 def check_vocabulary(model, file: SafetensorsFile) -> None:
     """Refuses an adapter that brings an embedding or a head with more rows than the model has tokens."""
-    family = getattr(model, "family", None)
-    for key, info in file.tensors.items() if family is not None else ():
+    for key, info in file.tensors.items():
         path, size = whole_name(key).removesuffix(".weight"), model.config.dims.vocab
-        if path in (family.embedding, family.head) and info.shape[0] > size:
+        if path in (model.family.embedding, model.family.head) and info.shape[0] > size:
             raise InputError(lacks_tokens(key, info.shape[0], size, "pet merge makes one checkpoint of both"))
 
 

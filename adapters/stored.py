@@ -84,7 +84,7 @@ class StoredAdapter:
         directory: holds adapter_config.json and adapter_model.safetensors.
 
     Attributes:
-        given: tensors of the file that the base at hand has from there, and that are no change to it.
+        given: tensors of the file that are no change to the base at hand: it has them from there, or they do nothing.
 
     Raises:
         InputError: files missing or corrupt, values that make no sense, a method that cannot be merged.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from adapters.deltas import blocks, wide
-from adapters.peft_config import another_base, lacks_tokens
+from adapters.peft_config import another_base, lacks_tokens, without_effect
 from adapters.stored import Change, Delta, StoredAdapter
 from model_zoo.atomic import explained, staged, write_json, write_text
 from model_zoo.checkpoint.dtypes import STORAGE, convert, float_name
@@ -228,6 +228,7 @@ class _Merge:
 
     def add(self, adapter: StoredAdapter, factor: float) -> None:
         """Takes an adapter's changes in; InputError when two adapters replace the same tensor."""
+        adapter.given.update(without_effect(adapter.file, self.base.family, self.base.left_out))
         for change in adapter.changes(self.shapes, self.transposed, self.tied):
             replaced = (change.name, *((self.tied or ())[:1] if change.shared else ()))
             for name in replaced if change.kind in ("whole", "rows") else ():

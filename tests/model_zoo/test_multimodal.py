@@ -152,6 +152,29 @@ def test_adapters_go_both_ways_and_merge_into_all_of_it(case, tmp_path):
     assert {key: written[key] for key in VALUES} == VALUES
 
 
+def test_factors_of_the_encoder_are_passed_over_where_they_do_nothing(case, tmp_path):
+    """As text alone leaves them."""
+    directory, _ = case
+    theirs = peft.get_peft_model(opened(directory), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    random_second_factors(theirs, 0.2)
+    for kind in ("changed", "untouched"):
+        theirs.save_pretrained(tmp_path / kind)
+        with torch.no_grad():
+            for name, parameter in theirs.named_parameters():
+                if "vision_tower" in name and "lora_B" in name:
+                    parameter.zero_()
+    mine = AutoModel.from_pretrained(directory)
+    for door in (pet.load_adapter, lambda _, adapter: pet.merge_checkpoint(directory, adapter, tmp_path / "merged")):
+        with pytest.raises(
+            InputError, match=r"vision_tower.*lora_B.*changes what is not opened here \(the image encoder"
+        ):
+            door(mine, tmp_path / "changed")
+        door(mine, tmp_path / "untouched")
+    expected = logits_of(theirs)
+    assert np.abs(mine(IDS).asnumpy() - expected).max() < LIMIT
+    assert np.abs(logits_of(opened(tmp_path / "merged")) - expected).max() < LIMIT
+
+
 def test_sizes_and_what_is_refused(tmp_path):
     """A published config.json leaves out what transformers assumes."""
     small = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
