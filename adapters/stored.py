@@ -162,7 +162,9 @@ class StoredAdapter:
         grouped: dict[tuple[str, str], dict[str, str]] = {}
         problems = []
         tables = {key[: -len(".lora_embedding_A")] for key in self.file.tensors if key.endswith(".lora_embedding_A")}
-        for key in self.file.tensors.keys() - self.given:
+        for key in self.file.tensors:  # in their order, in which changes of one weight are added up
+            if key in self.given:
+                continue
             name = whole_name(key)
             match = PARTS.fullmatch(name)
             if match is None:

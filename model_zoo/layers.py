@@ -163,6 +163,7 @@ class Parts(nn.Cell):
 
 _range, _cast = ops.Range(), ops.Cast()
 SHORT_RANGE = 1 << 16
+"""Numbers that may stand in a compiled graph as a constant, which it holds for as long as it lives."""
 
 
 @ops.constexpr

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ from model_zoo.checkpoint.grown import Grown, vocabulary_of, with_vocabulary
 from model_zoo.checkpoint.reading import Checkpoint, assignment, open_checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import storage
 from model_zoo.checkpoint.saving import (
-    COMPANIONS,
+    BESIDE,
     MAX_SHARD_SIZE,
     TOKENIZER,
     WEIGHTS,
@@ -121,7 +122,7 @@ def merge_checkpoint(
         for directory in directories:
             adapters.append(StoredAdapter(directory))
             stack.callback(adapters[-1].close)
-        checkpoint, config = _grown(checkpoint, config, adapters)
+        checkpoint, config, grown_by = _grown(checkpoint, config, adapters)
         if dequantize:
             target = target or "float32"
             checkpoint = Dequantized(checkpoint, config_of(config), _trained_on(adapters, checkpoint))
@@ -141,12 +142,14 @@ def merge_checkpoint(
         # Floating-point addition has an order: the directories' names give it, as merging in memory takes the adapters'
         for one, factor in sorted(zip(adapters, factors, strict=True), key=lambda pair: pair[0].directory.name):
             merge.add(one, factor)
-        return merge.write(Path(output), limit, [one.directory for one in adapters])
+        return merge.write(
+            Path(output), limit, functools.partial(_copy_tokenizer, [one.directory for one in adapters], grown_by)
+        )
 
 
-def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapter]) -> tuple[Any, dict]:
+def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapter]) -> tuple[Any, dict, Path | None]:
     """The base with the rows that an adapter brings for tokens which were added (`resize_token_embeddings`), and its
-    config.json's dictionary; both as they are where none does."""
+    config.json's dictionary, and that adapter's directory; the first two as they are, and None, where none does."""
     config = config_of(values)
     embedding, head = vocabulary_of(config)
     size = config.dims.vocab
@@ -162,8 +165,24 @@ def _grown(checkpoint: Checkpoint, values: dict, adapters: Iterable[StoredAdapte
             raise InputError(lacks_tokens(f"{one.directory}", max(counts), size, way))
         one.given = {key for key in whole.values() if ".base_layer." in key}
         rows = {name: one.file.read(key, (slice(size, None),), "float64") for name, key in whole.items()}
-        return Grown(checkpoint, config, rows), with_vocabulary(values, max(counts))
-    return checkpoint, values
+        return Grown(checkpoint, config, rows), with_vocabulary(values, max(counts)), one.directory
+    return checkpoint, values, None
+
+
+def _copy_tokenizer(adapters: Sequence[Path], grown_by: Path | None, base: Path, stage: Path, output: Path) -> None:
+    """The base's tokenizer, with the chat template that the adapters were trained with; where one of them has more
+    tokens than the base, that one's."""
+    source = own_tokenizer(grown_by)
+    if grown_by is not None and source is None:
+        log.warning("%s: has the base's tokenizer, which lacks the adapter's new tokens; copy its own", output)
+    source = source or base
+    templates = {TokenizerFiles(place).chat_template() for place in adapters if own_tokenizer(place)}
+    templates -= {"", TokenizerFiles(base).chat_template()}
+    if len(templates) > 1:
+        log.warning("%s: the adapters have %d chat templates; it has that of %s", output, len(templates), source)
+    elif templates and source == base:
+        write_text(stage / "chat_template.jinja", templates.pop())
+    copy_companions(source, stage, output, TOKENIZER)
 
 
 def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path]) -> list[float]:
@@ -259,7 +278,7 @@ class _Merge:
             self.changes.setdefault(head, []).extend(shared)
         return head
 
-    def write(self, output: Path, limit: int, adapters: Sequence[Path]) -> ExportReport:
+    def write(self, output: Path, limit: int, copy_tokenizer: Callable[[Path, Path, Path], None]) -> ExportReport:
         head = self.untied()
         config = dict(self.config)
         # {tensor to write: parameter}; a tied copy in the file follows what it is a copy of
@@ -293,28 +312,10 @@ class _Merge:
             write_shards(stage, described, data, limit)
             stored = types.pop() if len(types) == 1 else None
             write_json(stage / "config.json", self.base.for_file(config, stored))
-            self._copy_tokenizer(stage, output, adapters)
-            copy_companions(
-                self.checkpoint.directory, stage, output, [one for one in COMPANIONS if one not in TOKENIZER]
-            )
+            copy_tokenizer(self.checkpoint.directory, stage, output)
+            copy_companions(self.checkpoint.directory, stage, output, BESIDE)
         report.untied = head
         return report
-
-    def _copy_tokenizer(self, stage: Path, output: Path, adapters: Sequence[Path]) -> None:
-        """The base's tokenizer, with the chat template that the adapters were trained with; where there are more tokens
-        than the base has, the adapter's."""
-        base = self.checkpoint.directory
-        own = [place for place in adapters if own_tokenizer(place)]
-        grown = isinstance(self.checkpoint, Grown) or isinstance(getattr(self.checkpoint, "checkpoint", None), Grown)
-        if grown and not own:
-            log.warning("%s: has the base's tokenizer, which lacks the adapter's new tokens; copy its own", output)
-        templates = {TokenizerFiles(place).chat_template() for place in own} - {
-            "",
-            TokenizerFiles(base).chat_template(),
-        }
-        if not grown and len(templates) == 1:
-            write_text(stage / "chat_template.jinja", templates.pop())
-        copy_companions(own[0] if grown and own else base, stage, output, TOKENIZER)
 
     def _origin(self, name: str, head: str | None) -> str:
         """The stored tensor that a written one comes from: itself, and for a new head the embedding."""

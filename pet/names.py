@@ -120,9 +120,7 @@ def find_model(name: str | os.PathLike, directory: str | os.PathLike = ".") -> P
     if (path / "config.json").is_file():
         return path
     if path.is_dir():
-        inner = next(
-            iter(sorted(path.glob("snapshots/*/config.json"))), None
-        )  # of a repository in Hugging Face's cache
+        inner = min(path.glob("snapshots/*/config.json"), default=None)  # of a repository in Hugging Face's cache
         here = f"; there is one in {inner.parent}" if inner else ""
         wanted = "expected a Hugging Face checkpoint directory"
         raise InputError(f"model {text!r}: {path} holds no config.json, {wanted}{here}")

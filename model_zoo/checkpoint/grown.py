@@ -8,50 +8,39 @@ from typing import Any
 
 import numpy as np
 
+from model_zoo.checkpoint.changed import ChangedCheckpoint
 from model_zoo.checkpoint.dtypes import convert
 from model_zoo.checkpoint.reading import assignment
 from model_zoo.configs import Config
 
 
-class Grown:
+class Grown(ChangedCheckpoint):
     """A checkpoint whose embedding and head have further rows.
 
     Args:
-        checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
+        checkpoint: see `ChangedCheckpoint`.
         config: of its model.
         rows: {weight's name: its further rows ``(n, width)``, in float64}.
     """
 
     def __init__(self, checkpoint, config: Config, rows: Mapping[str, np.ndarray]):
-        self.checkpoint = checkpoint
+        super().__init__(checkpoint)
         sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
         self.rows = {sources[name]: array for name, array in rows.items() if name in sources}
 
-    def __getattr__(self, name: str):
-        return getattr(self.checkpoint, name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.checkpoint
+    def changes(self, name: str) -> bool:
+        return name in self.rows
 
     def info(self, name: str):
-        info = self.checkpoint.info(name)
-        return (
-            info._replace(shape=(info.shape[0] + len(self.rows[name]), *info.shape[1:])) if name in self.rows else info
-        )
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.info(name).shape
+        info = super().info(name)
+        count = len(self.rows[name]) if self.changes(name) else 0
+        return info._replace(shape=(info.shape[0] + count, *info.shape[1:])) if count else info
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
-        """As `Checkpoint.raw`."""
-        array = self.checkpoint.raw(name, dtype)
-        if name not in self.rows:
+        array = super().raw(name, dtype)
+        if not self.changes(name):
             return array
         return np.concatenate([array, convert(self.rows[name], "float64", dtype or self.checkpoint.dtype(name))])
-
-    def blocks(self, name: str):
-        """As `Checkpoint.blocks`."""
-        return [memoryview(self.raw(name).reshape(-1)).cast("B")] if name in self.rows else self.checkpoint.blocks(name)
 
 
 def vocabulary_of(config: Config) -> tuple[str, str]:

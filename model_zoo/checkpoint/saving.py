@@ -44,14 +44,14 @@ TOKENIZER = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-COMPANIONS = (
-    *TOKENIZER,
+BESIDE = (
     "generation_config.json",
     "*processor_config.json",
     "*.py",
     "*LICENSE*",
     "NOTICE*",
 )
+COMPANIONS = (*TOKENIZER, *BESIDE)
 WEIGHTS = ("*.safetensors", INDEX)  # whatever of these is left from an earlier checkpoint would be read as well
 
 

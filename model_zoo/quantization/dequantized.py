@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from model_zoo.checkpoint.changed import ChangedCheckpoint
 from model_zoo.checkpoint.dtypes import convert
 from model_zoo.checkpoint.reading import assignment
 from model_zoo.configs import Config
@@ -15,36 +16,30 @@ from model_zoo.quantization.files import quantize_stored
 from model_zoo.quantization.plan import Quantization
 
 
-class Dequantized:
+class Dequantized(ChangedCheckpoint):
     """A checkpoint whose projections are what quantising them leaves of them; of a packed one, itself.
 
     Args:
-        checkpoint: an open `model_zoo.checkpoint.reading.Checkpoint`.
+        checkpoint: see `ChangedCheckpoint`.
         config: the model's.
         quantization: the form; None for a packed checkpoint.
     """
 
     def __init__(self, checkpoint, config: Config, quantization: Quantization | None):
-        self.checkpoint, self.cells = checkpoint, config.cells()
-        self.quantization = quantization
+        super().__init__(checkpoint)
+        self.cells, self.quantization = config.cells(), quantization
         self.places = quantization.places(config) if quantization is not None else {}
         sources, _ = assignment(checkpoint, config.shapes(), config.family.tied, ignored=(".",))
         paths = {stored: name.removesuffix(".weight") for name, stored in sources.items()}
         self.paths = {stored: path for stored, path in paths.items() if path in self.places}
         self.taken: dict[str, Callable[[slice], np.ndarray]] = {}
 
-    def __getattr__(self, name: str):
-        return getattr(self.checkpoint, name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.checkpoint
+    def changes(self, name: str) -> bool:
+        return self.place(name) is not None
 
     def info(self, name: str):
-        info = self.checkpoint.info(name)
-        return info._replace(dtype="float32") if self.place(name) else info
-
-    def dtype(self, name: str) -> str:
-        return self.info(name).dtype
+        info = super().info(name)
+        return info._replace(dtype="float32") if self.changes(name) else info
 
     def place(self, name: str | None) -> str | None:
         """The path of a quantised projection, by its weight's name in the files."""
@@ -60,10 +55,9 @@ class Dequantized:
             raise InputError(f"{name}: two adapters took their first factors off it; merge them one by one")
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
-        """As `Checkpoint.raw`."""
         path = self.place(name)
         if path is None:
-            return self.checkpoint.raw(name, dtype)
+            return super().raw(name, dtype)
         shape, transposed = self.places[path], self.cells[path].transposed
         storage, taken = self.quantization.storage, self.taken.get(name)
         matrix = codec.dequantize(
@@ -71,7 +65,3 @@ class Dequantized:
         )
         matrix = matrix if taken is None else codec.with_taken(matrix, taken(slice(None)))
         return convert(np.ascontiguousarray(matrix.T) if transposed else matrix, "float32", dtype or "float32")
-
-    def blocks(self, name: str):
-        """As `Checkpoint.blocks`."""
-        return [memoryview(self.raw(name).reshape(-1)).cast("B")] if self.place(name) else self.checkpoint.blocks(name)

@@ -38,7 +38,7 @@ def without_nulls(value: Any) -> Any:
     fields of all of them, so that a call of tools would have the arguments of all other tools, and learn them."""
     if isinstance(value, dict):
         return {name: without_nulls(part) for name, part in value.items() if part is not None}
-    if isinstance(value, list) and any(isinstance(part, (dict, list)) for part in value[:1]):
+    if isinstance(value, list) and isinstance(next((part for part in value if part is not None), None), (dict, list)):
         return [without_nulls(part) for part in value]
     return value
 

@@ -60,9 +60,7 @@ class Train(Section):
     )
     eps: float = Field(1e-8, gt=0, description="Added to the denominator, for adamw, adam and lamb.")
     weight_decay: float = Field(
-        0.0,
-        ge=0,
-        description="Added to the gradient in adam, sgd and momentum, decoupled in all others.",
+        0.0, ge=0, description="Added to the gradient in adam, sgd and momentum, decoupled in all others."
     )
     decay_vectors: bool = Field(
         False, description="Apply weight decay to biases and norms (one-dimensional parameters) too."

@@ -125,6 +125,15 @@ def quiet():
         yield
 
 
+def change_trained(made) -> None:
+    """As training would: no weight is what it began as."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
 def their_logits(model):
     with torch.no_grad():
         return model(torch.tensor(IDS)).logits.numpy()
@@ -158,11 +167,7 @@ def test_theirs_opens_here_and_is_saved_byte_for_byte(pairs, family, name, tmp_p
     pair = pairs(family)
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings(family, name)[1])
     made = peft.get_peft_model(copy.deepcopy(pair.theirs), config).eval()
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    change_trained(made)
     made.save_pretrained(tmp_path / "theirs")
     # what PEFT itself makes of its files: a trained copy that it forgets to save is no difference of ours
     expected = their_logits(peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval())
@@ -277,11 +282,7 @@ def test_tying_is_refused_where_embedding_and_head_share_an_adapter_alone(
     pair = pairs(family)
     config = peft.LoraConfig(r=2, target_modules=DEFAULTS[family], ensure_weight_tying=True, **settings)
     made = peft.get_peft_model(copy.deepcopy(pair.theirs), config)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    change_trained(made)
     made.save_pretrained(tmp_path / "theirs")
     expected = their_logits(peft.PeftModel.from_pretrained(copy.deepcopy(pair.theirs), tmp_path / "theirs").eval())
     if shared:
@@ -317,11 +318,7 @@ def test_an_extended_vocabulary_is_merged_on_disk(pairs, fixtures, name, tmp_pat
     made = peft.get_peft_model(
         longer, peft.LoraConfig(**{"r": 2, "target_modules": DEFAULTS[family], "task_type": "CAUSAL_LM", **settings})
     )
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.requires_grad:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    change_trained(made)
     made.save_pretrained(tmp_path / "theirs", save_embedding_layers=True)
     with pytest.raises(InputError, match="vocabulary has 131 tokens, the base's 128: pet merge makes one checkpoint"):
         pet.load_adapter(pair.ours, tmp_path / "theirs")

@@ -120,6 +120,11 @@ def test_an_exported_adapter_brings_its_chat_template(tmp_path, caplog):
         assert main([*command, *more]) == 0
     for name in ("merged", "exported", "whole"):
         assert pet.AutoTokenizer.from_pretrained(tmp_path / name).prompt(question) == adapted.prompt("Who?")
+    pet.save_adapter(model, tmp_path / "other")
+    tokenizer.with_chat_template("R: {{ messages[0].content }}", "own").save_pretrained(tmp_path / "other")
+    pet.merge_checkpoint("llama_tiny", [adapter, tmp_path / "other"], tmp_path / "both")
+    assert "the adapters have 2 chat templates; it has that of" in caplog.text
+    assert pet.AutoTokenizer.from_pretrained(tmp_path / "both").prompt(question) == tokenizer.prompt(question)
     recipe = {"model": {"path": "llama_tiny"}, "adapter": {"method": "lora", "load": str(adapter), "rank": 2}}
     attach_adapter(pet.AutoModel.from_pretrained("llama_tiny"), from_dict(recipe, check_files=False), tokenizer)
     assert "has a chat template of its own, which is not used; model.tokenizer=" in caplog.text

@@ -662,8 +662,9 @@ def test_a_reward_models_job_file(base, tmp_path, system):
 STRANGE = ["x", -1, True, [1], {"a": 1}, float("nan")]
 
 
-@pytest.mark.parametrize("system", [llama_factory, axolotl])
-def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, system):
+@pytest.mark.parametrize(("system", "least"), [(llama_factory, 308), (axolotl, 230)])
+def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, system, least):
+    """Of these values so many are refused at least; the keys that are noted take any."""
     output, data = {"output_dir": str(tmp_path / "out")}, str(base / "data.jsonl")
     if system is llama_factory:
         file = {"model_name_or_path": str(base), "stage": "sft", "finetuning_type": "lora", "dataset": data, **output}
@@ -677,7 +678,7 @@ def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, s
                 load_any(path, ["data.max_length=64"])
             except InputError:
                 refused += 1
-    assert refused > 0.9 * len(system.TABLE)
+    assert refused >= least
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "lora_alpha": "x"}))
     with pytest.raises(InputError, match=r"job.yaml: lora_alpha: 'x' is not a value that it takes"):
         load_any(path)

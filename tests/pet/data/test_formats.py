@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 
 from model_zoo.errors import InputError
 from pet.data import read_rows, readers as readers_module
+from pet.data.binary import without_nulls
 from pet.data.readers import read_records
 from pet.data.records import Problems
 
@@ -615,6 +616,7 @@ def test_what_is_null_in_a_table_is_not_there(tmp_path):
     assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "b"}
     assert second.messages[1]["tool_calls"][0]["function"]["arguments"] == {"zone": "b"}
     assert third.messages == [user("a"), assistant("b")] and third.tools == tools
+    assert without_nulls([None, {"a": None, "b": [1, None]}]) == [None, {"b": [1, None]}]
 
 
 def test_fields_of_null_in_json(write):
