@@ -17,8 +17,8 @@ STORED = {
     "glm4 orpo": ("glm4_tiny", "nf4", "tensor", {"objective": "orpo", "steps": 3}),
 }
 """Other families over packed weights, in packed rows: base, type of its weights, layout, settings of training."""
-COMPARED = {"dpo": ["data", "tensor"], "kto": ["data", "pipeline"]}
-"""Over layers of LLaMA; `STORED` has DPO's pipeline and KTO's division of tensors."""
+COMPARED = {"dpo": LAYOUTS, "kto": LAYOUTS}
+"""Over layers of LLaMA."""
 UNEVEN = ("simpo", "glm dpo")
 """Pipelines over three layers, so that a stage has more than one and another one than the other, without a reference
 and with one; the rest is over two."""
