@@ -33,7 +33,7 @@ from mindspore import nn
 from model_zoo.engine import build, cells
 from model_zoo.engine.build import NoCompiler, switched_off
 from model_zoo.engine.cells import available, precision_suffix, stored_rows
-from model_zoo.engine.decode import TokenProgram, fuse_cached_layers
+from model_zoo.engine.decode import PromptProgram, TokenProgram, fuse_cached_layers
 from model_zoo.engine.experts import mixture
 from model_zoo.engine.ir import NotTraceable
 from model_zoo.engine.loss import cross_entropy, logit_bytes, ranked_cross_entropy, token_cross_entropy
@@ -47,6 +47,7 @@ __all__ = [
     "MemoryProfile",
     "NoCompiler",
     "NotTraceable",
+    "PromptProgram",
     "Rounded",
     "TokenProgram",
     "Widened",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import ctypes
 from collections.abc import Mapping, Sequence
 
@@ -63,33 +64,75 @@ class TokenTracer(CachedTracer):
         return self.emit("token_attention", *given, **numbers, pinned=cache.pinned)
 
 
-class WholeTokenTracer(TokenTracer):
-    """From a token's id to its logits. The first operand is the ids ``(B,)``, and the last the positions ``(B, 1)``,
-    or so many for each token."""
+class WholeTracer(CachedTracer):
+    """More than the layers: the model's own methods are followed. The first operand is ids ``(N,)`` unless it has a width,
+    and the last the positions ``(N, 1)``, or so many for each token; tables are computed."""
 
-    def __init__(self, model, caches: Mapping, positions: int):
-        super().__init__(1, model.layer_list[0], caches)
-        del self.operands[self.operands.index(self.key_mask) + 1 :]  # no tables: they are computed
-        self.hidden.per_token, self.positions = (1,), self.operand((1,) if positions == 1 else (1, positions))
+    def __init__(self, model, caches: Mapping, positions: int = 1, width: int = 0):
+        super().__init__(width or 1, model.layer_list[0], caches)
+        del self.operands[self.operands.index(self.key_mask) + 1 :]
+        self.hidden.per_token = (1, width) if width else (1,)
+        self.positions = self.operand((1,) if positions == 1 else (1, positions))
         with traced_calls():
             try:
-                hidden = model.hidden_states(self.hidden, self.positions, None, self.end, self.key_mask)
-                self.logits = model.head(hidden)
+                self.result = self.follow_model(model)
             except NotTraceable:
                 raise
-            except Exception as error:  # both are the family's own methods, and no cells
+            except Exception as error:  # they are the family's own methods, and no cells
                 raise NotTraceable(f"{type(model).__name__} computes what the tracer does not know: {error}") from error
+
+    @abc.abstractmethod
+    def follow_model(self, model) -> Value:
+        """What the program gives."""
 
     def use_group(self, group_sum):
         self.refuse(type(group_sum))  # one call has no sums in between
 
 
-class TokenProgram:
-    """Everything between a token's id and its logits as one call of the engine, past MindSpore's runtime: it takes as
-    long for a graph as a small model's layers do for a token.
+class WholeTokenTracer(WholeTracer, TokenTracer):
+    """From a token's id to its logits."""
+
+    def follow_model(self, model):
+        return model.head(model.hidden_states(self.hidden, self.positions, None, self.end, self.key_mask))
+
+
+class HeadTracer(WholeTracer, TokenTracer):
+    """From hidden states to logits."""
+
+    def follow_model(self, model):
+        return model.head(self.hidden)
+
+
+class Call:
+    """A program that is called past MindSpore's runtime, which takes as long for a graph as a small model's layers do
+    for a token.
 
     Args:
-        model: of `fuse_cached_layers`, its cache attached.
+        tracer: that has traced it.
+    """
+
+    def __init__(self, tracer: WholeTracer):
+        self.program = ForwardProgram(tracer, tracer.result)
+        self.width, self.workspace = tracer.result.width, max(self.program.workspace[0], 1)
+        self.words = self.program.programs[0].asnumpy()
+        self.run = ctypes.CDLL(str(library())).program
+
+    def prepare(self, first: np.ndarray, *given: np.ndarray) -> tuple[np.ndarray, tuple]:
+        """Operands, of which the first has a row or number for each token → the result, which `call` fills, and what
+        to call it with."""
+        made = [np.empty((len(first), width), np.float32) for width in (self.width, 1, self.workspace)]
+        return made[0], call_arguments([first, self.words, *given, *made])
+
+    def call(self, arguments: tuple) -> None:
+        if self.run(*arguments):
+            raise RuntimeError("a program of the engine failed")
+
+
+class TokenProgram:
+    """Everything between a token's id and its logits as one call.
+
+    Args:
+        model: in evaluation mode, its cache attached.
         cache: a `generation.cache.Cache`.
         positions: how many a token has.
 
@@ -97,24 +140,21 @@ class TokenProgram:
         NotTraceable: a cell within cannot be followed.
     """
 
+    what = "single tokens of an answer run as a graph"
+
     def __init__(self, model, cache, batch: int, positions: int):
-        tracer = WholeTokenTracer(model, cache_by_core(cache), positions)
-        program = ForwardProgram(tracer, tracer.logits)
-        widths = tracer.logits.width, 1, max(program.workspace[0], 1)
-        made = [np.empty((batch, width), np.float32) for width in widths]
+        self.token = Call(WholeTokenTracer(model, cache_by_core(cache), positions))
         integers = (batch,), (batch, 1), (batch, cache.length), (batch, positions)
         self.given = [np.empty(shape, np.int32) for shape in integers]
-        self.logits = made[0]
-        self.run = ctypes.CDLL(str(library())).program
-        self.arguments = call_arguments([self.given[0], program.programs[0].asnumpy(), *self.given[1:], *made])
+        self.logits, self.arguments = self.token.prepare(*self.given)
 
     @classmethod
-    def of(cls, model, cache, batch: int, positions: int) -> TokenProgram | None:
-        """The program; None where a graph takes its place, which is said once."""
+    def of(cls, *arguments):
+        """The program; None where operators or a graph take its place, which is said once."""
         try:
-            return cls(model, cache, batch, positions)
+            return cls(*arguments)
         except NotTraceable as error:
-            say_once("single tokens of an answer run as a graph", str(error))
+            say_once(cls.what, str(error))
             return None
 
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -122,8 +162,7 @@ class TokenProgram:
         → logits ``(B, V)``."""
         for array, values in zip(self.given, (ids, end, key_mask, positions), strict=True):
             array[...] = values
-        if self.run(*self.arguments):
-            raise RuntimeError("the program of single tokens failed")
+        self.token.call(self.arguments)
         return self.logits.copy()
 
 
@@ -150,6 +189,36 @@ class PromptTracer(CachedTracer, SequenceTracer):
 
     def prefixed_attention(self, query, keys, values, numbers, prefix):
         self.refuse(type(self))  # what is kept would begin with the prefix
+
+
+class WholePromptTracer(WholeTracer, PromptTracer):
+    """From a prompt's ids to its hidden states."""
+
+    def follow_model(self, model):
+        return model.hidden_states(self.hidden, self.positions, self.start, self.end, self.key_mask)
+
+
+class PromptProgram(TokenProgram):
+    """Everything between a prompt's ids and the logits behind it as two calls, whatever its length; see `TokenProgram`."""
+
+    what = "prompts run operator by operator"
+
+    def __init__(self, model, cache, positions: int):
+        caches = cache_by_core(cache)
+        self.prompt = Call(WholePromptTracer(model, caches, positions))
+        self.head = Call(HeadTracer(model, caches, width=self.prompt.width))
+
+    def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Integers: ids, where each token's keys end, and which are seen, ``(B, S)``; positions ``(B, S)``, or ``(B, S,
+        …)`` → logits ``(B, V)``."""
+        batch, length = ids.shape
+        given = [np.ascontiguousarray(array, np.int32) for array in (np.zeros_like(ids), end, key_mask, positions)]
+        hidden, arguments = self.prompt.prepare(ids.astype(np.int32).reshape(-1), *given)
+        self.prompt.call(arguments)
+        last = np.ascontiguousarray(hidden[length - 1 :: length])
+        logits, arguments = self.head.prepare(last, *3 * [np.zeros((batch, 1), np.int32)])
+        self.head.call(arguments)
+        return logits
 
 
 class CachedLayers(nn.Cell):

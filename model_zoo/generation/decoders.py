@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.engine import TokenProgram, available, fuse_cached_layers
+from model_zoo.engine import PromptProgram, TokenProgram, available, fuse_cached_layers
 from model_zoo.generation.cache import Cache
 from model_zoo.graph import AddressGuard, Graph
 
@@ -66,9 +66,20 @@ class PlainDecoder:
         self.ids, self.mask = self.ids[rows], self.mask[rows]
 
 
+def layout_on_host(model, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`CausalLM.layout` of rows that are padded on the left alone, if at all, and have nothing in front of them:
+    positions ``(B, S)`` or ``(B, 2, S)``, where each token's keys end ``(B, S)``."""
+    positions, ends = [], []
+    for row, extra in zip(ids, ids.shape[1] - mask.sum(1), strict=True):
+        own, end = model.family.document_layout(model.config, row[extra:])
+        positions.append(np.pad(own, [(0, 0)] * (own.ndim - 1) + [(extra, 0)]))
+        ends.append(np.concatenate([np.arange(extra) + 1, end + extra]))
+    return np.stack(positions), np.stack(ends)
+
+
 class CachedDecoder:
-    """Prompts as one operator of all layers, single tokens as a program, over a cache of fixed length; compiled graphs
-    take the place of either where a layer cannot be followed.
+    """Prompts and single tokens as programs over a cache of fixed length. Where one cannot be followed from end to end,
+    a prompt is one operator of all layers among others; where a layer cannot, compiled graphs take the place of both.
 
     Args:
         model: in evaluation mode, its adapters as they are to be used.
@@ -147,6 +158,16 @@ class CachedDecoder:
         return results
 
     @functools.cached_property
+    def whole_prompt(self) -> PromptProgram | None:
+        """The program of prompts; None where operators or a graph take its place."""
+        model = self.model
+        if not self.fast or not isinstance(model.position_offset, int) or model.position_offset or model.virtual_tokens:
+            return None
+        one = model.family.document_layout(model.config, np.zeros(1, np.int32))[0]
+        with self.attached(prefilling=True, fresh=True):
+            return PromptProgram.of(model, self.cache, one.size)
+
+    @functools.cached_property
     def token(self) -> TokenProgram | None:
         """The program of single tokens; None where a graph takes its place."""
         if not self.fast:
@@ -154,8 +175,16 @@ class CachedDecoder:
         with self.attached(prefilling=False, fresh=True):
             return TokenProgram.of(self.model, self.cache, self.batch, self.position.size // self.batch)
 
-    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
+    def start_by_program(self, ids: np.ndarray, mask: np.ndarray) -> tuple | None:
+        """What `start_by_operators` gives; None where these are needed."""
+        if self.whole_prompt is None or (np.diff(mask, axis=1) < 0).any():
+            return None
+        position, end = layout_on_host(self.model, ids, mask)
+        each = position if position.ndim == 2 else np.moveaxis(position, 1, 2)
+        return self.whole_prompt(ids, end, mask, each), position, mask
+
+    def start_by_operators(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Logits ``(B, V)`` behind a prompt, its position ids, and its mask, padded as it was computed."""
         eager = self.eager(self.prefill)
         columns = eager_columns(ids.shape[1]) if eager else self.prompt
         extra = columns - ids.shape[1]
@@ -164,16 +193,20 @@ class CachedDecoder:
         mask = np.concatenate([np.zeros((len(mask), extra), mask.dtype), mask], 1)
         seen = None if eager and mask.all() else Tensor(mask.astype(np.int32))
         logits, position = self.run(self.prefill, Tensor(ids.astype(np.int32)), seen, Tensor([0], ms.int32))
+        return logits.asnumpy(), position.asnumpy(), mask
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The prompt ``(B, S)`` and its mask → logits ``(B, V)`` of the token after it."""
+        logits, position, mask = self.start_by_program(ids, mask) or self.start_by_operators(ids, mask)
+        self.position = position[..., -1]
         virtual = self.model.virtual_tokens
-        self.position = position.asnumpy()[..., -1]
-        self.column = virtual + ids.shape[1]
+        self.column = virtual + mask.shape[1]
         self.keep = np.ones((self.batch, self.length), np.int32)
         own = self.model.virtual_keep  # which of the columns in front each row sees, while a batch mixes adapters
         # below zero: seen from beyond a window, too
         self.keep[:, :virtual] = -1 if own is None else -np.repeat(own, self.batch // len(own), 0)
         self.keep[:, virtual : self.column] = mask
-        self.kept = Tensor(self.keep)
-        return logits.asnumpy()
+        return logits
 
     def go_on(self, shorter: CachedDecoder) -> None:
         """Takes the place of a decoder whose cache is full."""
@@ -181,7 +214,6 @@ class CachedDecoder:
         self.position, self.column = shorter.position, shorter.column
         self.keep = np.ones((self.batch, self.length), np.int32)
         self.keep[:, : self.column] = shorter.keep
-        self.kept = Tensor(self.keep)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
         """One more token per row ``(B,)`` → logits of the one after."""
@@ -192,13 +224,12 @@ class CachedDecoder:
             end = np.full((self.batch, 1), self.column, np.int32)
             return self.token(tokens, end, self.keep, self.position.reshape(self.batch, -1))
         ids, positions = (Tensor(array[..., None].astype(np.int32)) for array in (tokens, self.position))
-        return self.run(self.advance, ids, positions, self.kept, Tensor([column], ms.int32)).asnumpy()
+        return self.run(self.advance, ids, positions, Tensor(self.keep), Tensor([column], ms.int32)).asnumpy()
 
     def reorder(self, rows: np.ndarray) -> None:
         """Makes row i what row ``rows[i]`` was."""
         self.cache.reorder(Tensor(rows.astype(np.int32)))
         self.keep, self.position = self.keep[rows], self.position[rows]
-        self.kept = Tensor(self.keep)
 
 
 class GrowingDecoder:

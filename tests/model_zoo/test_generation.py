@@ -330,7 +330,26 @@ def test_a_prompt_gives_the_same_bits_again_and_its_own_columns(case):
     decoder = decoders.CachedDecoder(model, len(prompt), bucket(prompt.shape[1]), 64)
     first, again = (decoder.start(prompt, np.ones_like(prompt)) for _ in range(2))
     assert np.array_equal(first, again)
-    assert decoder.column == (eager_columns if available() else bucket)(prompt.shape[1])
+    assert decoder.column == (prompt.shape[1] if available() else bucket(prompt.shape[1]))
+
+
+@pytest.mark.skipif(not available(), reason="without a compiler there is no program")
+@pytest.mark.parametrize("columns", [4, 7])  # as many as operators have, and fewer
+def test_the_program_of_prompts_gives_the_operators_logits(case, columns):
+    model, expected, _, _ = case
+    prompt, model = expected[:, : expected.shape[1] - NEW], model.set_train(False)
+    mask = np.ones_like(prompt)
+    mask[0, : prompt.shape[1] - columns] = 0  # padding on the left of a row
+    logits = []
+    for by_operators in (False, True):
+        decoder = decoders.CachedDecoder(model, len(prompt), bucket(prompt.shape[1]), 64)
+        assert decoder.whole_prompt is not None
+        if by_operators:
+            decoder.whole_prompt = None
+        found = [decoder.start(prompt, mask), *(decoder.step(tokens) for tokens in expected[:, -NEW:].T[:2])]
+        logits.append((np.stack(found), decoder.position))
+    assert np.array_equal(logits[0][1], logits[1][1])
+    assert np.abs(logits[0][0] - logits[1][0]).max() < 1e-6
 
 
 def test_the_program_of_single_tokens_gives_the_graphs_bits(case):
