@@ -65,8 +65,8 @@ class TokenTracer(CachedTracer):
 
 
 class WholeTracer(CachedTracer):
-    """More than the layers: the model's own methods are followed. The first operand is ids ``(N,)`` unless it has a width,
-    and the last the positions ``(N, 1)``, or so many for each token; tables are computed."""
+    """More than the layers: the model's own methods are followed. The first operand is ids ``(N,)`` unless it has a
+    width, and the last the positions ``(N, 1)``, or so many for each token; tables are computed."""
 
     def __init__(self, model, caches: Mapping, positions: int = 1, width: int = 0):
         super().__init__(width or 1, model.layer_list[0], caches)
@@ -199,7 +199,7 @@ class WholePromptTracer(WholeTracer, PromptTracer):
 
 
 class PromptProgram(TokenProgram):
-    """Everything between a prompt's ids and the logits behind it as two calls, whatever its length; see `TokenProgram`."""
+    """Everything between a prompt's ids and the logits behind it as two calls, for any length; see `TokenProgram`."""
 
     what = "prompts run operator by operator"
 
