@@ -159,8 +159,7 @@ def _matching(parameters: list[Parameter], patterns: list[str], name: str) -> se
         if not hits:
             problems.append(f"{name}: {pattern!r} matches no parameter{nearest(pattern, [p.name for p in parameters])}")
         found |= hits
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     return found
 
 

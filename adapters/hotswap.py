@@ -63,8 +63,7 @@ def hotswap_adapter(model: nn.Cell, directory: str | Path, name: str = "default"
         for key, parameter in parameters.items()
         if key in arrays and arrays[key].shape != tuple(parameter.shape)
     ]
-    if problems:
-        raise InputError.collect([f"{directory}: {problem}" for problem in problems])
+    InputError.raise_any([f"{directory}: {problem}" for problem in problems])
     fill(adapter, arrays)
     adapter.source = {
         "values": values,

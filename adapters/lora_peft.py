@@ -185,5 +185,4 @@ def check_ranks(config, model, tensors, where) -> None:
     for site in chosen_sites(model, config):
         if site.path not in seen and config.rank_at(site.path) > largest:
             problems.append(f"{where}: no factors for {site.path}, which would have rank {config.rank_at(site.path)}")
-    if problems:
-        raise InputError.collect(problems[:10])
+    InputError.raise_any(problems[:10])

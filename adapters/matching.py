@@ -115,8 +115,7 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str) ->
             hint = f" (did you mean 're:{entry}'?)" if expression else nearest(entry, names if "." in entry else short)
             problems.append(f"{what}: {entry!r} matches no cell{hint}")
         chosen |= found
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     return [site for site in candidates if site.path in chosen]
 
 
@@ -142,8 +141,7 @@ def layer_numbers(layers, existing: set[int]) -> set[int] | None:
             there = f"0-{max(existing)}" if existing else "none"
             problems.append(f"layers: {entry!r} names a layer that does not exist (there is: {there})")
         chosen |= found
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     return chosen
 
 
@@ -157,8 +155,7 @@ def check_patterns(name: str, patterns: dict | None, chosen: list[Site]) -> None
                 problems.append(f"{name}: {key!r} matches no target{nearest(key, names)}")
         except re.error as error:
             problems.append(f"{name}: {key!r} is no valid regular expression: {error}")
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 def chosen_sites(model, config: MethodConfig) -> list[Site]:

@@ -317,8 +317,7 @@ def check_only(tensors: dict[str, Any], expected: dict[str, tuple[int, ...]], wh
             problems.append(
                 f"{where}: {name} has shape {tuple(info.shape)}; the configuration and this model need {expected[name]}"
             )
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 def prompt_fields(config, dims, heads: int, width: int) -> dict[str, Any]:

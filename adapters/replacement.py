@@ -89,8 +89,7 @@ def wanted(model: nn.Cell, config, chosen) -> list[tuple[str, nn.Cell, str]]:
                 problems.append(f"modules_to_save: {path} is a target too; train it whole or adapt it, not both")
             for attribute in own_parameters(cell):
                 want(path, cell, attribute)
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     for path, cell, attribute in getattr(config, "replaces", lambda *_: ())(model, chosen):
         want(path, cell, attribute)
     return list(found_so_far.values())

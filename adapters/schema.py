@@ -96,8 +96,7 @@ def faults(name: str, hint: Any, facts: Mapping[str, Any], value: Any) -> Iterat
 
 def require(owner: str, name: str, value: Any, hint: Any, **facts: Any) -> None:
     """Raises InputError unless a single value is of the type and within the bounds (`setting`)."""
-    if problems := list(faults(name, hint, facts, value)):
-        raise InputError.collect(f"{owner}: {problem}" for problem in problems)
+    InputError.raise_any(f"{owner}: {problem}" for problem in faults(name, hint, facts, value))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -140,11 +139,9 @@ class Settings:
     def __new__(cls, **settings):
         """Raises InputError for a setting that the method does not have; `dataclasses` would raise a TypeError."""
         known = [field.name for field in dataclasses.fields(cls)]
-        unknown = [key for key in settings if key not in known]
-        if unknown:
-            raise InputError.collect(
-                f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in unknown
-            )
+        InputError.raise_any(
+            f"{cls.method}: there is no setting {key!r}{nearest(key, known)}" for key in settings if key not in known
+        )
         return super().__new__(cls)
 
     @property
@@ -190,8 +187,7 @@ class Settings:
 
     def validate(self) -> None:
         """Raises InputError for values that make no sense, before any cell is touched."""
-        if problems := [f"{self.method}: {message}" for _, message in self.problems()]:
-            raise InputError.collect(problems)
+        InputError.raise_any(f"{self.method}: {message}" for _, message in self.problems())
 
 
 def described(cls: type[Settings]) -> str:

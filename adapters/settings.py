@@ -332,6 +332,5 @@ def method_and_settings(values: Mapping[str, Any]) -> tuple[type[Settings] | Non
     if name != "none":
         known = [name for cls in SETTINGS for name in cls.names()]
         raise InputError(f"adapter: method {name!r} is unknown{nearest(name, known)}")
-    if settings:
-        raise InputError.collect(f"{key}: has no effect with method none" for key in settings)
+    InputError.raise_any(f"{key}: has no effect with method none" for key in settings)
     return None, {}

@@ -211,8 +211,7 @@ class StoredAdapter:
         problems += [
             f"holds nothing for {name}, which {setting} names" for name, setting in self._missing(shapes, grouped)
         ]
-        if problems:
-            raise InputError.collect([f"{self.directory / WEIGHTS}: {problem}" for problem in problems])
+        InputError.raise_any([f"{self.directory / WEIGHTS}: {problem}" for problem in problems])
         return found
 
     def _missing(

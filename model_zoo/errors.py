@@ -34,6 +34,12 @@ class InputError(ValueError):
         error.whole = "\n".join(lines)
         return error
 
+    @classmethod
+    def raise_any(cls, problems: Iterable[str]) -> None:
+        """Raises `collect` of the problems, where there are any."""
+        if problems := list(problems):
+            raise cls.collect(problems)
+
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that says something, without the pages that MindSpore appends; the error's

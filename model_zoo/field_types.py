@@ -42,5 +42,4 @@ def check_types(where: str, values: Mapping[str, Any], kinds: Mapping[str, Any])
         if value is not None and not any(fits(value) for fits, _ in choices):
             expected = " or ".join(meaning for _, meaning in choices)
             problems.append(f"{where}: {key} is {shown(value)}; {expected} was expected")
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)

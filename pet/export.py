@@ -225,8 +225,7 @@ def _check_bases(config: dict, checkpoint: Checkpoint, adapters: Iterable[Stored
         for one in marked
         if not same_base(one.fingerprint, found)
     ]
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 class _Merge:

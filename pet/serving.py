@@ -68,8 +68,7 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
             for change in changes
             if (why := refusal(change))
         ]
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any(problems)
         yield stored, changes
 
 
@@ -178,8 +177,7 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
             )
         if engine.plain_bias and settings["bias"] != "none":
             problems.append(f"it takes bias 'none' only; adapter_config.json has {settings['bias']!r}")
-        if problems:
-            raise InputError.collect(f"{adapter}: {engine.name} cannot serve it: {why}; {MERGE}" for why in problems)
+        InputError.raise_any(f"{adapter}: {engine.name} cannot serve it: {why}; {MERGE}" for why in problems)
     return found["rank"]
 
 

@@ -60,6 +60,5 @@ def _indexed(directory: Path) -> tuple[list[Path], dict[str, str]]:
         elif not (directory / file_name).is_file():
             problems.append(f"{index}: names the shard {file_name}, which is missing; download it")
         paths.append(directory / file_name)
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     return paths, placed

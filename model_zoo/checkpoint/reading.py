@@ -64,8 +64,7 @@ class Checkpoint:
                     problems.append(str(error))
             if not problems:
                 problems = self._collect(placed)
-            if problems:
-                raise InputError.collect(problems)
+            InputError.raise_any(problems)
             self._find_packed()
         except BaseException:
             self.close()
@@ -265,8 +264,7 @@ def assignment(
             problems.append(f"{stored} has shape {info.shape}, the model needs {tuple(shapes[name])}")
         if info.dtype not in STORAGE:
             problems.append(f"{stored} is of type {info.dtype}; supported are {', '.join(STORAGE)}")
-    if problems:
-        raise InputError.collect([f"{checkpoint.directory}: {problem}" for problem in problems])
+    InputError.raise_any([f"{checkpoint.directory}: {problem}" for problem in problems])
     return sources, copies
 
 
@@ -352,8 +350,7 @@ def check_tied(checkpoint: Checkpoint, sources: Mapping[str, str], copies: Mappi
                 f"{checkpoint.directory}: {stored} differs from {sources[name]}, but the configuration ties them; "
                 "set tie_word_embeddings to false in config.json if the family supports a head of its own"
             )
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 def assign(parameter, checkpoint: Checkpoint, stored: str, dtype: str | None = None, slices: Slices | None = None):

@@ -147,8 +147,7 @@ def find_packed(infos: Mapping[str, Any], read: Read, settings: Mapping[str, Any
     for name, info in infos.items():
         if info.dtype in ("uint8", "int8") and name.endswith(".weight") and name not in packed and not problems:
             problems.append(f"{name} is packed ({info.dtype}), but its quant_state or SCB is missing")
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     return found
 
 

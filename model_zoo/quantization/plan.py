@@ -110,6 +110,5 @@ class Quantization:
         for path, shape in found.items():
             if reason := self.storage.why_not(shape):
                 problems.append(f"{path} cannot be stored as {self.storage}: {reason}; list it in skip")
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any(problems)
         return found

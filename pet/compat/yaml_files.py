@@ -186,8 +186,7 @@ def convert(path: str | os.PathLike) -> tuple[str, list[str]]:
     if kind == "recipe":
         raise InputError(f"{path}: is a recipe already")
     translation = _translate(kind, values, file)
-    if translation.problems:
-        raise InputError.collect(translation.problems)
+    InputError.raise_any(translation.problems)
     from pet.recipe.loading import from_dict
 
     tree = _changed({}, translation.settings)

@@ -41,8 +41,7 @@ def write_adapter(adapter: str | Path, base: str | Path, output: str | Path) -> 
             for change in changes
             if change.name in (head, embedding)
         ]
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any(problems)
         alpha = float(stored.settings["alpha"])
 
         def write(path: str) -> None:

@@ -109,9 +109,7 @@ def check(
         _cross_check(recipe, report, needs)
         if check_files:
             _check_files(recipe, report)
-    problems = report.lines()
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(report.lines())
     _fill(recipe, stem)
     recipe._source = source
     return recipe

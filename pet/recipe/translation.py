@@ -159,9 +159,7 @@ class Translation:
         Raises:
             InputError: all problems together.
         """
-        problems = [*self.problems, *(problem for key, problem in self.missing if key not in given)]
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any([*self.problems, *(problem for key, problem in self.missing if key not in given)])
         if self.get("train.precision") == "bf16" and on_cpu():
             log.warning("%s: train.precision is auto: bf16 where this processor is fast at it, else fp32", self.system)
             self.put("train.precision", "auto")

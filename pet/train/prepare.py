@@ -195,8 +195,7 @@ def check_loaded(model, recipe, config) -> None:
             problems.append(
                 f"{recipe.where('adapter.' + key)}: {said!r}, but the adapter in adapter.load has {found!r}"
             )
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 def data_settings(recipe, **changes):

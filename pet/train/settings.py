@@ -31,8 +31,7 @@ def with_settings(train, settings: dict[str, Any]):
         )
     given = train.model_dump(exclude_unset=True) if isinstance(train, Train) else section("train", train)
     found = checked(Train, "train", {**given, **settings})
-    if idle := [f"train.{name}: {message}" for name, _, message in without_effect(found, OPTIONS)]:
-        raise InputError.collect(idle)
+    InputError.raise_any(f"train.{name}: {message}" for name, _, message in without_effect(found, OPTIONS))
     return found
 
 

@@ -161,7 +161,6 @@ def restore_weights(trainer, found: Checkpoint) -> None:
             problems.append(f"checkpoint {found.path}: {name!r} has shape {shape}, expected {parameter.shape}")
     extra = sorted(weights.keys() - parameters.keys())
     problems.extend(f"checkpoint {found.path}: {name!r} is not trained here" for name in extra)
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
     for name, parameter in parameters.items():
         write_parameter(parameter, weights[name])

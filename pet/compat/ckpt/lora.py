@@ -66,8 +66,7 @@ def to_adapter(
             for name in file.tensors
             if is_weight(name) and name not in known
         ]
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any(problems)
         ranks = {a.shape[0] for a, _ in pairs.values()}
         if len(ranks) > 1:
             raise InputError(f"{path}: LoRA matrices of ranks {sorted(ranks)}; MindFormers has one for all")
@@ -175,8 +174,7 @@ def _pairs(file: CkptFile) -> dict[str, Pair]:
     ]
     if not found:
         lonely = [f"{file.path}: holds no LoRA matrices (names ending in mindpet_delta_lora_a or tk_delta_lora_a)"]
-    if lonely or odd:
-        raise InputError.collect(lonely + odd)
+    InputError.raise_any(lonely + odd)
     return {stem: (two["a"], two["b"]) for stem, two in found.items()}
 
 
@@ -242,8 +240,7 @@ def _check_shapes(path: Path, found: dict[str, Pair], shapes: Mapping[str, tuple
         out, width = shapes[f"{module}.weight"][:: -1 if transposed else 1]
         if (b.shape[0], a.shape[1]) != (out, width):
             problems.append(f"{path}: LoRA of {module} is {b.shape[0]}×{a.shape[1]}, the matrix {out}×{width}")
-    if problems:
-        raise InputError.collect(problems)
+    InputError.raise_any(problems)
 
 
 def _targets(found: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -118,8 +118,7 @@ class MindFormersCheckpoint(Checkpoint):
                 there = self.file.tensors.get(name, (None, shape))[1]
                 if there != shape and not (name.endswith("feed_forward.w2.weight") and there == shape[::-1]):
                     problems.append(f"{name} has shape {there}, this model needs {shape}")
-        if problems:
-            raise InputError.collect([f"{self.path}: {problem}" for problem in sorted(problems)])
+        InputError.raise_any([f"{self.path}: {problem}" for problem in sorted(problems)])
 
     def close(self) -> None:
         self.file.close()

@@ -95,8 +95,7 @@ def config_values(cls, names: Mapping[str, Rule], given: Mapping[str, Any]) -> d
     refused = Refused("only GPT-2's own dropout is honoured; leave it 0", harmless=(0, 0.0))
     dropout = elsewhere if cls is gpt2.GPT2Config else refused
     t.apply(given, {**TABLE, **own, **names, **{f"*{ending}": dropout for ending in DROPOUT_ENDINGS}})
-    if t.problems:
-        raise InputError.collect(t.problems)
+    InputError.raise_any(t.problems)
     return t.settings
 
 

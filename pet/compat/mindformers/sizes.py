@@ -48,8 +48,7 @@ def read_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: no such file; a MindFormers YAML file was expected")
     source = read(path, str(path))
-    if source.problems:
-        raise InputError.collect(source.problems)
+    InputError.raise_any(source.problems)
     if not isinstance(source.value, Mapping) or not isinstance(source.value.get("model"), Mapping):
         raise InputError(f"{path}: has no section model, so it is no MindFormers file")
     return dict(source.value)

@@ -172,8 +172,7 @@ class TrainingArguments:
 
     def __init__(self, output_dir: str | None = None, **settings: Unpack[TrainingArgumentSettings]):
         unknown = [name for name, value in settings.items() if name not in TABLE and not is_off(value)]
-        if unknown:
-            raise InputError.collect(f"TrainingArguments has no {name!r}{similar(name, TABLE)}" for name in unknown)
+        InputError.raise_any(f"TrainingArguments has no {name!r}{similar(name, TABLE)}" for name in unknown)
         self.given = {name: value for name, value in settings.items() if value is not None}
         if output_dir is not None:
             self.given["output_dir"] = output_dir

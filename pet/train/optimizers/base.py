@@ -179,8 +179,7 @@ class Optimizer:
                 problems.append(f"optimizer state has no {name!r}{nearest(name, arrays)}")
             elif tuple(arrays[name].shape) != tuple(shape):
                 problems.append(f"optimizer state {name!r} has shape {arrays[name].shape}, expected {shape}")
-        if problems:
-            raise InputError.collect(problems)
+        InputError.raise_any(problems)
         for segment, state in zip(self.segments, self.state, strict=True):
             for slot, vector in state.items():
                 self.load_slot(segment, slot, vector, arrays)
