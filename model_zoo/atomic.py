@@ -85,30 +85,36 @@ def atomic_write(path: str | Path, size: int | None = None) -> Iterator[BinaryIO
     Raises:
         CannotWrite: the disk is full or may not be written to. ``size`` is what the message says is needed.
     """
-    with explained(path, size), _replacing(Path(path)) as file:
+    with replacing(path, size=size) as temporary, open(temporary, "wb") as file:
         yield file
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}{UNFINISHED}", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, default_mode(0o666))
-        os.replace(temporary, path)
-        sync(path.parent)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+def replacing(path: str | Path, suffix: str = "", size: int | None = None) -> Iterator[str]:
+    """The name of an empty file beside `path`, with a suffix, that takes its place as in `atomic_write`."""
+    path = Path(path)
+    with explained(path, size):
+        stem = path.name.removesuffix(suffix)
+        handle, temporary = tempfile.mkstemp(prefix=f".{stem}{UNFINISHED}", suffix=suffix, dir=path.parent)
+        os.close(handle)
+        try:
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, default_mode(0o666))
+            os.replace(temporary, path)
+            sync(path.parent)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a text file in UTF-8, whole or not at all."""
+    """Writes a text file in UTF-8, whole or not at all. Parent directories are created."""
     content = text.encode("utf-8")
+    with explained(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, len(content)) as file:
         file.write(content)
 

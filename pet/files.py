@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from model_zoo import atomic as files
-from model_zoo.atomic import UNFINISHED, default_mode, explained, files_below, sync
+from model_zoo import atomic
+from model_zoo.atomic import UNFINISHED, default_mode, explained, files_below, replacing, sync, write_text
 
 __all__ = [
     "UNFINISHED",
@@ -32,27 +32,15 @@ __all__ = [
 ]
 
 
-def _make_parent(path: str | os.PathLike) -> None:
-    with explained(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-
 def append_text(path: str | os.PathLike, text: str) -> None:
     """Puts ``text`` at the end of the file ``path``."""
     with explained(path, len(text)), open(path, "a", encoding="utf-8", newline="") as stream:
         stream.write(text)
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Put ``text`` into the file ``path`` as UTF-8, all of it or nothing. Parent directories are created."""
-    _make_parent(path)
-    files.write_text(path, text)
-
-
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
     """Put ``value`` into the file ``path`` as JSON, all of it or nothing; keys keep their order."""
-    _make_parent(path)
-    files.write_json(path, value, indent=indent, sort_keys=False)
+    atomic.write_json(path, value, indent=indent, sort_keys=False)
 
 
 def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:
@@ -61,24 +49,9 @@ def atomic_file(path: str | os.PathLike, writer: Callable[[str], Any]) -> None:
     The temporary name has the suffix of ``path``, because some libraries choose a format by it.
     """
     with explained(path):
-        _write_file(Path(path), writer)
-
-
-def _write_file(path: Path, writer: Callable[[str], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}{UNFINISHED}", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, Path(path).suffix) as temporary:
         writer(temporary)
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
-        os.chmod(temporary, default_mode(0o666))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync(path.parent)
 
 
 def copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
