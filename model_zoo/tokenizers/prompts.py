@@ -7,6 +7,7 @@ the messages before the last answer: the model is trained on the very ids it lat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,21 +47,78 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class Form:
+    """A chat format as texts, in which control tokens stand by their names.
+
+    ``{}`` is where a message's content goes, ROLE its role, and BOS and EOS are the tokenizer's own tokens.
+
+    Attributes:
+        question: A question, and where there is no `system` any other message but an answer.
+        answer: An answer. A space in front is left out where the tokenizer puts one before every text.
+        ends: What ends an answer. Where questions begin with the same, it is there once.
+        begins: What stands before everything.
+        opens: What stands before an answer, whoever writes it.
+        between: What stands behind the end of an answer that another question follows.
+        system: A system text in front of the first question's; None where it is a message like a question.
+        strips: Whether blanks around contents are left out.
+    """
+
+    question: str
+    answer: str
+    ends: str
+    begins: str = ""
+    opens: str = ""
+    between: str = ""
+    system: str | None = None
+    strips: bool = False
+
+
+@dataclass(frozen=True)
 class PromptStyle:
     """One chat format.
 
     Attributes:
-        render: Conversation to parts.
+        form: Its texts, or what renders a conversation that no such texts make.
         tokens: Control tokens that the tokenizer must have.
         stops: Control tokens that end an answer, beside the tokenizer's own end token.
         two_way: The context is read in both directions (ChatGLM-6B): only the last answer can be a label, because a
             token of the context sees its own successor.
     """
 
-    render: Callable[[Conversation], Iterator[Part]]
+    form: Form | Callable[[Conversation], Iterator[Part]]
     tokens: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     two_way: bool = False
+
+    def render(self, talk: Conversation) -> Iterator[Part]:
+        """The parts of a conversation."""
+        return self._written(self.form, talk) if isinstance(self.form, Form) else self.form(talk)
+
+    def _written(self, form: Form, talk: Conversation) -> Iterator[Part]:
+        said = str.strip if form.strips else str
+        first = talk.system if form.system is not None else None
+        yield from self._parts(form.begins)
+        if talk.system and form.system is None:
+            yield from self._parts(form.question.replace("ROLE", "system"), said(talk.system))
+        asked = form.question.replace("ROLE", "user")
+        for number, (question, answer) in enumerate(talk.turns):
+            before = form.system.replace("{}", said(first)) if first and number == 0 else ""
+            yield from self._parts(asked.removeprefix(form.ends) if number else asked, before + said(question))
+            yield from self._parts(form.opens)
+            if answer is not None:
+                yield from self._parts(form.answer + form.ends, said(answer), number)
+                if number + 1 < len(talk.turns):
+                    yield from self._parts(form.between)
+
+    def _parts(self, form: str, content: str = "", answer: int | None = None) -> Iterator[Part]:
+        for piece in re.split("|".join(["(BOS|EOS", *map(re.escape, self.tokens)]) + ")", form):
+            if piece in ("BOS", "EOS"):
+                yield Part(piece.lower(), answer=answer)
+            elif piece in self.tokens:
+                yield token(piece, answer)
+            elif piece:
+                spaced = answer is not None and piece.startswith(" ")
+                yield text(piece[spaced:].replace("{}", content), answer, after_space=spaced)
 
 
 def text(value: str, answer: int | None = None, **more) -> Part:
@@ -71,107 +129,9 @@ def token(name: str, answer: int | None = None) -> Part:
     return Part("token", name, answer)
 
 
-def bos() -> Part:
-    return Part("bos")
-
-
-def eos(answer: int) -> Part:
-    return Part("eos", answer=answer)
-
-
 def _with_system(system: str | None, number: int, question: str, joint: str) -> str:
     """Formats without a place for a system text put it in front of the first question."""
     return f"{system}{joint}{question}" if system and number == 0 else question
-
-
-def _plain(talk: Conversation) -> Iterator[Part]:
-    """Question, answer, end token, verbatim: a space or newline between them is the data's own choice."""
-    yield bos()
-    for number, (question, answer) in enumerate(talk.turns):
-        yield text(_with_system(talk.system, number, question, "\n\n"))
-        if answer is not None:
-            yield text(answer, number)
-            yield eos(number)
-
-
-def _llama2(talk: Conversation) -> Iterator[Part]:
-    """``<s>[INST] <<SYS>>…<</SYS>> question [/INST] answer </s>`` per turn; the texts are stripped, as Meta does."""
-    system = f"<<SYS>>\n{talk.system.strip()}\n<</SYS>>" if talk.system else None
-    for number, (question, answer) in enumerate(talk.turns):
-        question = _with_system(system, number, question.strip(), "\n\n")
-        yield bos()
-        yield text(f"[INST] {question} [/INST]")
-        if answer is not None:
-            yield text(f"{answer.strip()} ", number, after_space=True)
-            yield eos(number)
-
-
-def _mistral(talk: Conversation) -> Iterator[Part]:
-    """``<s>[INST] question [/INST] answer</s>[INST] …``: one ``<s>`` for the whole conversation."""
-    yield bos()
-    for number, (question, answer) in enumerate(talk.turns):
-        question = _with_system(talk.system, number, question, "\n\n")
-        yield text(f"[INST] {question} [/INST]")
-        if answer is not None:
-            yield text(answer, number, after_space=True)
-            yield eos(number)
-
-
-def _mistral_tokens(talk: Conversation) -> Iterator[Part]:
-    """The same where ``[INST]`` and ``[/INST]`` are control tokens (from Mistral's third tokenizer on)."""
-    yield bos()
-    for number, (question, answer) in enumerate(talk.turns):
-        yield token("[INST]")
-        yield text(_with_system(talk.system, number, question, "\n\n"))
-        yield token("[/INST]")
-        if answer is not None:
-            yield text(answer, number)
-            yield eos(number)
-
-
-def _llama3(talk: Conversation) -> Iterator[Part]:
-    """``<|start_header_id|>role<|end_header_id|>\\n\\n…<|eot_id|>`` per message; the texts are stripped."""
-
-    def header(role: str) -> Iterator[Part]:
-        yield token("<|start_header_id|>")
-        yield text(role)
-        yield token("<|end_header_id|>")
-
-    yield bos()
-    if talk.system:
-        yield from header("system")
-        yield text("\n\n" + talk.system.strip())
-        yield token("<|eot_id|>")
-    for number, (question, answer) in enumerate(talk.turns):
-        yield from header("user")
-        yield text("\n\n" + question.strip())
-        yield token("<|eot_id|>")
-        yield from header("assistant")
-        yield text("\n\n")
-        if answer is not None:
-            yield text(answer.strip(), number)
-            yield token("<|eot_id|>", number)
-
-
-def _chatml(talk: Conversation) -> Iterator[Part]:
-    """``<|im_start|>role\\n…<|im_end|>\\n`` per message (Qwen); no system text is invented where none is given."""
-    if talk.system:
-        yield token("<|im_start|>")
-        yield text(f"system\n{talk.system}")
-        yield token("<|im_end|>")
-        yield text("\n")
-    for number, (question, answer) in enumerate(talk.turns):
-        yield token("<|im_start|>")
-        yield text(f"user\n{question}")
-        yield token("<|im_end|>")
-        yield text("\n")
-        yield token("<|im_start|>")
-        yield text("assistant\n")
-        if answer is not None:
-            yield text(answer, number)
-            yield token("<|im_end|>", number)
-            if number + 1 < len(talk.turns):
-                yield text("\n")
 
 
 def _chatglm(talk: Conversation) -> Iterator[Part]:
@@ -212,7 +172,7 @@ def _chatglm2(talk: Conversation) -> Iterator[Part]:
     last = len(talk.turns) - 1
     if talk.turns[last][1] is not None:
         yield text(talk.turns[last][1], last)
-        yield eos(last)
+        yield Part("eos", answer=last)
 
 
 def _chatglm3(talk: Conversation) -> Iterator[Part]:
@@ -236,45 +196,51 @@ def _chatglm3(talk: Conversation) -> Iterator[Part]:
             yield text("\n", number)
             yield text(answer, number)
     if answer is not None:
-        yield eos(number)
+        yield Part("eos", answer=number)
 
 
-def _glm4(talk: Conversation) -> Iterator[Part]:
-    """``[gMASK]<sop>``, per message ``<|role|>\\n…``.
-
-    The model writes the newline after ``<|assistant|>`` itself, so it is a label. Every answer, the last one too, ends
-    with ``<|user|>``: GLM-4 has no other end of a turn.
-    """
-    yield token("[gMASK]")
-    yield token("<sop>")
-    if talk.system:
-        yield token("<|system|>")
-        yield text("\n" + talk.system)
-    for number, (question, answer) in enumerate(talk.turns):
-        yield token("<|user|>", number - 1 if number else None)
-        yield text("\n" + question)
-        yield token("<|assistant|>")
-        if answer is not None:
-            yield text("\n" + answer, number)
-    if answer is not None:
-        yield token("<|user|>", number)
-
-
+_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
+_JOINT = "{}\n\n"
 _LLAMA3_TOKENS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 _ROLE_STOPS = ("<|user|>", "<|observation|>")
 
 STYLES: dict[str, PromptStyle] = {
-    "plain": PromptStyle(_plain),
-    "llama2": PromptStyle(_llama2),
-    "llama3": PromptStyle(_llama3, _LLAMA3_TOKENS, ("<|eot_id|>", "<|eom_id|>")),
-    "mistral": PromptStyle(_mistral),
-    "mistral_tokens": PromptStyle(_mistral_tokens, ("[INST]", "[/INST]")),
-    "chatml": PromptStyle(_chatml, ("<|im_start|>", "<|im_end|>"), ("<|im_end|>",)),
+    # verbatim: a space or newline between question and answer is the data's own choice
+    "plain": PromptStyle(Form("{}", "{}", "EOS", "BOS", system=_JOINT)),
+    "llama2": PromptStyle(
+        Form("BOS[INST] {} [/INST]", " {} ", "EOS", system="<<SYS>>\n{}\n<</SYS>>\n\n", strips=True)  # as Meta does
+    ),
+    "llama3": PromptStyle(
+        Form(
+            _HEADER.format("ROLE") + "{}<|eot_id|>",
+            "{}",
+            "<|eot_id|>",
+            "BOS",
+            _HEADER.format("assistant"),
+            strips=True,
+        ),
+        _LLAMA3_TOKENS,
+        ("<|eot_id|>", "<|eom_id|>"),
+    ),
+    "mistral": PromptStyle(Form("[INST] {} [/INST]", " {}", "EOS", "BOS", system=_JOINT)),
+    # from Mistral's third tokenizer on
+    "mistral_tokens": PromptStyle(Form("[INST]{}[/INST]", "{}", "EOS", "BOS", system=_JOINT), ("[INST]", "[/INST]")),
+    # Qwen's; no system text is invented where none is given
+    "chatml": PromptStyle(
+        Form("<|im_start|>ROLE\n{}<|im_end|>\n", "{}", "<|im_end|>", opens="<|im_start|>assistant\n", between="\n"),
+        ("<|im_start|>", "<|im_end|>"),
+        ("<|im_end|>",),
+    ),
     "chatglm": PromptStyle(_chatglm, ("[gMASK]", "<sop>", "<eop>"), two_way=True),
     "chatglm2": PromptStyle(_chatglm2, ("[gMASK]", "sop")),
     "chatglm3": PromptStyle(_chatglm3, ("[gMASK]", "sop", *_ROLE_TOKENS), _ROLE_STOPS),
-    "glm4": PromptStyle(_glm4, ("[gMASK]", "<sop>", *_ROLE_TOKENS), _ROLE_STOPS),
+    # the model writes the newline after <|assistant|> itself, so it is a label; there is no other end of a turn
+    "glm4": PromptStyle(
+        Form("<|ROLE|>\n{}", "\n{}", "<|user|>", "[gMASK]<sop>", "<|assistant|>"),
+        ("[gMASK]", "<sop>", *_ROLE_TOKENS),
+        _ROLE_STOPS,
+    ),
 }
 
 

@@ -6,13 +6,22 @@ ChatML's). Styles whose prompts are no text (ChatGLM's) and the plain one have n
 
 from __future__ import annotations
 
-from model_zoo.tokenizers.base import Tokenizer
+import re
 
-_EACH = "{%- for message in messages -%}\n"
-_END = "{%- endfor -%}\n"
-_OPEN = "{%- if add_generation_prompt -%}{{ @ }}{%- endif -%}\n"
+from model_zoo.tokenizers.base import Tokenizer
+from model_zoo.tokenizers.prompts import STYLES, Form
+
+_MESSAGES = """\
+{{- BEGINS -}}
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' -%}{{ ANSWER }}
+{%- else -%}{{ QUESTION }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ OPENS }}{%- endif -%}
+"""
 # a system text goes in front of the first question
 _QUESTIONS = """\
+{{- BEGINS -}}
 {%- set first = namespace(text='') -%}
 {%- for message in messages -%}
 {%- if message['role'] == 'system' -%}{%- set first.text = SYSTEM -%}
@@ -22,42 +31,29 @@ _QUESTIONS = """\
 """
 
 
-def _questions(system: str, question: str, answer: str) -> str:
-    return _QUESTIONS.replace("SYSTEM", system).replace("QUESTION", question).replace("ANSWER", answer)
+def _template(form: Form) -> str:
+    """A form as a chat template. The end of an answer is left out where the next question begins with it."""
+    content = "message['content']" + " | trim" * form.strips
+    names = {"BOS": "BOS", "EOS": "eos_token", "ROLE": "message['role']"}
 
+    def expression(text: str, inner: str = content) -> str:
+        pieces = filter(None, re.split(r"(BOS|EOS|ROLE|\{\})", text))
+        return " + ".join({"{}": inner, **names}.get(piece) or f"'{piece}'".replace("\n", "\\n") for piece in pieces)
 
-_JOINED = "message['content'] + '\\n\\n'"
-_HEADER = "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'"
-_ASSISTANT = _HEADER.replace("message['role']", "'assistant'")
+    ends = "" if form.question.replace("ROLE", "user").startswith(form.ends) else form.ends
+    values = {
+        "BEGINS": expression(form.begins) or "''",
+        "SYSTEM": expression(form.system or ""),
+        "QUESTION": expression(form.question, content if form.system is None else f"first.text + {content}"),
+        "ANSWER": expression(form.opens + form.answer + ends + form.between),
+        "OPENS": expression(form.opens),
+    }
+    skeleton = _MESSAGES if form.system is None else _QUESTIONS
+    return re.sub("|".join(values), lambda found: values[found[0]], skeleton)
+
 
 STYLE_TEMPLATES = {
-    "llama2": _questions(
-        "'<<SYS>>\\n' + message['content'] | trim + '\\n<</SYS>>\\n\\n'",
-        "BOS + '[INST] ' + first.text + message['content'] | trim + ' [/INST]'",
-        "' ' + message['content'] | trim + ' ' + eos_token",
-    ),
-    "mistral": "{{- BOS -}}\n"
-    + _questions(
-        _JOINED, "'[INST] ' + first.text + message['content'] + ' [/INST]'", "' ' + message['content'] + eos_token"
-    ),
-    "mistral_tokens": "{{- BOS -}}\n"
-    + _questions(_JOINED, "'[INST]' + first.text + message['content'] + '[/INST]'", "message['content'] + eos_token"),
-    "llama3": "{{- BOS -}}\n"
-    + _EACH
-    + "{{ "
-    + _HEADER
-    + " + message['content'] | trim + '<|eot_id|>' }}"
-    + _END
-    + _OPEN.replace("@", _ASSISTANT),
-    "chatml": _EACH
-    + "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    + _END
-    + _OPEN.replace("@", "'<|im_start|>assistant\\n'"),
-    "glm4": "{{- '[gMASK]<sop>' -}}\n"
-    + _EACH
-    + "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
-    + _END
-    + _OPEN.replace("@", "'<|assistant|>'"),
+    name: _template(style.form) for name, style in STYLES.items() if isinstance(style.form, Form) and name != "plain"
 }
 """{name of a style: its template}; BOS stands for the token before a text, where the tokenizer puts one."""
 
