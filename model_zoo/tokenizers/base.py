@@ -38,12 +38,12 @@ class Tokenizer(ABC):
             ``example`` use it unless a prompt style is asked for, by argument or in tokenizer_config.json.
     """
 
+    #: the file that it is read from, where there is one
+    file_name = ""
     #: name written as ``tokenizer_class``; what other tools look for
     class_name = "PreTrainedTokenizerFast"
     #: chat format where the files do not say otherwise
     default_style = "plain"
-    #: whether a chat template of the files is used; ChatGLM's published code builds prompts without theirs
-    takes_template = True
     #: codec error handler for bytes that are no UTF-8
     undecodable = "replace"
     #: how many spaces at the start of the first piece belong to the algorithm and not to the text
@@ -97,7 +97,7 @@ class Tokenizer(ABC):
 
     def _set_template(self, text: str, source: str) -> None:
         self.chat_template, self.template = text, None
-        if text and self.takes_template and not self._styled:
+        if text and not self._styled:
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
             names = {key: name for key, name in names.items() if name}
@@ -105,9 +105,9 @@ class Tokenizer(ABC):
             self.template = ChatTemplate(text, source, self.special_tokens, self._stops, names, spaces, strips)
 
     @classmethod
-    @abstractmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:
         """Builds the tokenizer from an opened directory."""
+        return cls(files.path(cls.file_name), prompt_style=prompt_style, settings=files.settings, files=files)
 
     @abstractmethod
     def encode_text(self, text: str) -> list[int]:
@@ -194,7 +194,7 @@ class Tokenizer(ABC):
     def with_chat_template(self, text: str, source: str) -> Tokenizer:
         """The same tokenizer with another chat template, which is saved with it; ``source`` names it in errors."""
         other = copy.copy(self)
-        other._styled, other.takes_template = False, True
+        other._styled = False
         other._settings = {key: one for key, one in self._settings.items() if key != "prompt_style"}
         other._settings["chat_template"] = text
         other._files = {name: data for name, data in self._files.items() if not name.endswith(".jinja")}

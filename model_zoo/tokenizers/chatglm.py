@@ -28,6 +28,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     """
 
     class_name = "ChatGLMTokenizer"
+    file_name = "ice_text.model"
     default_style = "chatglm"
 
     def __init__(
@@ -66,13 +67,9 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
             eos=controls["<eop>"],
             pad=controls["<pad>"],
             after=[controls["[gMASK]"], controls["<sop>"]],
-            settings=settings,
+            settings=settings,  # and no chat template: the published code builds prompts without it
             prompt_style=prompt_style,
         )
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> ChatGLMTokenizer:
-        return cls(files.path("ice_text.model"), None, prompt_style, files.settings, files)
 
     def own_settings(self) -> dict:
         return {"num_image_tokens": self.num_image_tokens}

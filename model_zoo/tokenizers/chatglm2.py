@@ -20,6 +20,7 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
     """
 
     class_name = "ChatGLMTokenizer"
+    file_name = "tokenizer.model"
     default_style = "chatglm2"
     appended: tuple[str, ...] = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
 
@@ -57,10 +58,6 @@ class ChatGLM2Tokenizer(SentencePieceTokenizer):
             settings=settings,
             prompt_style=prompt_style,
         )
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> ChatGLM2Tokenizer:
-        return cls(files.path("tokenizer.model"), prompt_style, files.settings, files)
 
 
 class ChatGLM3Tokenizer(ChatGLM2Tokenizer):

@@ -34,6 +34,8 @@ class FastTokenizer(Tokenizer):
         settings: Contents of ``tokenizer_config.json``.
     """
 
+    file_name = "tokenizer.json"
+
     def __init__(
         self,
         tokenizer_file,
@@ -44,10 +46,6 @@ class FastTokenizer(Tokenizer):
         data = read_bytes(tokenizer_file)
         description = parse_description(data, tokenizer_file)
         self._setup(description, str(tokenizer_file), {"tokenizer.json": data}, prompt_style, settings, files)
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> FastTokenizer:
-        return cls(files.path("tokenizer.json"), prompt_style, files.settings, files)
 
     def _setup(self, description: dict, source: str, sources: dict[str, bytes], prompt_style, settings, files) -> None:
         settings = dict(settings or {})

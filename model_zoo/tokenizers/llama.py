@@ -31,6 +31,7 @@ class LlamaTokenizer(SentencePieceTokenizer):
     """
 
     class_name = "LlamaTokenizer"
+    file_name = "tokenizer.model"
 
     def __init__(
         self,
@@ -90,10 +91,6 @@ class LlamaTokenizer(SentencePieceTokenizer):
 
     def encode_further(self, text: str) -> list[int]:
         return self._further.encode(text) if self.first_space_only else self.encode_text(text)
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> LlamaTokenizer:
-        return cls(files.path("tokenizer.model"), prompt_style=prompt_style, settings=files.settings, files=files)
 
     def own_settings(self) -> dict:
         return self._own
