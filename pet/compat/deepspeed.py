@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_zoo.atomic import read_json
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.translation import choice, number, picked, same
+from pet.recipe.overrides import flat
 from pet.recipe.translation import Ignored, Refused, Translation
 
 ENGINE = Ignored("it says how DeepSpeed works, not what comes of it")
@@ -51,7 +51,9 @@ def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
     Raises:
         InputError: no such file, or no JSON.
     """
-    given = {name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")) if value != "auto"}
+    given = {
+        name: value for name, value in flat(read_json(path, "a DeepSpeed configuration")).items() if value != "auto"
+    }
     file = Translation(f"{t.system}: {os.path.basename(path)}")
     file.apply(given, TABLE)
     t.settings.update(file.settings)
@@ -62,12 +64,3 @@ def put_deepspeed(t: Translation, path: str | os.PathLike) -> None:
         )
     if "zero_optimization.stage" not in given:
         t.put("parallel.shard_optimizer", False)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested keys as dotted ones."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

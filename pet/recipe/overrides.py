@@ -118,6 +118,14 @@ def value_at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
+def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """``{"train": {"steps": 5}}`` as ``{"train.steps": 5}``."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return found
+
+
 def remove(tree: Any, path: KeyPath) -> None:
     """Takes ``path`` out, where it is there."""
     holder = value_at(tree, path[:-1])

@@ -21,26 +21,8 @@ from model_zoo.errors import InputError, nearest
 log = logging.getLogger("pet")
 
 
-def _constant(progress: float, schedule: Schedule) -> float:
-    return 1.0
-
-
-def _linear(progress: float, schedule: Schedule) -> float:
-    return 1.0 - progress
-
-
-def _cosine(progress: float, schedule: Schedule) -> float:
+def _cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def _cosine_restarts(progress: float, schedule: Schedule) -> float:
-    if progress >= 1.0:
-        return 0.0
-    return 0.5 * (1.0 + math.cos(math.pi * ((schedule.cycles * progress) % 1.0)))
-
-
-def _polynomial(progress: float, schedule: Schedule) -> float:
-    return (1.0 - progress) ** schedule.power
 
 
 def _wsd(progress: float, schedule: Schedule) -> float:
@@ -66,16 +48,16 @@ DESCENTS: dict[str, Callable[[float], float]] = {
 }
 """Of ``wsd``, by the share of its descent that is left."""
 
-BODIES = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "cosine_restarts": _cosine_restarts,
-    "polynomial": _polynomial,
+BODIES: dict[str, Callable[[float, Schedule], float]] = {
+    "constant": lambda progress, schedule: 1.0,
+    "linear": lambda progress, schedule: 1.0 - progress,
+    "cosine": lambda progress, schedule: _cosine(progress),
+    "cosine_restarts": lambda progress, schedule: 0.0 if progress >= 1.0 else _cosine(schedule.cycles * progress % 1.0),
+    "polynomial": lambda progress, schedule: (1.0 - progress) ** schedule.power,
     "wsd": _wsd,
     "inverse_sqrt": _inverse_sqrt,
 }
-
+"""By the share of the way from the end of the warm-up to the end of the run."""
 
 ROUNDED: dict[str | None, Callable[[float], int]] = {None: round, "transformers": math.ceil, "mindformers": int}
 """How a share of all steps becomes a number of them."""
@@ -85,6 +67,10 @@ def steps_of(amount: float, total: int, like: str | None = None) -> int:
     """Steps from ``amount``, which is a number of steps from 1 on and a share of ``total`` below 1; ``like`` names one
     of `ROUNDED`."""
     return ROUNDED[like](amount * total) if amount < 1 else int(amount)
+
+
+SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_like")
+"""Settings of a recipe that a `Schedule` has as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +123,8 @@ class Schedule:
             peak=train.learning_rate,
             total=total,
             warmup=warmup,
-            final_ratio=train.final_ratio,
-            cycles=train.cycles,
-            power=train.power,
             decay=steps_of(train.decay, total),
-            decay_shape=train.decay_shape,
-            warmup_power=train.warmup_power,
-            warmup_like=train.warmup_like,
+            **{name: getattr(train, name) for name in SAME},
         )
 
     def factor(self, step: int) -> float:

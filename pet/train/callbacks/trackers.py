@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from pet.installation import needed
+from pet.recipe.overrides import flat
 from pet.train.callbacks.base import Callback
 
 
@@ -158,11 +159,3 @@ class MLflow(Tracker):
 
     def close(self, error) -> None:
         self.client.set_terminated(self.run, "FAILED" if error else "FINISHED")
-
-
-def flat(tree: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """``{"train": {"steps": 5}}`` as ``{"train.steps": 5}``."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return found
