@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from adapters.settings import NO_HEAD, NO_PLACE, named
 from pet.recipe.fields import ADAPTERS_OFF, PRECOMPUTE
 from pet.recipe.schema import Recipe
-from pet.recipe.training import GENERATED
 
 LESS_THAN_HALF = "robust takes less than half of the pairs to be wrong"
 
@@ -26,7 +25,7 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
             yield ("adapter.method", "train.objective", f"{recipe.adapter.method} {NO_HEAD}; expected lora, for one")
         if recipe.output.merged:
             yield ("output.merged", "train.objective", NO_PLACE)
-        if written := [name for name in recipe.eval.metrics if name in GENERATED]:
+        if written := recipe.eval.written:
             yield ("eval.metrics", "train.objective", f"{', '.join(written)}: a reward model writes no answers")
     if train.reference == ADAPTERS_OFF and recipe.adapter.method == "none":
         yield ("adapter.method", "train.reference", f"{ADAPTERS_OFF}: there is no adapter to switch off")

@@ -120,7 +120,7 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
             "parallel.pipeline",
             "only a pipeline is cut into micro-batches; use train.accumulation",
         )
-    if parallel.pipeline > 1 and (metrics := [name for name in recipe.eval.metrics if name in GENERATED]):
+    if parallel.pipeline > 1 and (metrics := recipe.eval.written):
         yield _find(
             "eval.metrics",
             "parallel.pipeline",
@@ -255,7 +255,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
     if settings.format in ("text", "tokens"):
         yield from _without_questions(recipe)
     asked = settings.eval_format or settings.format
-    if asked in ("text", "tokens") and (written := [name for name in recipe.eval.metrics if name in GENERATED]):
+    if asked in ("text", "tokens") and (written := recipe.eval.written):
         key = "data.eval_format" if settings.eval_format else "data.format"
         yield _find(
             "eval.metrics", key, f"{', '.join(written)} compare answers to questions, and {asked} rows hold none"

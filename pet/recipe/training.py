@@ -216,6 +216,17 @@ class Eval(Section):
         "and the numbers after. Left out: true with patience, which ends a run after its best step; else false.",
     )
 
+    @property
+    def written(self) -> list[str]:
+        """The metrics for which the model has to write its answers."""
+        return [name for name in self.metrics if name in GENERATED]
+
+    @property
+    def asked(self) -> int | None:
+        """How many questions are answered, for these metrics or to be shown; None for all."""
+        limit = self.generated_samples if self.written else self.shown_samples
+        return None if limit is None else max(limit, self.shown_samples)
+
     def direction(self) -> Literal["min", "max"]:
         """``best_mode``, or the natural one of ``best_metric``."""
         return self.best_mode or ("min" if self.best_metric in SMALLER_IS_BETTER else "max")

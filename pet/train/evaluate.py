@@ -13,7 +13,7 @@ import numpy as np
 from model_zoo.errors import InputError
 from model_zoo.graph import evaluating
 from model_zoo.turns import in_turn
-from pet.recipe.training import GENERATED, METRICS
+from pet.recipe.training import METRICS
 from pet.text_generation import ends_of, until, warn_of_full_context
 from pet.train.compiled import Compiled
 from pet.train.distributed import DistributedContext
@@ -209,14 +209,10 @@ class Evaluation:
 
     def __call__(self) -> dict[str, float]:
         """The metrics by name, loss and perplexity always among them."""
-        wanted = self.settings.metrics
+        written = self.settings.written
         found = {**self.from_logits(), **(self.measures() if self.measures else {})}
-        written = [name for name in wanted if name in GENERATED]
-        if self.answers is not None and (written or self.settings.shown_samples):
-            limit = self.settings.generated_samples if written else self.settings.shown_samples
-            if limit is not None:
-                limit = max(limit, self.settings.shown_samples)
-            answers = self.answers(limit)
+        if self.answers is not None and self.settings.asked != 0:
+            answers = self.answers(self.settings.asked)
             self.samples = answers[: self.settings.shown_samples]
             if written:
                 texts, references = [a.answer for a in answers], [a.reference for a in answers]

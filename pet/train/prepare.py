@@ -273,16 +273,11 @@ def load_asked(recipe, prepared: Prepared, required: bool = True) -> list:
         InputError: they must, and there is no question.
     """
     from pet.data.load import load_questions
-    from pet.recipe.training import GENERATED
     from pet.train.evaluate import context_of
 
-    written = [metric for metric in recipe.eval.metrics if metric in GENERATED]
-    silent = recipe.train.objective == "reward" or not (written or recipe.eval.shown_samples)
-    if prepared.evaluation is None or silent:
+    written, limit = recipe.eval.written, recipe.eval.asked
+    if prepared.evaluation is None or recipe.train.objective == "reward" or limit == 0:
         return []
-    limit = recipe.eval.generated_samples if written else recipe.eval.shown_samples
-    if limit is not None:
-        limit = max(limit, recipe.eval.shown_samples)
     found = load_questions(prepared.evaluation, prepared.tokenizer, settings=held_out_settings(recipe), limit=limit)
     context = context_of(prepared.model)
     asked = [question for question in found if len(question.prompt_ids) < context]
