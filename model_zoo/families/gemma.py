@@ -4,9 +4,11 @@ and windows in most layers."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from model_zoo.configs import CellSpec
-from model_zoo.families.rotary import RotaryConfig
+from model_zoo.families.rotary import RotaryConfig, published
 from model_zoo.rope_config import rope_settings
 
 
@@ -56,19 +58,14 @@ class GemmaConfig(RotaryConfig):
         self.require("use_bidirectional_attention", False)
 
 
-def published(kind: str, dims: tuple[int, ...], **other) -> dict:
-    """A config.json of a published model: layers, hidden size, heads, key heads, feed-forward's width, head_dim."""
-    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    return {
-        "model_type": kind,
-        **dict(zip((*sizes, "head_dim"), dims, strict=True)),
+def published_gemma(config: type[GemmaConfig], dims: Sequence[int], **other: Any) -> dict[str, Any]:
+    """As `published`, with what all published ones have in common."""
+    common = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
         "attention_bias": False,
         "tie_word_embeddings": True,
         "bos_token_id": 2,
         "eos_token_id": 1,
         "pad_token_id": 0,
-        "torch_dtype": "bfloat16",
-        **other,
     }
+    return published(config, dims, **common, **other)

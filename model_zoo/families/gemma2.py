@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from model_zoo.families.gemma import GemmaConfig, published
+from model_zoo.families.gemma import GemmaConfig, published_gemma
 from model_zoo.families.rotary import rotary_family
 
 
@@ -36,10 +36,9 @@ CONFIG = Gemma2Config
 
 
 def _gemma2(*dims: int, scalar: int = 256) -> dict:
-    return published(
-        "gemma2",
+    return published_gemma(
+        Gemma2Config,
         dims,
-        architectures=["Gemma2ForCausalLM"],
         vocab_size=256000,
         max_position_embeddings=8192,
         rope_theta=10000.0,

@@ -7,7 +7,7 @@ import dataclasses
 from typing import ClassVar
 
 from model_zoo.configs import CellSpec
-from model_zoo.families.gemma import GemmaConfig, published
+from model_zoo.families.gemma import GemmaConfig, published_gemma
 from model_zoo.families.rotary import rotary_family
 
 
@@ -47,10 +47,9 @@ CONFIG = Gemma3Config
 
 
 def _gemma3(*dims: int, context: int = 131072, window: int = 1024, **other) -> dict:
-    return published(
-        "gemma3_text",
+    return published_gemma(
+        Gemma3Config,
         dims,
-        architectures=["Gemma3ForCausalLM"],
         max_position_embeddings=context,
         rope_theta=1000000.0,
         rope_local_base_freq=10000.0,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec
-from model_zoo.families.rotary import RotaryConfig, rotary_family
+from model_zoo.families.rotary import RotaryConfig, published, rotary_family
 
 ASSUMED = {
     "qwen2": {
@@ -56,26 +56,17 @@ class LlamaConfig(RotaryConfig):
 CONFIG = LlamaConfig
 
 
-def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **other) -> dict:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn,
+def _llama(*dims: int, **other) -> dict:
+    values = {
         "hidden_act": "silu",
         "vocab_size": 32000,
         "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "torch_dtype": "float16",
-        **other,
     }
+    return published(LlamaConfig, dims, **{**values, **other})
 
 
 def _llama2(*dims: int) -> dict:
@@ -112,7 +103,6 @@ def _llama3_1(*dims: int, factor: float = 8.0, **other) -> dict:
 
 def _qwen2(*dims: int, **other) -> dict:
     values = {
-        "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "vocab_size": 152064,
         "max_position_embeddings": 32768,
@@ -135,7 +125,6 @@ def _r1_qwen(*dims: int, **other) -> dict:
 
 def _mistral(**other) -> dict:
     values = {
-        "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-5,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from model_zoo.configs import CellSpec
-from model_zoo.families.rotary import RotaryConfig, rotary_family
+from model_zoo.families.rotary import RotaryConfig, published, rotary_family
 
 
 @dataclasses.dataclass
@@ -15,6 +14,7 @@ class Qwen3Config(RotaryConfig):
 
     family = rotary_family("qwen3")
     architectures: ClassVar = {"qwen3": "Qwen3ForCausalLM"}
+    head_norms = True
 
     vocab_size: int = 151936
     intermediate_size: int = 22016
@@ -23,17 +23,6 @@ class Qwen3Config(RotaryConfig):
     max_position_embeddings: int = 32768
     model_type: str = "qwen3"
 
-    def layer(self) -> dict[str, CellSpec]:
-        of_head = self.norm(self.head_dim)
-        return {
-            "input_layernorm": self.norm(),
-            "post_attention_layernorm": self.norm(),
-            **self.attention(self.attention_bias, self.attention_bias),
-            "self_attn.q_norm": of_head,
-            "self_attn.k_norm": of_head,
-            **self.feed_forward(),
-        }
-
     def slides(self, layer: int) -> bool:
         return self.slides_as_qwen(layer)
 
@@ -41,27 +30,20 @@ class Qwen3Config(RotaryConfig):
 CONFIG = Qwen3Config
 
 
+PUBLISHED = {
+    "hidden_act": "silu",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+"""What all published models of these generations have in common."""
+
+
 def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> dict:
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": ffn,
-        "hidden_act": "silu",
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "attention_bias": False,
-        "tie_word_embeddings": tied,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-        "torch_dtype": "bfloat16",
-    }
+    return published(Qwen3Config, (layers, hidden, heads, 8, ffn, 128), tie_word_embeddings=tied, **PUBLISHED)
 
 
 PRESETS = {

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from model_zoo.configs import CellSpec, Dims, linear
 from model_zoo.errors import InputError
-from model_zoo.families.rotary import RotaryConfig, rotary_family
+from model_zoo.families.qwen3 import PUBLISHED
+from model_zoo.families.rotary import RotaryConfig, published, rotary_family
 
 
 @dataclasses.dataclass
@@ -20,6 +21,7 @@ class Qwen3MoeConfig(RotaryConfig):
 
     family = rotary_family("qwen3_moe", routers=("mlp.gate",))
     architectures: ClassVar = {"qwen3_moe": "Qwen3MoeForCausalLM"}
+    head_norms = True
     sized_by = (*RotaryConfig.sized_by, "moe_intermediate_size")
 
     vocab_size: int = 151936
@@ -47,19 +49,12 @@ class Qwen3MoeConfig(RotaryConfig):
     def feed_forwards(self) -> int:
         return self.experts[0]
 
-    def layer(self) -> dict[str, CellSpec]:
-        count, of_head, experts = self.experts[0], self.norm(self.dims.head_dim), {}
+    def feed_forward(self, bias: bool = False, path: str = "mlp") -> dict[str, CellSpec]:
+        count = self.experts[0]
+        found = {f"{path}.gate": linear(count, self.hidden_size)}
         for index in range(count):
-            experts.update(self.feed_forward(path=f"mlp.experts.{index}"))
-        return {
-            "input_layernorm": self.norm(),
-            "post_attention_layernorm": self.norm(),
-            **self.attention(self.attention_bias, self.attention_bias),
-            "self_attn.q_norm": of_head,
-            "self_attn.k_norm": of_head,
-            "mlp.gate": linear(count, self.hidden_size),
-            **experts,
-        }
+            found.update(super().feed_forward(bias, f"{path}.experts.{index}"))
+        return found
 
     def slides(self, layer: int) -> bool:
         return bool(self.extra.get("use_sliding_window"))
@@ -83,32 +78,17 @@ CONFIG = Qwen3MoeConfig
 
 
 def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int, of_expert: int) -> dict:
-    return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": ffn,
-        "moe_intermediate_size": of_expert,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "hidden_act": "silu",
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-        "torch_dtype": "bfloat16",
-    }
+    return published(
+        Qwen3MoeConfig,
+        (layers, hidden, heads, 4, ffn, 128),
+        moe_intermediate_size=of_expert,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        **PUBLISHED,
+    )
 
 
 PRESETS = {

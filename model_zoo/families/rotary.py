@@ -7,7 +7,8 @@ builds the model.
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from model_zoo.configs import CellSpec, Config, Dims, Family, embedding, linear, rms_norm
 from model_zoo.errors import InputError, shown
@@ -52,13 +53,14 @@ DEFAULT_WINDOW = 4096
 
 @dataclasses.dataclass
 class RotaryConfig(Config):
-    """The fields of config.json that such families share; sub-classes give ``layer``.
+    """The fields of config.json that such families share.
 
     Attributes:
         rotary: how the rotated pairs lie, as in `model_zoo.rotary.RotaryTable`.
         block: the kind of layer, of `model_zoo.rotary_decoder.BLOCKS`.
         acts: which activations there are.
         norm_offset: what is added to the norms' weights.
+        head_norms: whether each head's query and key are normed before the rotation.
         embedding_scale: what the embedding's rows are multiplied by.
         experts: how many there are, how many a token goes through, and whether the shares of these are made to add up
             to 1; None for a feed-forward without experts.
@@ -70,6 +72,7 @@ class RotaryConfig(Config):
     block = "llama"
     acts = ("silu",)
     norm_offset = 0.0
+    head_norms = False
     embedding_scale = 1.0
     experts: ClassVar[tuple[int, int, bool] | None] = None
     score_scale: ClassVar[float | None] = None
@@ -139,7 +142,12 @@ class RotaryConfig(Config):
 
     def layer(self) -> dict[str, CellSpec]:
         """{path within a layer: cell}."""
-        raise NotImplementedError
+        return {
+            "input_layernorm": self.norm(),
+            "post_attention_layernorm": self.norm(),
+            **self.attention(self.attention_bias, self.attention_bias),
+            **self.feed_forward(),
+        }
 
     def tensors(self) -> dict[str, CellSpec]:
         n = self.dims
@@ -155,14 +163,16 @@ class RotaryConfig(Config):
         return rms_norm(width or self.hidden_size, self.rms_norm_eps, self.norm_offset)
 
     def attention(self, bias: bool, output_bias: bool = False) -> dict[str, CellSpec]:
-        """The four projections."""
+        """The four projections, and the norms of heads."""
         n = self.dims
         query, keys = n.heads * n.head_dim, n.kv_heads * n.head_dim
+        norms = ("self_attn.q_norm", "self_attn.k_norm") if self.head_norms else ()
         return {
             "self_attn.q_proj": linear(query, n.hidden, bias),
             "self_attn.k_proj": linear(keys, n.hidden, bias),
             "self_attn.v_proj": linear(keys, n.hidden, bias),
             "self_attn.o_proj": linear(n.hidden, query, output_bias),
+            **dict.fromkeys(norms, self.norm(n.head_dim)),
         }
 
     def feed_forward(self, bias: bool = False, path: str = "mlp") -> dict[str, CellSpec]:
@@ -197,3 +207,26 @@ class RotaryConfig(Config):
             raise InputError(
                 f"config.json: num_attention_heads {n.heads} is no multiple of num_key_value_heads {n.kv_heads}"
             )
+
+
+SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "head_dim",
+)
+
+
+def published(config: type[RotaryConfig], dims: Sequence[int], **other: Any) -> dict[str, Any]:
+    """The config.json of a published model, given its `SIZES`; a head's may be left out."""
+    values = {
+        "model_type": config.model_type,
+        **dict(zip(SIZES, dims, strict=False)),
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **other,
+    }
+    return {"architectures": [config.architectures[values["model_type"]]], **values}
