@@ -141,10 +141,8 @@ def check(names, weights, method, density, majority) -> None:
     for value in weights:
         if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)) or not math.isfinite(value):
             raise InputError(f"combine_adapters: weight {value!r}; a finite number was expected")
-    if isinstance(density, bool) or not isinstance(density, (int, float)) or not 0 < density <= 1:
-        raise InputError(f"combine_adapters: density is {density!r}; a number above 0 and at most 1 was expected")
-    if majority not in ("total", "frequency"):
-        raise InputError(f"combine_adapters: majority is {majority!r}; supported: total, frequency")
+    require("combine_adapters", "density", density, float, gt=0, le=1)
+    require("combine_adapters", "majority", majority, str, choices=("total", "frequency"))
 
 
 def refuse_uncombinable(adapter: Adapter, method: str) -> None:

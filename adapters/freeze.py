@@ -21,6 +21,7 @@ from mindspore.train.callback import Callback
 
 from adapters.apply import trainable_parameters
 from adapters.registry import registry
+from adapters.schema import require
 from adapters.settings import SETTINGS
 from model_zoo.atomic import read_bytes
 from model_zoo.checkpoint.safetensors_io import write_file
@@ -251,10 +252,7 @@ class TrainableParamsCheckPoint(TrainerHooks, Callback):
 def _setting(config, name: str) -> int | None:
     """A number of MindSpore's CheckpointConfig, which calls it ``_name`` or ``name``, or of a dictionary."""
     value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"TrainableParamsCheckPoint: {name} is {value!r}; a whole number of at least 1 was expected")
+    require("TrainableParamsCheckPoint", name, value, int | None, ge=1)
     return value
 
 

@@ -7,7 +7,6 @@ import math
 
 from model_zoo.errors import InputError, nearest
 
-KINDS = ("int8", "nf4", "fp4", "int4")
 BLOCKS = {
     "int8": (),
     "nf4": (32, 64, 128, 256, 512, 1024, 2048, 4096),
@@ -15,6 +14,7 @@ BLOCKS = {
     "int4": (32, 64, 128),
 }
 """The block sizes of each type; int8 has a factor per row."""
+KINDS = tuple(BLOCKS)
 
 NESTED_BLOCK = 256
 """Factors that share a factor of their own in double quantisation, as bitsandbytes has it."""

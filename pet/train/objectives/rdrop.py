@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from model_zoo.errors import InputError
+from adapters.schema import require
 from pet.data.dataset import IGNORED
 from pet.train.objectives.causal import RDrop, shift_labels
 
@@ -45,8 +45,7 @@ class RDropLoss(nn.Cell):
 
     def __init__(self, alpha: float = 4.0):
         super().__init__()
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or alpha < 0:
-            raise InputError(f"RDropLoss: alpha is {alpha!r}; a number of at least 0 was expected")
+        require("RDropLoss", "alpha", alpha, float, ge=0)
         self.objective = RDrop(float(alpha))
 
     def construct(self, logits, labels, alpha=None):
