@@ -13,6 +13,7 @@ Taking the last adapter off swaps the class back, and the plain cell is there ag
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -151,22 +152,19 @@ def layer_index(path: str, layers: str | None) -> int | None:
 
 # Wrapping ------------------------------------------------------------------------------------------------------------
 
-_adapted: dict[type, type] = {}
 
-
+@functools.cache
 def adapted_class(cls: type) -> type:
     """The sub-class of a cell's class that lets adapter modules change its forward."""
-    if cls not in _adapted:
-        if issubclass(cls, AttentionCore):
-            made = _adapted_core(cls)
-        elif hasattr(cls, "hidden_states"):
-            made = _adapted_model(cls)
-        else:
-            made = _adapted_cell(cls)
-        made.__name__ = made.__qualname__ = f"Adapted{cls.__name__}"
-        made.plain = cls
-        _adapted[cls] = made
-    return _adapted[cls]
+    if issubclass(cls, AttentionCore):
+        made = _adapted_core(cls)
+    elif hasattr(cls, "hidden_states"):
+        made = _adapted_model(cls)
+    else:
+        made = _adapted_cell(cls)
+    made.__name__ = made.__qualname__ = f"Adapted{cls.__name__}"
+    made.plain = cls
+    return made
 
 
 def select_rows(rows, changed, unchanged):

@@ -26,7 +26,7 @@ def check_divisible(dims, members: int) -> None:
         if value % members
     ]
     if problems:
-        raise InputError(problems[0] if len(problems) == 1 else "; ".join(problems))
+        raise InputError("; ".join(problems))
 
 
 def check_stages(layers: int, stages: int) -> None:

@@ -207,12 +207,8 @@ def layout_of(values: Mapping[str, Any]) -> TensorLayout:
     step = values.get("opt_weight_shard_step") or 0
     if size > 1 and step < 1:
         raise InputError("strategy: opt_weight_shard_size without opt_weight_shard_step")
-    return TensorLayout(matrix, maps, step if size > 1 else 0, size if size > 1 else 0, _blocks(values))
-
-
-def _blocks(values: Mapping[str, Any]) -> tuple[int, ...] | None:
-    blocks = values.get("blocks")
-    return tuple(blocks) if blocks else None
+    step, size = (step, size) if size > 1 else (0, 0)
+    return TensorLayout(matrix, maps, step, size, tuple(values.get("blocks") or ()) or None)
 
 
 def stage_content(divided, data: int, tensor: int, stage: int) -> dict[str, Any]:

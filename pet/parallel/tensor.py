@@ -22,6 +22,7 @@ no communication, and generation sees the same logits everywhere.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from mindspore import Tensor, nn, ops
@@ -161,49 +162,42 @@ def sums_once(cell: nn.Cell) -> bool:
     return not any(acts_on_sum(module) for _, inner in cell.cells_and_names() for module in adapter_modules(inner))
 
 
-_regions: dict[type, type] = {}
-_mixtures: dict[type, type] = {}
-_rows: dict[type, type] = {}
-
-
+@functools.cache
 def region_class(cls: type) -> type:
     """A sublayer's class, with its input copied to the group."""
-    if cls not in _regions:
 
-        class Region(cls):
-            def construct(self, x, *rest):
-                return super().construct(self.copy_to_group(x), *rest)
+    class Region(cls):
+        def construct(self, x, *rest):
+            return super().construct(self.copy_to_group(x), *rest)
 
-            def trace(self, tracer, x, *rest):
-                return tracer.follow(cls, self, self.copy_to_group(x), *rest)
+        def trace(self, tracer, x, *rest):
+            return tracer.follow(cls, self, self.copy_to_group(x), *rest)
 
-        Region.__name__ = Region.__qualname__ = f"Parallel{cls.__name__}"
-        _regions[cls] = Region
-    return _regions[cls]
+    Region.__name__ = Region.__qualname__ = f"Parallel{cls.__name__}"
+    return Region
 
 
+@functools.cache
 def mixture_class(cls: type) -> type:
     """A mixture's class whose experts are one region, and whose router is outside of it.
 
     Shares enter it together with the input, so that the gradients of both are one message.
     """
-    if cls not in _mixtures:
 
-        class Mixture(cls):
-            def construct(self, x):
-                width = x.shape[1]
-                within = self.copy_to_group(self.join((x, self.shares(self.gate(x)).astype(x.dtype))))
-                return self.reduce_from_group(self.mix(within[:, :width], within[:, width:]))
+    class Mixture(cls):
+        def construct(self, x):
+            width = x.shape[1]
+            within = self.copy_to_group(self.join((x, self.shares(self.gate(x)).astype(x.dtype))))
+            return self.reduce_from_group(self.mix(within[:, :width], within[:, width:]))
 
-            def trace(self, tracer, x):
-                shares, *rows = self.shares(self.gate(x))
-                within = self.copy_to_group(tracer.emit("join_columns", x, shares))
-                inner, own = tracer.columns(within, 0, x.width), tracer.columns(within, x.width, shares.width)
-                return self.reduce_from_group(mixture(tracer, self.experts, inner, own, rows))
+        def trace(self, tracer, x):
+            shares, *rows = self.shares(self.gate(x))
+            within = self.copy_to_group(tracer.emit("join_columns", x, shares))
+            inner, own = tracer.columns(within, 0, x.width), tracer.columns(within, x.width, shares.width)
+            return self.reduce_from_group(mixture(tracer, self.experts, inner, own, rows))
 
-        Mixture.__name__ = Mixture.__qualname__ = f"Parallel{cls.__name__}"
-        _mixtures[cls] = Mixture
-    return _mixtures[cls]
+    Mixture.__name__ = Mixture.__qualname__ = f"Parallel{cls.__name__}"
+    return Mixture
 
 
 def make_row_parallel(cell: nn.Cell, group: Group, reduce: ReduceFromGroup | None) -> None:
@@ -231,61 +225,60 @@ def make_row_parallel(cell: nn.Cell, group: Group, reduce: ReduceFromGroup | Non
     object.__setattr__(cell, "__class__", row_class(cls))
 
 
+@functools.cache
 def row_class(cls: type) -> type:
     """A linear cell's class with split input: adapters that are linear join before the sum, others act after it."""
-    if cls not in _rows:
 
-        class RowParallel(cls):
-            active = ()
+    class RowParallel(cls):
+        active = ()
 
-            def construct(self, x):
-                inner = x
-                for module in self.active:
-                    if module.changes_input:
-                        changed = module.before(inner)
-                        inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-                base, bias = self.multiply(inner), None
-                if self.bias is not None:
-                    bias = self.bias * self.bias_share
-                    base = self.add_bias(base, bias)
-                y = base
-                for module in self.active:
-                    if not module.after_sum:
-                        changed = module.on_base(x, y, base, self.matrix(), bias) if module.needs_base else module(x, y)
-                        y = changed if module.rows is None else select_rows(module.rows, changed, y)
-                y = self.reduce_from_group(y)
-                for module in self.active:
-                    if module.after_sum:
-                        changed = module(x, y)
-                        y = changed if module.rows is None else select_rows(module.rows, changed, y)
-                return y
+        def construct(self, x):
+            inner = x
+            for module in self.active:
+                if module.changes_input:
+                    changed = module.before(inner)
+                    inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
+            base, bias = self.multiply(inner), None
+            if self.bias is not None:
+                bias = self.bias * self.bias_share
+                base = self.add_bias(base, bias)
+            y = base
+            for module in self.active:
+                if not module.after_sum:
+                    changed = module.on_base(x, y, base, self.matrix(), bias) if module.needs_base else module(x, y)
+                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
+            y = self.reduce_from_group(y)
+            for module in self.active:
+                if module.after_sum:
+                    changed = module(x, y)
+                    y = changed if module.rows is None else select_rows(module.rows, changed, y)
+            return y
 
-            def trace(self, tracer, x):
-                trained_bias = self.bias is not None and self.bias.requires_grad
-                if trained_bias or any(module.needs_base for module in self.active):
-                    tracer.refuse(type(self))
-                y = tracer.follow(cls, self, traced_input(tracer, self, x), with_bias=self.bias_share == 1.0)
-                for module in self.active:
-                    if not module.after_sum:
-                        y = module(x, y)
-                y = self.reduce_from_group(y)
-                for module in self.active:
-                    if module.after_sum:
-                        y = module(x, y)
-                return y
+        def trace(self, tracer, x):
+            trained_bias = self.bias is not None and self.bias.requires_grad
+            if trained_bias or any(module.needs_base for module in self.active):
+                tracer.refuse(type(self))
+            y = tracer.follow(cls, self, traced_input(tracer, self, x), with_bias=self.bias_share == 1.0)
+            for module in self.active:
+                if not module.after_sum:
+                    y = module(x, y)
+            y = self.reduce_from_group(y)
+            for module in self.active:
+                if module.after_sum:
+                    y = module(x, y)
+            return y
 
-        def multiply(self, x):
-            return self.product(x, self.weight)
+    def multiply(self, x):
+        return self.product(x, self.weight)
 
-        def matrix(self):
-            return self.weight
+    def matrix(self):
+        return self.weight
 
-        if not issubclass(cls, QuantizedLinear):
-            RowParallel.matrix, RowParallel.multiply = matrix, multiply
-        RowParallel.__name__ = RowParallel.__qualname__ = f"RowParallel{cls.__name__}"
-        RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class
-        _rows[cls] = RowParallel
-    return _rows[cls]
+    if not issubclass(cls, QuantizedLinear):
+        RowParallel.matrix, RowParallel.multiply = matrix, multiply
+    RowParallel.__name__ = RowParallel.__qualname__ = f"RowParallel{cls.__name__}"
+    RowParallel.plain = RowParallel  # adapters go by it: taking the last one off leaves this class
+    return RowParallel
 
 
 class _SplitMagnitude(Magnitude):

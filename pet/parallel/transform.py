@@ -120,7 +120,7 @@ class Source:
         if self.strategy is None:
             self.files.append(whole_file(directory))
             for name in self.files[0].tensors if isinstance(self.files[0], CkptFile) else self.files[0].names:
-                self.types[name], self.shapes[name] = self._info(0, name)
+                self.types[name], self.shapes[name] = self.files[0].info(name)[:2]
             return
         for rank in range(self.strategy.ranks):
             self.files.append(CkptFile(rank_file(directory, rank)))
@@ -131,7 +131,7 @@ class Source:
                     self._add(stage, device, rank, name)
 
     def _add(self, stage: int, device: int, rank: int, name: str) -> None:
-        dtype, part = self._info(rank, name)
+        dtype, part = self.files[rank].info(name)
         layout = self.strategy.layout(stage, name)
         whole = part
         for division in layout.divisions(part) if layout is not None else ():
@@ -152,20 +152,11 @@ class Source:
         layout = self.strategy.layout(stage, name)
         return () if layout is None else layout.key(device, axes)
 
-    def _info(self, rank: int, name: str) -> tuple[str, tuple[int, ...]]:
-        file = self.files[rank]
-        if isinstance(file, CkptFile):
-            return file.info(name)
-        return file.dtype(name), file.shape(name)
-
     def read(self, name: str) -> np.ndarray:
         """A whole tensor, of its stored type; bfloat16 as its bits."""
         if self.strategy is None:
             file = self.files[0]
-            if isinstance(file, CkptFile):
-                return file.read(name)
-            found = file.read(name, dtype=file.dtype(name))
-            return found.view(np.uint16) if file.dtype(name) == "bfloat16" else found
+            return file.read(name) if isinstance(file, CkptFile) else file.raw(name)
         ranks = self.holders[name]
         first = self.files[ranks[0]].read(name)
         stage = ranks[0] // self.strategy.devices

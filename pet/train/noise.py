@@ -7,6 +7,7 @@ pieces, each is told which block of its rows it has, and all together draw what 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from operator import attrgetter
@@ -17,8 +18,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from adapters.dropout import STRIDE, mixed, seed_of
 from model_zoo.errors import InputError
 from model_zoo.layers import int_range, on_ascend
-
-_noisy: dict[type, type] = {}
 
 
 class Noise(nn.Cell):
@@ -43,21 +42,20 @@ class Noise(nn.Cell):
         return embedded + (uniform * reach).astype(embedded.dtype)
 
 
+@functools.cache
 def noisy_class(cls: type) -> type:
     """The sub-class of an embedding's class that adds noise to what it gives."""
-    if cls not in _noisy:
 
-        class Noisy(cls):
-            def construct(self, ids):
-                embedded = self.calm_construct(ids)
-                if not self.training:
-                    return embedded
-                return self.neftune(embedded, ids.shape[-1])
+    class Noisy(cls):
+        def construct(self, ids):
+            embedded = self.calm_construct(ids)
+            if not self.training:
+                return embedded
+            return self.neftune(embedded, ids.shape[-1])
 
-        Noisy.calm_construct = cls.construct  # not super(): see `adapters.sites`
-        Noisy.__name__ = Noisy.__qualname__ = f"Noisy{cls.__name__}"
-        _noisy[cls] = Noisy
-    return _noisy[cls]
+    Noisy.calm_construct = cls.construct  # not super(): see `adapters.sites`
+    Noisy.__name__ = Noisy.__qualname__ = f"Noisy{cls.__name__}"
+    return Noisy
 
 
 def attach_noise(model: nn.Cell, alpha: float) -> Noise | None:
