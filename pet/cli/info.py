@@ -37,7 +37,7 @@ def stored_facts(directory: Path) -> Facts:
         forms = dict(Counter(str(one.storage) for one in checkpoint.packed.values()))
         return {
             "tensors": len(infos),
-            "stored_mb": sum(info.end - info.start for info in infos) / 1e6,
+            "stored_mb": sum(info.nbytes for info in infos) / 1e6,
             "stored_types": dict(Counter(info.dtype for info in infos)),
             **({"packed": forms} if forms else {}),
         }
@@ -122,7 +122,7 @@ def adapter_facts(directory: Path) -> Facts:
             infos = [file.info(name) for name in file.tensors]
             facts["tensors"] = len(infos)
             facts["parameters"] = sum(prod(info.shape) for info in infos)
-            facts["stored_mb"] = sum(info.end - info.start for info in infos) / 1e6
+            facts["stored_mb"] = sum(info.nbytes for info in infos) / 1e6
             facts["base_fingerprint"] = file.metadata.get("base_fingerprint", "not recorded")
             if "init" in file.metadata:
                 facts["init"] = file.metadata["init"]

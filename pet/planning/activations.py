@@ -142,10 +142,9 @@ class Sizes:
             layers: of the stage.
             again: those that are computed again, each an operator of its own; the others between them are one.
         """
-        into_frozen = self.stage == 0 and self.work.adapter is not None and not self.trained_at("first")
         held, peak = 2 * self.rotated, 0
         for index, (twice, count) in enumerate(operators(layers, again)):
-            profile, out = profiles[twice], 0 if into_frozen and index == 0 else self.hidden
+            profile, out = profiles[twice], 0 if index == 0 and self.into_frozen else self.hidden
             held += count * profile.saved + self.hidden
             # in the backward pass what the operators behind this one kept is gone
             peak = max(peak, held + self.hidden + max(profile.backward + out, profile.forward))
@@ -157,15 +156,15 @@ class Sizes:
     def once(self) -> float:
         """Bytes per token that all layers share: cosines and sines. The first norm keeps no input that needs no
         gradient."""
-        of_first = self.stage == 0 and self.work.adapter is not None and not self.trained_at("first")
-        return 4 * (2 * self.rotated - (self.hidden if of_first else 0))
+        return 4 * (2 * self.rotated - (self.hidden if self.into_frozen else 0))
 
-    def trained_at(self, place: str) -> bool:
-        """Whether something trained is in front of the layers (``first``) or behind them (``last``)."""
-        return any(
-            share.trained and place_of(self.work.meta_model, share.name) == place
-            for share in self.divided.of_stage(self.stage)
-        )
+    @property
+    def into_frozen(self) -> bool:
+        """Whether what comes into the first layer needs no gradient: nothing in front of it is trained."""
+        if self.stage > 0 or self.work.adapter is None:
+            return False
+        meta_model, held = self.work.meta_model, self.divided.of_stage(self.stage)
+        return not any(share.trained and place_of(meta_model, share.name) == "first" for share in held)
 
     def plain(self) -> tuple[float, float]:
         """The same with plain operators in a type of ``width`` bytes."""
