@@ -46,13 +46,8 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
                 int64_t count = up_to_lanes(seen);
                 float *lines = scores + strip * padded, *out = mixed + (row + strip) * of->joined, shares[TALL];
                 product(tall, count, lines, padded, query + (row + strip) * width, width, turned + view.first, padded, width, 0);
-                for (int64_t i = strip; i < strip + tall; i++) {
-                    float *line = scores + i * padded;
-                    settle(of, &view, batch, row, i, line, count);
-                    floats most = fill(-INFINITY);
-                    for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
-                    stats[(row + i) * 2] = view.blind[i] ? HIDDEN : greatest_of(most);
-                }
+                for (int64_t i = strip; i < strip + tall; i++)
+                    stats[(row + i) * 2] = highest_of(of, &view, batch, row, i, scores + i * padded, count);
                 for (int64_t i = strip; i < strip + tall; i++) {
                     float *of_row = stats + (row + i) * 2;
                     of_row[1] = weigh(scores + i * padded, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
@@ -108,11 +103,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                     product(tall, count, lines, padded, query + i * width, width, turned + view.first, padded, width, 0);
                     product(tall, count, d_lines, padded, dout + i * width, width, turned_values + view.first, padded, width, 0);
                     for (int64_t end = i + tall; i < end; i++) {
-                        float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                        settle(of, &view, batch, row, i, line, count);
                         float along = dot(out + i * joined, dout + i * width, width);
-                        unweigh(of, line, d_line, count, stats + i * 2, along, view.blind[i] ? 1.0f : of->scale);
-                        if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
+                        unweigh(of, &view, batch, row, i, scores + i * padded, d_scores + i * padded, count, stats + i * 2, along);
                     }
                     product(tall, width, of->d_query + place + (i - tall) * width, width, d_lines, padded, keys + key, width,
                             seen, 0);

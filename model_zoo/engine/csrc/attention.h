@@ -112,15 +112,6 @@ static inline void gather_rows(const float *from, int64_t row, int64_t rows, int
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * width, from + i * row, (size_t)width * sizeof(float));
 }
 
-static inline float dot(const float *a, const float *b, int64_t width) {
-    floats sums = {0};
-    int64_t whole = width / LANES * LANES;
-    for (int64_t k = 0; k < whole; k += LANES) sums += load(a + k) * load(b + k);
-    float sum = sum_of(sums);
-    for (int64_t k = whole; k < width; k++) sum += a[k] * b[k];
-    return sum;
-}
-
 /* A row of scores, of which the greatest is known → e^(score − greatest), and the inverse of their sum. */
 static inline float weigh(float *line, int64_t count, float highest, float scale) {
     floats sums = {0};
@@ -132,9 +123,12 @@ static inline float weigh(float *line, int64_t count, float highest, float scale
     return 1.0f / sum_of(sums);
 }
 
-/* A row of scores and of dout·valuesᵀ → its probabilities and the gradients of its scores; `along` is out·dout. */
-static inline void unweigh(const struct attention *of, float *line, float *d_line, int64_t count, const float *stats,
-                           float along, float scale) {
+/* A row of scores, which are settled first, and of dout·valuesᵀ → its probabilities and the gradients of its scores; `along`
+ * is out·dout. */
+static inline void unweigh(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i, float *line,
+                           float *d_line, int64_t count, const float *stats, float along) {
+    float scale = view->blind[i] ? 1.0f : of->scale;
+    settle(of, view, batch, row, i, line, count);
     for (int64_t j = 0; j < count; j += LANES) {
         floats score = load(line + j), p = exponential((score - stats[0]) * scale) * stats[1];
         floats slope = p * (load(d_line + j) - along) * of->scale;
@@ -145,6 +139,16 @@ static inline void unweigh(const struct attention *of, float *line, float *d_lin
         store(line + j, p);
         store(d_line + j, slope);
     }
+    if (view->blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
+}
+
+/* The greatest of a row of scores, which are settled first. */
+static inline float highest_of(const struct attention *of, const struct view *view, int64_t batch, int64_t row, int64_t i,
+                               float *line, int64_t count) {
+    settle(of, view, batch, row, i, line, count);
+    floats most = fill(-INFINITY);
+    for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
+    return view->blind[i] ? HIDDEN : greatest_of(most);
 }
 
 static inline struct attention attention_of(void **params, int64_t **shapes, const char **types) {

@@ -125,10 +125,7 @@ static void attention_heads(void *arguments, int64_t first, int64_t last) {
             multiply(rows, count, scores, padded, head.rows, keys + view.first * deep, deep, deep, 0);
             for (int64_t i = 0; i < rows; i++) {
                 float *line = scores + i * padded, *of_row = stats + (row + i) * 2;
-                settle(of, &view, batch, row, i, line, count);
-                floats most = fill(-INFINITY);
-                for (int64_t j = 0; j < count; j += LANES) most = greater(most, load(line + j));
-                of_row[0] = view.blind[i] ? HIDDEN : greatest_of(most);
+                of_row[0] = highest_of(of, &view, batch, row, i, line, count);
                 of_row[1] = weigh(line, count, of_row[0], view.blind[i] ? 1.0f : of->scale);
             }
             bf16_rows(scores, padded, rows, count, head.shares);
@@ -242,11 +239,8 @@ static void attention_gradient_heads(void *arguments, int64_t first, int64_t las
                 as_strip(of->dout, outside, joined, rows, width, head.rows);
                 multiply(rows, count, d_scores, padded, head.rows, values + view.first * deep, deep, deep, 0);
                 for (int64_t i = 0; i < rows; i++) {
-                    float *line = scores + i * padded, *d_line = d_scores + i * padded;
-                    settle(of, &view, batch, row, i, line, count);
-                    unweigh(of, line, d_line, count, stats + i * 2, dot(out + i * out_row, d_out + i * d_out_row, width),
-                            view.blind[i] ? 1.0f : of->scale);
-                    if (view.blind[i]) memset(d_line, 0, (size_t)count * sizeof(float));
+                    float along = dot(out + i * out_row, d_out + i * d_out_row, width);
+                    unweigh(of, &view, batch, row, i, scores + i * padded, d_scores + i * padded, count, stats + i * 2, along);
                 }
                 bf16_rows(d_scores, padded, rows, count, head.shares);
                 multiply(rows, width, of->d_query + place, width, head.shares, keys_along + view.first * BF16_COLUMNS,

@@ -5,8 +5,6 @@
 #include "numbers.h"
 #include "pool.h"
 
-/* RMSNorm: y = x·s·(w + offset) with s = 1 / sqrt(mean(x²) + eps) -------------------------------------------------- */
-
 struct norm {
     const float *x, *weight, *bias, *mean, *scale, *before; /* before: what a gradient is added to */
     struct numbers y, dout;
@@ -15,23 +13,39 @@ struct norm {
     float eps, offset;
 };
 
-static void rms_norm_rows(void *arguments, int64_t first, int64_t last) {
-    struct norm *of = arguments;
+/* RMSNorm: y = x·s·(w + offset) with s = 1 / sqrt(mean(x²) + eps). LayerNorm, where the numbers are centred by their mean:
+ * y = (x − m)·s·w + b. */
+INLINE void norm_rows(int centred, const struct norm *of, int64_t first, int64_t last) {
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
         const float *x = of->x + row * width;
-        float room[width], *out = room_for(of->y, row * width, room);
-        floats squares = {0};
-        for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
-        float sum = sum_of(squares);
-        for (int64_t i = whole; i < width; i++) sum += x[i] * x[i];
+        float room[width], *out = room_for(of->y, row * width, room), mean = 0.0f, sum = 0.0f;
+        if (centred) {
+            floats sums = {0};
+            for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
+            sum = sum_of(sums);
+            for (int64_t i = whole; i < width; i++) sum += x[i];
+            of->out_mean[row] = mean = sum / (float)width;
+            floats squares = {0};
+            for (int64_t i = 0; i < whole; i += LANES) squares += (load(x + i) - mean) * (load(x + i) - mean);
+            sum = sum_of(squares);
+            for (int64_t i = whole; i < width; i++) sum += (x[i] - mean) * (x[i] - mean);
+        } else {
+            sum = dot(x, x, width);
+        }
         float scale = 1.0f / sqrtf(sum / (float)width + of->eps);
         of->out_scale[row] = scale;
-        for (int64_t i = 0; i < whole; i += LANES) store(out + i, load(x + i) * scale * (load(of->weight + i) + of->offset));
-        for (int64_t i = whole; i < width; i++) out[i] = x[i] * scale * (of->weight[i] + of->offset);
+        for (int64_t i = 0; i < whole; i += LANES)
+            store(out + i, centred ? (load(x + i) - mean) * scale * load(of->weight + i) + load(of->bias + i)
+                                   : load(x + i) * scale * (load(of->weight + i) + of->offset));
+        for (int64_t i = whole; i < width; i++)
+            out[i] = centred ? (x[i] - mean) * scale * of->weight[i] + of->bias[i] : x[i] * scale * (of->weight[i] + of->offset);
         put_back(of->y, row * width, width, room);
     }
 }
+
+static void rms_norm_rows(void *arguments, int64_t first, int64_t last) { norm_rows(0, arguments, first, last); }
+static void layer_norm_rows(void *arguments, int64_t first, int64_t last) { norm_rows(1, arguments, first, last); }
 
 /* x (N, H), weight (H), eps (1), offset (1) → y (N, H), s (N, 1) */
 PET_KERNEL(rms_norm) {
@@ -39,59 +53,6 @@ PET_KERNEL(rms_norm) {
                       .eps = *(float *)params[2], .offset = *(float *)params[3], .rows = shapes[0][0], .width = shapes[0][1]};
     pet_parallel(rms_norm_rows, &of, of.rows, rows_at_once(of.width));
     return 0;
-}
-
-/* With q = dy·s·(w + offset): dx = q − x·s²·mean(q·x). */
-static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last) {
-    struct norm *of = arguments;
-    int64_t width = of->width, whole = width / LANES * LANES;
-    for (int64_t row = first; row < last; row++) {
-        const float *x = of->x + row * width;
-        float room[width];
-        const float *dout = widened(of->dout, row * width, width, room);
-        float *out = of->out + row * width, scale = of->scale[row];
-        floats sums = {0};
-        for (int64_t i = 0; i < whole; i += LANES) sums += load(dout + i) * (load(of->weight + i) + of->offset) * load(x + i);
-        float sum = sum_of(sums);
-        for (int64_t i = whole; i < width; i++) sum += dout[i] * (of->weight[i] + of->offset) * x[i];
-        float along = sum * scale * scale * scale / (float)width;
-        const float *before = of->before ? of->before + row * width : NULL;
-        for (int64_t i = 0; i < whole; i += LANES) {
-            floats dx = load(dout + i) * scale * (load(of->weight + i) + of->offset) - load(x + i) * along;
-            store(out + i, before ? load(before + i) + dx : dx);
-        }
-        for (int64_t i = whole; i < width; i++) {
-            float dx = dout[i] * scale * (of->weight[i] + of->offset) - x[i] * along;
-            out[i] = before ? before[i] + dx : dx;
-        }
-    }
-}
-
-/* LayerNorm: y = (x − m)·s·w + b ---------------------------------------------------------------------------------- */
-
-static void layer_norm_rows(void *arguments, int64_t first, int64_t last) {
-    struct norm *of = arguments;
-    int64_t width = of->width, whole = width / LANES * LANES;
-    for (int64_t row = first; row < last; row++) {
-        const float *x = of->x + row * width;
-        float room[width], *out = room_for(of->y, row * width, room);
-        floats sums = {0};
-        for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
-        float sum = sum_of(sums);
-        for (int64_t i = whole; i < width; i++) sum += x[i];
-        float mean = sum / (float)width;
-        floats squares = {0};
-        for (int64_t i = 0; i < whole; i += LANES) squares += (load(x + i) - mean) * (load(x + i) - mean);
-        sum = sum_of(squares);
-        for (int64_t i = whole; i < width; i++) sum += (x[i] - mean) * (x[i] - mean);
-        float scale = 1.0f / sqrtf(sum / (float)width + of->eps);
-        of->out_mean[row] = mean;
-        of->out_scale[row] = scale;
-        for (int64_t i = 0; i < whole; i += LANES)
-            store(out + i, (load(x + i) - mean) * scale * load(of->weight + i) + load(of->bias + i));
-        for (int64_t i = whole; i < width; i++) out[i] = (x[i] - mean) * scale * of->weight[i] + of->bias[i];
-        put_back(of->y, row * width, width, room);
-    }
 }
 
 /* x (N, H), weight (H), bias (H), eps (1) → y (N, H), m (N, 1), s (N, 1) */
@@ -102,39 +63,42 @@ PET_KERNEL(layer_norm) {
     return 0;
 }
 
-/* With c = x − m and q = dy·s·w: dx = q − mean(q) − c·s²·mean(q·c). */
-static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t last) {
-    struct norm *of = arguments;
+/* With q = dy·s·(w + offset): dx = q − x·s²·mean(q·x); centred, with c = x − m: dx = q − mean(q) − c·s²·mean(q·c). */
+INLINE void norm_gradient_rows(int centred, const struct norm *of, int64_t first, int64_t last) {
     int64_t width = of->width, whole = width / LANES * LANES;
     for (int64_t row = first; row < last; row++) {
-        const float *x = of->x + row * width;
+        const float *x = of->x + row * width, *weight = of->weight;
         float room[width];
-        const float *dout = widened(of->dout, row * width, width, room);
-        float *out = of->out + row * width, scale = of->scale[row], mean = of->mean[row];
+        const float *dout = widened(of->dout, row * width, width, room), *before = of->before ? of->before + row * width : NULL;
+        float *out = of->out + row * width, scale = of->scale[row], mean = centred ? of->mean[row] : 0.0f;
         floats sums = {0}, products = {0};
         for (int64_t i = 0; i < whole; i += LANES) {
-            floats q = load(dout + i) * load(of->weight + i);
+            floats q = load(dout + i) * (centred ? load(weight + i) : load(weight + i) + of->offset);
             sums += q;
-            products += q * (load(x + i) - mean);
+            products += q * (centred ? load(x + i) - mean : load(x + i));
         }
         float sum = sum_of(sums), product = sum_of(products);
         for (int64_t i = whole; i < width; i++) {
-            float q = dout[i] * of->weight[i];
+            float q = dout[i] * (centred ? weight[i] : weight[i] + of->offset);
             sum += q;
-            product += q * (x[i] - mean);
+            product += q * (centred ? x[i] - mean : x[i]);
         }
         float level = sum * scale / (float)width, along = product * scale * scale * scale / (float)width;
-        const float *before = of->before ? of->before + row * width : NULL;
         for (int64_t i = 0; i < whole; i += LANES) {
-            floats dx = load(dout + i) * scale * load(of->weight + i) - level - (load(x + i) - mean) * along;
+            floats dx = centred ? load(dout + i) * scale * load(weight + i) - level - (load(x + i) - mean) * along
+                                : load(dout + i) * scale * (load(weight + i) + of->offset) - load(x + i) * along;
             store(out + i, before ? load(before + i) + dx : dx);
         }
         for (int64_t i = whole; i < width; i++) {
-            float dx = dout[i] * scale * of->weight[i] - level - (x[i] - mean) * along;
+            float dx = centred ? dout[i] * scale * weight[i] - level - (x[i] - mean) * along
+                               : dout[i] * scale * (weight[i] + of->offset) - x[i] * along;
             out[i] = before ? before[i] + dx : dx;
         }
     }
 }
+
+static void rms_norm_gradient_rows(void *arguments, int64_t first, int64_t last) { norm_gradient_rows(0, arguments, first, last); }
+static void layer_norm_gradient_rows(void *arguments, int64_t first, int64_t last) { norm_gradient_rows(1, arguments, first, last); }
 
 /* x, weight, m or RMSNorm's offset, s, dy and, if dx is `added` to it, what there is → dx */
 static int gradient_of(void (*rows)(void *, int64_t, int64_t), void **params, int64_t **shapes, const char **dtypes, int centred, int added) {

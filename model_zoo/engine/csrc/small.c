@@ -13,14 +13,16 @@ struct elements {
     float factor;
 };
 
+/* x·factor, and y added to it where there is one. */
 static void add_part(void *arguments, int64_t first, int64_t last) {
     struct elements of = *(struct elements *)arguments;
     for (int64_t at = first; at < last; at += PIECE) {
         int64_t some = last - at < PIECE ? last - at : PIECE;
-        float rooms[2][PIECE], *out = (float *)of.out.at + at;
-        const float *x = widened(of.x, at, some, rooms[0]), *y = widened(of.y, at, some, rooms[1]);
+        float rooms[3][PIECE], *out = room_for(of.out, at, rooms[2]);
+        const float *x = widened(of.x, at, some, rooms[0]), *y = of.y.at ? widened(of.y, at, some, rooms[1]) : NULL;
 #pragma omp simd
-        for (int64_t i = 0; i < some; i++) out[i] = x[i] * of.factor + y[i];
+        for (int64_t i = 0; i < some; i++) out[i] = y ? x[i] * of.factor + y[i] : x[i] * of.factor;
+        put_back(of.out, at, some, rooms[2]);
     }
 }
 
@@ -32,23 +34,11 @@ PET_KERNEL(add) {
     return 0;
 }
 
-static void scale_part(void *arguments, int64_t first, int64_t last) {
-    struct elements of = *(struct elements *)arguments;
-    for (int64_t at = first; at < last; at += PIECE) {
-        int64_t some = last - at < PIECE ? last - at : PIECE;
-        float rooms[2][PIECE], *out = room_for(of.out, at, rooms[1]);
-        const float *x = widened(of.x, at, some, rooms[0]);
-#pragma omp simd
-        for (int64_t i = 0; i < some; i++) out[i] = x[i] * of.factor;
-        put_back(of.out, at, some, rooms[1]);
-    }
-}
-
 /* x and a factor (1) → x·factor, which may lie where x does */
 PET_KERNEL(scale) {
     struct elements of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2),
                           .factor = *(float *)params[1]};
-    pet_parallel(scale_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
+    pet_parallel(add_part, &of, size_of(ndims[0], shapes[0]), AT_ONCE);
     return 0;
 }
 
@@ -77,15 +67,11 @@ ROW_BY_ROW(scale_rows, x[i] * y[row])  /* y (N, 1) */
 
 static void scale_rows_gradient_part(void *arguments, int64_t first, int64_t last) {
     struct elements of = *(struct elements *)arguments;
-    int64_t width = of.width, whole = width / LANES * LANES;
+    int64_t width = of.width;
     for (int64_t row = first; row < last; row++) {
         float rooms[2][width];
         const float *x = widened(of.x, row * width, width, rooms[0]), *y = widened(of.y, row * width, width, rooms[1]);
-        floats sums = {0};
-        for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i) * load(y + i);
-        float sum = sum_of(sums);
-        for (int64_t i = whole; i < width; i++) sum += x[i] * y[i];
-        ((float *)of.out.at)[row] = sum;
+        ((float *)of.out.at)[row] = dot(x, y, width);
     }
 }
 
@@ -97,15 +83,16 @@ PET_KERNEL(scale_rows_gradient) {
     return 0;
 }
 
-static void scale_columns_gradient_part(void *arguments, int64_t first, int64_t last) {
+/* Some columns of all rows, one row after the other, each times y's where there is one. */
+static void column_sum_part(void *arguments, int64_t first, int64_t last) {
     struct elements of = *(struct elements *)arguments;
     float rooms[2][last - first], *out = of.out.at;
     for (int64_t i = first; i < last; i++) out[i] = 0.0f;
     for (int64_t row = 0; row < of.rows; row++) {
         const float *x = widened(of.x, row * of.width + first, last - first, rooms[0]) - first;
-        const float *y = widened(of.y, row * of.width + first, last - first, rooms[1]) - first;
+        const float *y = of.y.at ? widened(of.y, row * of.width + first, last - first, rooms[1]) - first : NULL;
 #pragma omp simd
-        for (int64_t i = first; i < last; i++) out[i] += x[i] * y[i];
+        for (int64_t i = first; i < last; i++) out[i] += y ? x[i] * y[i] : x[i];
     }
 }
 
@@ -113,7 +100,7 @@ static void scale_columns_gradient_part(void *arguments, int64_t first, int64_t 
 PET_KERNEL(scale_columns_gradient) {
     struct elements of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1), .out = {params[2]},
                           .rows = shapes[0][0], .width = shapes[0][1]};
-    pet_parallel(scale_columns_gradient_part, &of, of.width, 64);
+    pet_parallel(column_sum_part, &of, of.width, 64);
     return 0;
 }
 
@@ -175,18 +162,6 @@ PET_KERNEL(dropout) {
     return 0;
 }
 
-/* Some columns of all rows, one row after the other. */
-static void column_sum_part(void *arguments, int64_t first, int64_t last) {
-    struct elements of = *(struct elements *)arguments;
-    float room[last - first], *out = of.out.at;
-    for (int64_t i = first; i < last; i++) out[i] = 0.0f;
-    for (int64_t row = 0; row < of.rows; row++) {
-        const float *x = widened(of.x, row * of.width + first, last - first, room) - first;
-#pragma omp simd
-        for (int64_t i = first; i < last; i++) out[i] += x[i];
-    }
-}
-
 /* x (N, W) → the sum of its rows (W) */
 PET_KERNEL(column_sum) {
     struct elements of = {.x = numbers_of(params, dtypes, 0), .out = {params[1]}, .rows = shapes[0][0], .width = shapes[0][1]};
@@ -194,61 +169,47 @@ PET_KERNEL(column_sum) {
     return 0;
 }
 
+/* Some columns of rows `x_row` apart, from `first` on, become columns of rows `out_row` apart. */
 struct columns {
-    struct numbers x, y, out;
-    int64_t width, other, first;
+    struct numbers x, out;
+    int64_t x_row, first, out_row, at, some;
 };
 
-static void take_columns_rows(void *arguments, int64_t first, int64_t last) {
+static void copy_columns(void *arguments, int64_t first, int64_t last) {
     struct columns of = *(struct columns *)arguments;
     for (int64_t row = first; row < last; row++)
-        copy_numbers(of.x, row * of.width + of.first, of.out, row * of.other, of.other);
+        copy_numbers(of.x, row * of.x_row + of.first, of.out, row * of.out_row + of.at, of.some);
 }
 
-/* x, first (1), and what comes out */
-static struct columns columns_of(void **params, int *ndims, int64_t **shapes, const char **dtypes) {
-    return (struct columns){.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2), .first = *(int32_t *)params[1],
-                            .width = shapes[0][ndims[0] - 1], .other = shapes[2][ndims[2] - 1]};
+/* x, first (1), and what comes out; `first` is of the wider one. */
+static int some_columns(void **params, int *ndims, int64_t **shapes, const char **dtypes, int put) {
+    int64_t first = *(int32_t *)params[1], x_row = shapes[0][ndims[0] - 1], out_row = shapes[2][ndims[2] - 1];
+    struct columns of = {.x = numbers_of(params, dtypes, 0), .out = numbers_of(params, dtypes, 2), .x_row = x_row, .out_row = out_row,
+                         .first = put ? 0 : first, .at = put ? first : 0, .some = put ? x_row : out_row};
+    if (first < 0 || first + of.some > (put ? out_row : x_row)) return 1;
+    if (x_row) pet_parallel(copy_columns, &of, size_of(ndims[0], shapes[0]) / x_row, rows_at_once(of.some));
+    return 0;
 }
 
 /* x (…, W), first (1) → columns first … first + w − 1, (…, w) */
-PET_KERNEL(take_columns) {
-    struct columns of = columns_of(params, ndims, shapes, dtypes);
-    if (of.first < 0 || of.first + of.other > of.width) return 1;
-    if (of.width) pet_parallel(take_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.other));
-    return 0;
-}
-
-static void put_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct columns of = *(struct columns *)arguments;
-    for (int64_t row = first; row < last; row++)
-        copy_numbers(of.x, row * of.width, of.out, row * of.other + of.first, of.width);
-}
+PET_KERNEL(take_columns) { return some_columns(params, ndims, shapes, dtypes, 0); }
 
 /* x (…, w), first (1) → its columns are columns first … first + w − 1 of (…, W), whose others stay as they are */
-PET_KERNEL(put_columns) {
-    struct columns of = columns_of(params, ndims, shapes, dtypes);
-    if (of.first < 0 || of.first + of.width > of.other) return 1;
-    if (of.width) pet_parallel(put_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width));
-    return 0;
-}
+PET_KERNEL(put_columns) { return some_columns(params, ndims, shapes, dtypes, 1); }
 
 static void join_columns_rows(void *arguments, int64_t first, int64_t last) {
-    struct columns of = *(struct columns *)arguments;
-    for (int64_t row = first; row < last; row++) {
-        int64_t at = row * (of.width + of.other);
-        copy_numbers(of.x, row * of.width, of.out, at, of.width);
-        copy_numbers(of.y, row * of.other, of.out, at + of.width, of.other);
-    }
+    struct columns *both = arguments;
+    copy_columns(both, first, last);
+    copy_columns(both + 1, first, last);
 }
 
 /* a (…, W), b (…, w) → a | b, (…, W + w) */
 PET_KERNEL(join_columns) {
-    struct columns of = {.x = numbers_of(params, dtypes, 0), .y = numbers_of(params, dtypes, 1),
-                         .out = numbers_of(params, dtypes, 2), .width = shapes[0][ndims[0] - 1],
-                         .other = shapes[1][ndims[1] - 1]};
-    if (of.width)
-        pet_parallel(join_columns_rows, &of, size_of(ndims[0], shapes[0]) / of.width, rows_at_once(of.width + of.other));
+    int64_t width = shapes[0][ndims[0] - 1], other = shapes[1][ndims[1] - 1];
+    struct numbers out = numbers_of(params, dtypes, 2);
+    struct columns both[] = {{numbers_of(params, dtypes, 0), out, width, 0, width + other, 0, width},
+                             {numbers_of(params, dtypes, 1), out, other, 0, width + other, width, other}};
+    if (width) pet_parallel(join_columns_rows, both, size_of(ndims[0], shapes[0]) / width, rows_at_once(width + other));
     return 0;
 }
 

@@ -89,6 +89,16 @@ static inline floats sums_of(floats *of, int count) {
 /* The sum of all. */
 static inline float sum_of(floats value) { return sums_of(&value, 1)[0]; }
 
+/* The sum of the products of two lines. */
+static inline float dot(const float *a, const float *b, int64_t width) {
+    floats sums = {0};
+    int64_t whole = width / LANES * LANES;
+    for (int64_t k = 0; k < whole; k += LANES) sums += load(a + k) * load(b + k);
+    float sum = sum_of(sums);
+    for (int64_t k = whole; k < width; k++) sum += a[k] * b[k];
+    return sum;
+}
+
 /* One or the other, lane by lane: `where` is −1 or 0. */
 static inline floats choose(ints where, floats a, floats b) { return (floats)(((ints)a & where) | ((ints)b & ~where)); }
 
