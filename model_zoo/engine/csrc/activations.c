@@ -134,19 +134,17 @@ PET_KERNEL(relu) { return activate(relu_part, ALONE, params, ndims, shapes, dtyp
 /* x, dy → dx, which may lie where dy does */
 ACTIVATION(relu_gradient, ALONE_GRADIENT, { at->out = choose(at->gate > 0.0f, at->dout, fill(0.0f)); })
 
-static void tanh_part(const struct activation *of, int64_t count) {
-    for (int64_t i = 0; i < count; i++) of->out[i] = tanhf(of->gate[i]);
+/* Number by number: nothing but an adapter's few columns goes through it. */
+static inline floats tanh_of(floats x) {
+    for (int i = 0; i < LANES; i++) x[i] = tanhf(x[i]);
+    return x;
 }
 
-/* x → tanh(x), number by number: nothing but an adapter's few columns goes through it */
-PET_KERNEL(hyperbolic_tangent) { return activate(tanh_part, ALONE, params, ndims, shapes, dtypes); }
-
-static void tanh_gradient_part(const struct activation *of, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        float y = tanhf(of->gate[i]);
-        of->out[i] = of->dout[i] * (1.0f - y * y);
-    }
-}
+/* x → tanh(x) */
+ACTIVATION(hyperbolic_tangent, ALONE, { at->out = tanh_of(at->gate); })
 
 /* x, dy → dx, which may lie where dy does */
-PET_KERNEL(hyperbolic_tangent_gradient) { return activate(tanh_gradient_part, ALONE_GRADIENT, params, ndims, shapes, dtypes); }
+ACTIVATION(hyperbolic_tangent_gradient, ALONE_GRADIENT, {
+    floats y = tanh_of(at->gate);
+    at->out = at->dout * (1.0f - y * y);
+})
