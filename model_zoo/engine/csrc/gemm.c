@@ -361,6 +361,11 @@ int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows
     return 0;
 }
 
+int columns_kernel(void **params, int64_t **shapes, const char **types, int how) {
+    return product_by_columns(numbers_of(params, types, 0), matrix_of(params, shapes, types, 1), params[2], shapes[0][1],
+                              shapes[1][1], shapes[0][0], how);
+}
+
 /* a (M, K), b (N, K) → a·bᵀ (M, N) */
 PET_KERNEL(product_of_rows) { return product_kernel(params, shapes, dtypes, 2, 1, 0); }
 
@@ -380,7 +385,4 @@ PET_KERNEL(product_of_rows_onto) {
 }
 
 /* a (K, M), b (K, N) → aᵀ·b (M, N) */
-PET_KERNEL(product_of_columns) {
-    return product_by_columns(numbers_of(params, dtypes, 0), matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][1],
-                              shapes[1][1], shapes[0][0], 0);
-}
+PET_KERNEL(product_of_columns) { return columns_kernel(params, shapes, dtypes, 0); }

@@ -44,4 +44,7 @@ int product_by_columns(struct numbers a, struct matrix b, float *c, int64_t rows
 /* A kernel of a (rows, depth), b and, as the operand `out`, c; `turned` as in a term, `how` as above. */
 int product_kernel(void **params, int64_t **shapes, const char **types, int out, int turned, int how);
 
+/* The same of a (depth, rows) and b (depth, columns). */
+int columns_kernel(void **params, int64_t **shapes, const char **types, int how);
+
 #endif

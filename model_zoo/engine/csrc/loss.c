@@ -65,8 +65,8 @@ static void lose(void *arguments, int64_t first, int64_t last) {
             floats x = load_some(logits + i, some), bent = x * (1.0f / of->cap);
             store_some(logits + i, exponential(x - highest) * (1.0f - bent * bent), some);
         }
-        for (int64_t i = 0; i < whole; i += LANES) store(logits + i, load(logits + i) * share);
-        for (int64_t i = whole; i < width; i++) logits[i] *= share;
+#pragma omp simd
+        for (int64_t i = 0; i < width; i++) logits[i] *= share;
         if (target < width) logits[target] -= capped ? slope : 1.0f;
     }
 }

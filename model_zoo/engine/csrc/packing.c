@@ -228,17 +228,6 @@ void dequantize_rows(const int8_t *codes, const float *most, int64_t count, int6
     pet_parallel(dequantize_rows_some, &of, count, 16384 / (width + 1) + 1);
 }
 
-struct nested {
-    const uint8_t *codes;
-    const float *factors, *map, *offset;
-    float *out;
-};
-
-static void multiply_nested(void *arguments, int64_t first, int64_t last) {
-    const struct nested *of = arguments;
-    for (int64_t i = first; i < last; i++) of->out[i] = of->map[of->codes[i]] * of->factors[i / 256] + of->offset[0];
-}
-
 /* packed codes; block, whether factors are nested, whether there are zeros; factors; map; where nested their factors, map
  * and offset; zeros → the matrix */
 PET_KERNEL(unpack_codes) {
@@ -250,8 +239,9 @@ PET_KERNEL(unpack_codes) {
     if (settings[1]) {
         factors = pet_scratch(0, blocks * 4);
         if (!factors) return 1;
-        struct nested nested = {params[2], params[4], params[5], params[6], factors};
-        pet_parallel(multiply_nested, &nested, blocks, 16384);
+        struct matrix nested = {.storage = CODES, .count = of.size, .block = of.block, .small = params[2], .nested = params[4],
+                                .nested_map = params[5], .offset = params[6]};
+        expand_factors(&nested, factors);
     }
     of.factors = factors;
     of.zeros = settings[2] ? params[count - 2] : NULL;

@@ -160,7 +160,4 @@ PET_KERNEL(product_of_rows_bf16_added) { return product_kernel(params, shapes, d
 
 PET_KERNEL(plain_product_bf16_added) { return product_kernel(params, shapes, dtypes, 2, 0, IN_BF16 | ADDS); }
 
-PET_KERNEL(product_of_columns_bf16) {
-    return product_by_columns(numbers_of(params, dtypes, 0), matrix_of(params, shapes, dtypes, 1), params[2], shapes[0][1],
-                              shapes[1][1], shapes[0][0], IN_BF16);
-}
+PET_KERNEL(product_of_columns_bf16) { return columns_kernel(params, shapes, dtypes, IN_BF16); }
