@@ -29,6 +29,7 @@ OTHER_FIELDS = {
     "use_sliding_window": bool,
     "max_window_layers": TokenId,
     "layer_types": list,
+    "is_causal": bool,
     "attn_logit_softcapping": float,
     "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
@@ -274,6 +275,7 @@ class Config:
             raise InputError(f"config.json: {', '.join(missing)} missing for model_type {values.get('model_type')!r}")
         config = cls(**known)
         config.extra = {key: value for key, value in values.items() if key not in known}
+        config.require("is_causal", True)  # transformers takes every decoder for an encoder where it is false
         config.check()
         if config.dims.layers > MOST_LAYERS:
             raise InputError(f"config.json: {config.dims.layers} layers; at most {MOST_LAYERS} are a model's")

@@ -7,11 +7,11 @@ from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.chatglm import ChatGLMTokenizer
 from model_zoo.tokenizers.chatglm2 import ChatGLM2Tokenizer, ChatGLM3Tokenizer
 from model_zoo.tokenizers.fast import FastTokenizer, parse_description
-from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, read_bytes
+from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, parse_sentencepiece, read_bytes
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
-from model_zoo.tokenizers.special import extra_tokens
+from model_zoo.tokenizers.special import added_alone, extra_tokens
 
 
 class AutoTokenizer:
@@ -91,11 +91,15 @@ def _has_roles(files: TokenizerFiles) -> bool:
 
 
 def _llama(files: TokenizerFiles) -> type[Tokenizer]:
-    """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it."""
+    """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it, unless tokens were added
+    to the json alone."""
     if not files.has("tokenizer.model"):
         return FastTokenizer
     source = files.path("tokenizer.model")
-    if describe(read_bytes(source)) == "tiktoken ranks":
+    data = read_bytes(source)
+    if describe(data) == "sentencepiece" and added_alone(files, parse_sentencepiece(data, source).get_piece_size()):
+        return FastTokenizer
+    if describe(data) == "tiktoken ranks":
         if files.has("tokenizer.json"):
             return FastTokenizer
         raise InputError(

@@ -29,6 +29,25 @@ def extra_tokens(settings: dict) -> dict[str, int]:
     return found
 
 
+def added_alone(files: TokenizerFiles, count: int) -> bool:
+    """Whether tokenizer.json has tokens that the vocabulary beside it lacks, and that are no control tokens of
+    tokenizer_config.json: transformers 5 writes what is added to a tokenizer there and nowhere else.
+
+    Args:
+        files: the directory.
+        count: pieces of that vocabulary.
+    """
+    known, listed = {*extra_tokens(files.settings).values()}, files.settings.get("added_tokens_decoder")
+    if not files.has("tokenizer.json"):
+        return False
+    if listed is not None:  # transformers 4 lists all of them there, too
+        ids = [int(number) for number in listed]
+    else:
+        added = files.json("tokenizer.json").get("added_tokens")
+        ids = [one.get("id") for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    return any(isinstance(number, int) and number >= count and number not in known for number in ids)
+
+
 def stripping(added: Iterable[dict], settings: dict) -> tuple[frozenset[str], frozenset[str]]:
     """The added tokens that take the blanks to their left, and those that take the blanks to their right.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from .records import Place, Problems, Record
 
 ROWS_AT_ONCE = 1024
 """Rows that are Python's objects at a time; a file's own batches may be the whole of it."""
+JSON, EXTENSION = "arrow.json", b"ARROW:extension:name"
+"""Arrow's type of texts that are JSON, and where a field says its type to a pyarrow that does not know it."""
+
+Read = Callable[[Any], Any]
 
 
 def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
@@ -26,11 +31,38 @@ def read_arrow(path: Path, problems: Problems, place: Place) -> Iterator[Record]
     pyarrow = needed("pyarrow", "arrow", f"{path}: reading {path.suffix.lower()}")
     try:
         for number, batch in _batches(path, place[0]):
+            decode = decoder_of(batch.schema)
             for at in range(max(0, place[0] - number), batch.num_rows, ROWS_AT_ONCE):
                 for row, columns in enumerate(batch.slice(at, ROWS_AT_ONCE).to_pylist(), start=number + at + 1):
-                    yield Record(row, {name: without_nulls(value) for name, value in columns.items()}, (row, 0))
+                    yield Record(row, decode({name: without_nulls(one) for name, one in columns.items()}), (row, 0))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         problems.add(path, None, f"not a readable {path.suffix.lower()[1:]} file: {first_line(error)}")
+
+
+def decoder_of(fields: Iterable[Any]) -> Read:
+    """What makes of structures with these fields the same with values in the place of their JSON, which Hugging Face's
+    datasets write where the rows of a column differ (``Json``): calls of tools, their schemas, texts beside parts."""
+    known = {field.name: read for field in fields if (read := reader_of(field)) is not None}
+    if not known:
+        return lambda row: row
+    return lambda row: {name: known[name](value) if name in known else value for name, value in row.items()}
+
+
+def reader_of(field: Any) -> Read | None:
+    """The same for a field's value; None where there is no JSON in it."""
+    from pyarrow import types
+
+    kind = field.type
+    if getattr(kind, "extension_name", (field.metadata or {}).get(EXTENSION, b"").decode()) == JSON:
+        return lambda value: value if value is None else json.loads(value)
+    if hasattr(kind, "value_field"):  # a list's
+        read = reader_of(kind.value_field)
+        return None if read is None else lambda value: value if value is None else [read(one) for one in value]
+    parts = list(kind) if types.is_struct(kind) else []
+    if not any(map(reader_of, parts)):
+        return None
+    read = decoder_of(parts)
+    return lambda value: value if value is None else read(value)
 
 
 def without_nulls(value: Any) -> Any:

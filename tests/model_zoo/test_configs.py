@@ -93,6 +93,15 @@ def test_rotary_frequencies_in_order():
         config_class(values).from_dict(values)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_decoder_that_looks_both_ways_is_refused(name):
+    """transformers masks nothing where a config.json says so, whatever the family."""
+    values = preset(name)
+    with pytest.raises(InputError, match="config.json: is_causal is False; supported: True"):
+        config_class(values).from_dict({**values, "is_causal": False})
+    assert config_class(values).from_dict({**values, "is_causal": True}).dims.layers > 0
+
+
 def test_every_problem_is_listed_at_once():
     values = {**preset("llama_7b"), "head_dim": True, "rms_norm_eps": "small", "eos_token_id": "</s>"}
     with pytest.raises(InputError) as caught:

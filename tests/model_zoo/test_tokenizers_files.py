@@ -19,6 +19,7 @@ from model_zoo.tokenizers import (
     LlamaTokenizer,
 )
 from model_zoo.tokenizers.glm4 import _describe, parse_ranks
+from model_zoo.tokenizers.gpt2 import _describe as gpt2_describe
 
 TEXT = " Hello 你好\n\n<|user|> 1  2\t👍"
 
@@ -222,6 +223,45 @@ def test_llama_without_its_sentencepiece_file(make, fixtures):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, [2])
     shutil.copy(fixtures / LLAMA, directory)
     assert type(AutoTokenizer.from_pretrained(directory)) is LlamaTokenizer
+
+
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+
+
+def with_added(description):
+    """The same as transformers writes it when tokens were added, which its tokenizer_config.json does not list."""
+    more = [{"id": 600, "content": "<|end|>", "special": True}, {"id": 601, "content": "<think>", "special": False}]
+    return {**description, "added_tokens": [*description["added_tokens"], *({**one, **FLAGS} for one in more)]}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_tokens_added_by_transformers_5_are_in_tokenizer_json_alone(make, fixtures, kind):
+    """It leaves the older files beside as they were."""
+    if kind == "llama":
+        sources, description = [LLAMA], sentencepiece_like_json(fixtures)
+    else:
+        vocabulary, merges, sources = fixtures / VOCABULARY, fixtures / MERGES, [VOCABULARY, MERGES]
+        description = gpt2_describe(json.loads(vocabulary.read_text()), merges.read_bytes(), vocabulary, merges, {})
+        description["added_tokens"] = [{**one, **FLAGS} for one in description["added_tokens"]]
+    settings = {"eos_token": "<|end|>", "extra_special_tokens": ["<|end|>"]}
+    more = make(*sources, tokenizer=with_added(description), tokenizer_config=settings, config={"model_type": kind})
+    tokenizer = AutoTokenizer.from_pretrained(more)
+    assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (600, 602)
+    ids = tokenizer.encode("Hello<think><|end|>", add_special_tokens=False)
+    assert 601 in ids and 600 not in ids
+    own = make(*sources, tokenizer=description, tokenizer_config={}, config={"model_type": kind})
+    assert tokenizer.encode("Hello world") == AutoTokenizer.from_pretrained(own).encode("Hello world")
+
+
+def test_a_list_of_added_tokens_says_whether_tokenizer_json_has_more(make, fixtures):
+    """As transformers 4 writes it; control tokens alone do not make the sentencepiece model unfit."""
+    description = with_added(sentencepiece_like_json(fixtures))
+    kinds = []
+    for special in (True, False):
+        listed = {str(one["id"]): {**one, "special": special} for one in description["added_tokens"]}
+        settings = {"added_tokens_decoder": listed}
+        kinds.append(type(AutoTokenizer.from_pretrained(make(LLAMA, tokenizer=description, tokenizer_config=settings))))
+    assert kinds == [LlamaTokenizer, FastTokenizer]
 
 
 def test_plain_added_tokens_stay_text(make, fixtures):

@@ -627,6 +627,35 @@ def test_fields_of_null_in_json(write):
     assert row.messages == [user("a"), assistant("b")]
 
 
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "stream.arrow"])
+def test_json_in_tables_is_what_it_stands_for(tmp_path, name):
+    """Hugging Face's datasets write it (Json) where calls, tools or contents differ from row to row."""
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def as_json(field):
+        return pyarrow.field(field, pyarrow.string(), metadata={"ARROW:extension:name": "arrow.json"})
+
+    calls = pyarrow.field("tool_calls", pyarrow.list_(as_json("item")))
+    message = pyarrow.struct([("role", pyarrow.string()), as_json("content"), calls])
+    schema = pyarrow.schema([("messages", pyarrow.list_(message)), ("tools", pyarrow.large_list(as_json("item")))])
+    call = {"type": "function", "function": {"name": "find", "arguments": {"what": "shop", "where": None}}}
+    tool = {"type": "function", "function": {"name": "find", "parameters": {}}}
+    row = {
+        "messages": [
+            {"role": "user", "content": json.dumps([{"type": "text", "text": "Find\na shop."}]), "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [json.dumps(call)]},
+            {"role": "tool", "content": json.dumps("12"), "tool_calls": None},
+            {"role": "assistant", "content": json.dumps('At "12".'), "tool_calls": None},
+        ],
+        "tools": [json.dumps(tool)],
+    }
+    arrow_file(tmp_path / name, pyarrow.Table.from_pylist([row, row | {"tools": None}], schema))
+    first, second = read_rows(tmp_path / name)
+    assert [one["content"] for one in first.messages] == ["Find\na shop.", "", "12", 'At "12".']
+    assert first.messages[1]["tool_calls"] == [call] and first.tools == [tool]
+    assert second.messages == first.messages and second.tools is None
+
+
 def test_what_datasets_put_beside_its_arrow_files_later_is_no_data(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     for name in ("data-0.arrow", "cache-0519.arrow"):
