@@ -77,7 +77,8 @@ class Encoder:
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
-        given = {"tools": row.tools, "enable_thinking": self.settings.enable_thinking}
+        thinking = self.settings.enable_thinking if row.thinking is None else row.thinking
+        given = {"tools": row.tools, "enable_thinking": thinking}
         return {name: value for name, value in given.items() if value is not None}
 
     def __call__(self, rows: list[Row]) -> Encoded:

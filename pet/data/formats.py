@@ -15,7 +15,8 @@ tokens               input_ids [labels] [attention_mask]
 A plain text file holds texts separated by blank lines, or, where it has no blank line, a text on each line.
 ``history`` is a list of pairs [question, answer]. A prompt or a completion may be a list of messages; answers within
 the prompt are context only. Every row becomes either messages (an optional system message, then user and assistant in
-turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens.
+turn, with calls of tools and their results between: :mod:`pet.data.messages`), a text, or tokens. Of a column
+``chat_template_kwargs`` enable_thinking is read.
 In CSV and MindRecord a list is written as JSON in a string.
 """
 
@@ -32,7 +33,18 @@ import numpy as np
 from model_zoo.errors import InputError, nearest
 
 from .dataset import learnt, place_name
-from .messages import Wrong, check_turns, checked_text, conversation, listed, messages_of, messages_of_history, tools_of
+from .messages import (
+    KWARGS,
+    Wrong,
+    check_turns,
+    checked_text,
+    conversation,
+    listed,
+    messages_of,
+    messages_of_history,
+    thinking_of,
+    tools_of,
+)
 from .preferences import SAYING_THE_SAME
 from .readers import find_files, read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
@@ -69,6 +81,7 @@ class Row:
         messages: ``[{"role": "system" | "user" | "assistant" | "tool", "content": str}, …]``; an answer that is not
             learnt has ``"weight": 0`` besides.
         tools: JSON schemas of the functions that may be called, for chat templates.
+        thinking: ``data.enable_thinking`` of this row; None for that of all.
         text: raw text.
         tokens: (ids, trained) of a row that was tokenised before.
         input: the ``input`` column of an alpaca row, which is already part of its last question; for templates.
@@ -91,6 +104,7 @@ class Row:
     row: int = 0
     desirable: bool = True
     tools: list[dict[str, Any]] | None = None
+    thinking: bool | None = None
 
     @property
     def where(self) -> str:
@@ -189,7 +203,7 @@ def _documents_of(
         prompt = next(message["content"] for message in reversed(every[0]) if message["role"] == "user")
         row = Row(path, record.line, every[0], prompt=prompt, others=every[1:], place=record.place, row=record.row)
         row.desirable = found[0][-1].get("desirable", True)
-        row.tools = tools_of(own.get("tools"))
+        row.tools, row.thinking = tools_of(own.get("tools")), thinking_of(own.get(KWARGS))
         return row
 
     return convert
@@ -307,6 +321,7 @@ def _build(
                     messages.append({"role": "assistant", "content": reply})
             check_turns(messages, answers)
             row.messages, row.tools = messages, tools_of(value(record, "tools", False))
+            row.thinking = thinking_of(record.columns.get(KWARGS))
             row.prompt = row.prompt or next(m["content"] for m in reversed(messages) if m["role"] == "user")
         return row
 

@@ -45,6 +45,8 @@ KEPT = ("name", "tool_call_id", "reasoning_content")
 """What else of a message chat templates read."""
 FLAGS = ("weight", "train", "training")
 """Whether a message is learnt, as OpenAI's, SlimOrca's and axolotl's data say it."""
+KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
+"""The column of a row's own settings for the chat template, and the one that is known."""
 
 
 class Wrong(Exception):
@@ -150,6 +152,20 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
         if not isinstance(tool, dict):
             raise Wrong(f"column 'tools': tool {number}: expected an object, found {type_name(tool)}")
     return tools or None
+
+
+def thinking_of(value: Any) -> bool | None:
+    """``enable_thinking`` of a row's ``chat_template_kwargs``, as TRL's data have them, or of the JSON of these; None
+    where there is none. Raises `Wrong`."""
+    given = parsed(value, f"column {KWARGS!r}") if isinstance(value, str) and value.strip() else value or {}
+    if not isinstance(given, dict):
+        raise Wrong(f"column {KWARGS!r}: expected an object, found {type_name(given)}")
+    others = [key for key, one in given.items() if key != THINKING and one is not None]
+    if others:
+        raise Wrong(f"column {KWARGS!r}: only {THINKING} is supported, found {', '.join(map(repr, others))}")
+    if not isinstance(given.get(THINKING), (bool, type(None))):
+        raise Wrong(f"column {KWARGS!r}: {THINKING}: expected true or false, found {given[THINKING]!r}")
+    return given.get(THINKING)
 
 
 def parsed(text: str, what: str) -> Any:

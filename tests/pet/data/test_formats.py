@@ -557,6 +557,9 @@ def test_tools_are_a_list_or_the_json_of_one(write, tools):
     ("row", "words"),
     [
         ({"tools": "find"}, "column 'tools': expected a list in JSON"),
+        ({"chat_template_kwargs": {"builtin": 1}}, "'chat_template_kwargs': only enable_thinking is supported, found"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "enable_thinking: expected true or false, found 1"),
+        ({"chat_template_kwargs": [1]}, "column 'chat_template_kwargs': expected an object, found a list"),
         ({"tools": ["find"]}, "column 'tools': tool 1: expected an object, found a string"),
         ({"messages": [user("a"), {**user("b"), "tool_calls": [CALL]}]}, "tool_calls are the assistant's"),
         ({"messages": [user("a"), {**assistant(""), "tool_calls": [{"id": "1"}]}]}, "expected objects with a function"),
