@@ -30,6 +30,7 @@ OTHER_FIELDS = {
     "max_window_layers": TokenId,
     "layer_types": list,
     "is_causal": bool,
+    "per_layer_config": dict,
     "attn_logit_softcapping": float,
     "final_logit_softcapping": float,
     "pre_seq_len": TokenId,
@@ -275,7 +276,7 @@ class Config:
             raise InputError(f"config.json: {', '.join(missing)} missing for model_type {values.get('model_type')!r}")
         config = cls(**known)
         config.extra = {key: value for key, value in values.items() if key not in known}
-        config.require("is_causal", True)  # transformers takes every decoder for an encoder where it is false
+        config.check_common()
         config.check()
         if config.dims.layers > MOST_LAYERS:
             raise InputError(f"config.json: {config.dims.layers} layers; at most {MOST_LAYERS} are a model's")
@@ -314,6 +315,13 @@ class Config:
 
     def check(self) -> None:
         """Raises InputError where a value is one that this family cannot compute."""
+
+    def check_common(self) -> None:
+        """Raises InputError where a value is one that transformers heeds in every family, and none here computes: no
+        mask, and fields of single layers."""
+        self.require("is_causal", True)
+        if layers := self.extra.get("per_layer_config"):
+            raise InputError(f"config.json: per_layer_config is {shown(layers)}; fields are those of all layers here")
 
     def require(self, key: str, *supported) -> None:
         """Raises InputError unless ``key`` is absent or has one of the supported values."""

@@ -11,7 +11,7 @@ from model_zoo.tokenizers.files import TokenizerFiles, describe, parse_ranks, pa
 from model_zoo.tokenizers.glm4 import GLM4Tokenizer
 from model_zoo.tokenizers.gpt2 import GPT2Tokenizer
 from model_zoo.tokenizers.llama import LlamaTokenizer
-from model_zoo.tokenizers.special import added_alone, extra_tokens
+from model_zoo.tokenizers.special import extra_tokens, json_alone
 
 
 class AutoTokenizer:
@@ -91,13 +91,12 @@ def _has_roles(files: TokenizerFiles) -> bool:
 
 
 def _llama(files: TokenizerFiles) -> type[Tokenizer]:
-    """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it, unless tokens were added
-    to the json alone."""
+    """A sentencepiece tokenizer.model comes before tokenizer.json: the json is made from it, unless it has more."""
     if not files.has("tokenizer.model"):
         return FastTokenizer
     source = files.path("tokenizer.model")
     data = read_bytes(source)
-    if describe(data) == "sentencepiece" and added_alone(files, parse_sentencepiece(data, source).get_piece_size()):
+    if describe(data) == "sentencepiece" and json_alone(files, parse_sentencepiece(data, source).get_piece_size()):
         return FastTokenizer
     if describe(data) == "tiktoken ranks":
         if files.has("tokenizer.json"):

@@ -18,6 +18,7 @@ SETTINGS = {
     **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), str | dict),
     **dict.fromkeys(("add_bos_token", "add_eos_token", "legacy"), bool),
     "added_tokens_decoder": dict,
+    "backend": str,
     "chat_template": str | list,
     "num_image_tokens": TokenId,
     "prompt_style": str,

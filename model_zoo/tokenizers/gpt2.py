@@ -6,7 +6,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.bytelevel import BYTE_TO_CHARACTER
 from model_zoo.tokenizers.fast import FastTokenizer, parse_description
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
-from model_zoo.tokenizers.special import added_alone, extra_tokens, named_token
+from model_zoo.tokenizers.special import extra_tokens, json_alone, named_token
 
 END = "<|endoftext|>"
 
@@ -54,7 +54,7 @@ class GPT2Tokenizer(FastTokenizer):
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> GPT2Tokenizer:
-        whole = files.has("vocab.json") and not added_alone(files, len(files.json("vocab.json")))
+        whole = files.has("vocab.json") and not json_alone(files, len(files.json("vocab.json")))
         if whole or not files.has("tokenizer.json"):
             names = (files.path("vocab.json"), files.path("merges.txt"))
         else:

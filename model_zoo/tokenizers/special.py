@@ -29,23 +29,20 @@ def extra_tokens(settings: dict) -> dict[str, int]:
     return found
 
 
-def added_alone(files: TokenizerFiles, count: int) -> bool:
-    """Whether tokenizer.json has tokens that the vocabulary beside it lacks, and that are no control tokens of
-    tokenizer_config.json: transformers 5 writes what is added to a tokenizer there and nowhere else.
+def json_alone(files: TokenizerFiles, count: int) -> bool:
+    """Whether tokenizer.json has more than the older files beside it: what transformers 5 changes in a tokenizer (its
+    tokens, what stands around a text) it writes there and nowhere else, and leaves those files as they are.
 
     Args:
         files: the directory.
-        count: pieces of that vocabulary.
+        count: pieces of the older files' vocabulary. Control tokens beyond it that tokenizer_config.json lists, as
+            transformers 4 writes them, are known without tokenizer.json; other tokens are not.
     """
-    known, listed = {*extra_tokens(files.settings).values()}, files.settings.get("added_tokens_decoder")
     if not files.has("tokenizer.json"):
         return False
-    if listed is not None:  # transformers 4 lists all of them there, too
-        ids = [int(number) for number in listed]
-    else:
-        added = files.json("tokenizer.json").get("added_tokens")
-        ids = [one.get("id") for one in added if isinstance(one, dict)] if isinstance(added, list) else []
-    return any(isinstance(number, int) and number >= count and number not in known for number in ids)
+    known, listed = {*extra_tokens(files.settings).values()}, files.settings.get("added_tokens_decoder") or {}
+    beyond = {int(number) for number in listed if int(number) >= count}
+    return "backend" in files.settings or not beyond <= known
 
 
 def stripping(added: Iterable[dict], settings: dict) -> tuple[frozenset[str], frozenset[str]]:

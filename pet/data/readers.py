@@ -18,7 +18,7 @@ from model_zoo.errors import InputError, first_line, nearest
 
 from .binary import read_arrow, read_mindrecord
 from .compressed import BROKEN, OPENERS, inner_suffix, is_compressed, open_bytes, open_text
-from .records import BEGINNING, Place, Problems, Record, type_name
+from .records import BEGINNING, Place, Problems, Record, misfit, type_name
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".text", ".mindrecord", ".parquet", ".arrow")
 EXPECTED = f"{', '.join(SUFFIXES)} (files of text also with {', '.join(OPENERS)} behind)"
@@ -367,11 +367,10 @@ def _check_header(path: Path, problems: Problems, header: list[str]) -> bool:
 
 def _csv_records(path: Path, problems: Problems, header: list[str], place: Place) -> Iterator[Record]:
     for begins, values, behind in _csv_rows(path, problems, place):
-        if len(values) == len(header):
+        if (wrong := misfit(header, values)) is None:
             yield Record(begins, {name: value for name, value in zip(header, values, strict=True) if name}, behind)
         else:
-            found = f"{len(values)} values" if values else "an empty line"
-            problems.add(path, begins, f"expected {len(header)} values as in the first row, found {found}")
+            problems.add(path, begins, wrong)
 
 
 def _read_text(path: Path, problems: Problems, place: Place) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ Place = tuple[int, ...]
 """Where reading goes on: numbers that the reader of a kind of file knows the meaning of, and nobody else."""
 BEGINNING: Place = (0, 0)
 """The place before the first record of any file."""
+
+
+PYTHONS = re.compile(r"\s*\[\s*\{\s*'(role|from|content|value)'\s*:")
+"""How messages begin where pandas, or Hugging Face's datasets, wrote them into CSV: as Python shows a list."""
 
 
 class Problems:
@@ -47,6 +52,17 @@ class Problems:
             if self._total[name] > told:
                 found.append(f"{name}: … and {self._total[name] - told} more ({self._total[name]} in all)")
         raise InputError.collect(found)
+
+
+def misfit(header: list[str], values: list[str]) -> str | None:
+    """What is wrong with a row of CSV, if anything. Messages that are no JSON would be learnt as a text."""
+    if len(values) != len(header):
+        found = f"{len(values)} values" if values else "an empty line"
+        return f"expected {len(header)} values as in the first row, found {found}"
+    named = zip(header, values, strict=True)
+    name = next((name for name, value in named if name and PYTHONS.match(value)), None)
+    written = "expected messages in JSON, found a list as Python shows it; save such data as JSON lines (to_json)"
+    return None if name is None else f"column {name!r}: {written}"
 
 
 def _some(lines: list[int]) -> str:

@@ -94,12 +94,15 @@ def test_rotary_frequencies_in_order():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_decoder_that_looks_both_ways_is_refused(name):
-    """transformers masks nothing where a config.json says so, whatever the family."""
+def test_what_transformers_heeds_in_every_family_is_refused(name):
+    """It masks nothing where a config.json says so, and gives single layers other fields."""
     values = preset(name)
-    with pytest.raises(InputError, match="config.json: is_causal is False; supported: True"):
+    with pytest.raises(InputError, match=r"config\.json: is_causal is False; supported: True"):
         config_class(values).from_dict({**values, "is_causal": False})
-    assert config_class(values).from_dict({**values, "is_causal": True}).dims.layers > 0
+    with pytest.raises(InputError, match=r"config\.json: per_layer_config is .*; fields are those of all layers"):
+        config_class(values).from_dict({**values, "per_layer_config": {"0": {"sliding_window": 8}}})
+    off = {"is_causal": True, "per_layer_config": {}}
+    assert config_class(values).from_dict({**values, **off}).dims.layers > 0
 
 
 def test_every_problem_is_listed_at_once():

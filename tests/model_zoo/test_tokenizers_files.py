@@ -235,7 +235,7 @@ def with_added(description):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_tokens_added_by_transformers_5_are_in_tokenizer_json_alone(make, fixtures, kind):
+def test_what_transformers_5_changes_is_in_tokenizer_json_alone(make, fixtures, kind):
     """It leaves the older files beside as they were."""
     if kind == "llama":
         sources, description = [LLAMA], sentencepiece_like_json(fixtures)
@@ -243,7 +243,7 @@ def test_tokens_added_by_transformers_5_are_in_tokenizer_json_alone(make, fixtur
         vocabulary, merges, sources = fixtures / VOCABULARY, fixtures / MERGES, [VOCABULARY, MERGES]
         description = gpt2_describe(json.loads(vocabulary.read_text()), merges.read_bytes(), vocabulary, merges, {})
         description["added_tokens"] = [{**one, **FLAGS} for one in description["added_tokens"]]
-    settings = {"eos_token": "<|end|>", "extra_special_tokens": ["<|end|>"]}
+    settings = {"backend": "tokenizers", "eos_token": "<|end|>", "extra_special_tokens": ["<|end|>"]}
     more = make(*sources, tokenizer=with_added(description), tokenizer_config=settings, config={"model_type": kind})
     tokenizer = AutoTokenizer.from_pretrained(more)
     assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (600, 602)
@@ -251,6 +251,9 @@ def test_tokens_added_by_transformers_5_are_in_tokenizer_json_alone(make, fixtur
     assert 601 in ids and 600 not in ids
     own = make(*sources, tokenizer=description, tokenizer_config={}, config={"model_type": kind})
     assert tokenizer.encode("Hello world") == AutoTokenizer.from_pretrained(own).encode("Hello world")
+    bare = {**description, "post_processor": None}  # from add_bos_token: false, which is not written again
+    bare = make(*sources, tokenizer=bare, tokenizer_config={"backend": "tokenizers"}, config={"model_type": kind})
+    assert AutoTokenizer.from_pretrained(bare).around == ([], [])
 
 
 def test_a_list_of_added_tokens_says_whether_tokenizer_json_has_more(make, fixtures):

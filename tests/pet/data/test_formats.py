@@ -333,6 +333,10 @@ BROKEN_FILES = {
     "number.json": (b'[{"text": "a"}, 12]', "number.json:1: expected a JSON object, found a number"),
     "latin.jsonl": ('{"text": "a"}\n{"text": "é"}\n'.encode("latin-1"), "latin.jsonl:2: not UTF-8: byte 0xe9"),
     "latin.csv": ("text\né\n".encode("latin-1"), "latin.csv: not UTF-8"),
+    "shown.csv": (
+        b"prompt,completion\n\"[{'role': 'user', 'content': 'a'}]\",b\n",
+        "shown.csv:2: column 'prompt': expected messages in JSON, found a list as Python shows it",
+    ),
     "more.csv": (b"instruction,output\na,b\na,b,c\n", "more.csv:3: expected 2 values as in the first row, found 3"),
     "twice.csv": (b"text,text\na,b\n", "twice.csv:1: the first row must name each column once"),
     **dict.fromkeys(
