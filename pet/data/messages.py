@@ -41,8 +41,12 @@ NEXT = {
 SAID_BY = (("role", "from"), ("content", "value"))
 """Who says a message, and what, by the names that either has; a field of null is none (tables have all fields in all
 rows)."""
-KEPT = ("name", "tool_call_id", "reasoning_content")
-"""What else of a message chat templates read."""
+KEPT = {
+    "name": ("name",),
+    "tool_call_id": ("tool_call_id",),
+    "reasoning_content": ("reasoning_content", "thinking", "reasoning"),
+}
+"""What else of a message chat templates read, and the names that it has in data, as in transformers."""
 FLAGS = ("weight", "train", "training")
 """Whether a message is learnt, as OpenAI's, SlimOrca's and axolotl's data say it."""
 KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
@@ -101,7 +105,9 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
     if role.lower() == "function_call":
         calls, content = parsed(content, f"message {number}: function_call"), ""
     message: dict[str, Any] = {"role": ROLE_NAMES[role.lower()], "content": checked_text(content)}
-    message |= {key: checked_text(turn[key]) for key in KEPT if isinstance(turn.get(key), str)}
+    for key, names in KEPT.items():
+        said = next((turn[name] for name in names if isinstance(turn.get(name), str)), None)
+        message |= {} if said is None else {key: checked_text(said)}
     if not _learnt(number, turn, message["role"]):
         message["weight"] = 0
     if calls is not None:

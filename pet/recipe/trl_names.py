@@ -1,4 +1,4 @@
-"""What TRL calls the settings of its DPO, KTO, ORPO, CPO and reward trainers, for hints where such a name is met."""
+"""What TRL calls the settings of its SFT, DPO, KTO, ORPO, CPO and reward trainers, for hints where such a name is met."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval.batch_size",
     "gradient_accumulation_steps": "train.accumulation",
     "gradient_checkpointing": "train.recompute",
+    "activation_checkpointing": "train.recompute",
     "num_train_epochs": "train.epochs",
     "max_steps": "train.steps",
     "max_grad_norm": "train.clip_norm",
@@ -60,6 +61,13 @@ NAMES = {
     "dataset_num_proc": "data.workers",
     "dataloader_num_workers": "data.workers",
     "padding_free": "data.packing",
+    "packing_strategy": "data.packing: pack, which cuts no sample",
+    "eval_packing": "data.packing, of both",
+    "assistant_only_loss": "data.train_on: answers, the default (false is all)",
+    "completion_only_loss": "data.train_on: answers, the default (false is all)",
+    "dataset_text_field": "data.columns, the role text",
+    "shuffle_dataset": "data.shuffle",
+    "train_sampling_strategy": "data.shuffle",
 }
 MISSING = (
     "center_rewards_coefficient",
@@ -69,6 +77,7 @@ MISSING = (
     "ld_alpha",
     "ref_model_mixup_alpha",
     "ref_model_sync_steps",
+    "router_aux_loss_coef",
     "sync_ref_model",
     "use_weighting",
 )

@@ -577,6 +577,12 @@ def test_what_is_wrong_with_tools(write, row, words):
         list(read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b")], **row}])))
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_thought_has_one_name(write, name):
+    (row,) = read_rows(write("rows.jsonl", [{"messages": [user("a"), assistant("b") | {name: "hm", "more": "x"}]}]))
+    assert row.messages == [user("a"), assistant("b") | {"reasoning_content": "hm"}]
+
+
 def arrow_file(path, table, rows=5):
     pyarrow = pytest.importorskip("pyarrow")
     if path.suffix == ".parquet":

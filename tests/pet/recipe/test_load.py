@@ -432,11 +432,18 @@ def test_settings_of_trl_alone_have_a_hint():
     """Live with TRL: each setting that its trainers add to transformers' is ours, too, or has a hint."""
     trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
     needless = {"activation_offloading", "eos_token", "model_init_kwargs", "pad_to_multiple_of", "pad_token"}
+    needless |= {"dataset_kwargs", "trust_remote_code"}
     shared = needless | {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-    for config in (trl.DPOConfig, trl.RewardConfig):
+    for config in (trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, trl.RewardConfig):
         for name in {field.name for field in dataclasses.fields(config)} - shared:
             known = any(key[-1] == name for key in known_keys())
             assert known or trl_names.hint(name), f"{config.__name__}.{name}"
+
+
+def test_settings_of_trls_newest_have_a_hint():
+    assert "train.recompute" in trl_names.hint("activation_checkpointing")
+    assert "no counterpart" in trl_names.hint("router_aux_loss_coef")
+    assert "data.train_on: answers" in trl_names.hint("assistant_only_loss")
 
 
 def test_every_key_that_a_hint_names_is_there():
