@@ -1,4 +1,4 @@
-"""What TRL calls the settings of its SFT, DPO, KTO, ORPO, CPO and reward trainers, for hints where such a name is met."""
+"""What TRL calls the settings of its SFT, preference and reward trainers, for hints where such a name is met."""
 
 from __future__ import annotations
 
