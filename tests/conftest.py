@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-NO_PICTURES = str(Path(__file__).parent / "support" / "no_pictures")
+QUICK_RUNS = str(Path(__file__).parent / "support" / "quick_runs")
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, …
 if WORKER and CORES:  # before MindSpore counts the cores for its threads
@@ -58,6 +58,16 @@ def pytest_xdist_auto_num_workers(config) -> int | None:
     """As many processes as there are cores to have; pytest-xdist would count the machine's."""
     asked = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
     return None if asked else len(CORES) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Every second process collects from the other end: a file that one has compiled, which takes as long as all else
+    the first time, the next one finds."""
+    report = yield
+    if WORKER and int(WORKER[2:]) % 2 and isinstance(collector, pytest.Directory):
+        report.result.reverse()
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own -m
@@ -94,10 +104,18 @@ def pictures():
         yield drawn
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced():
+    """Nothing waits for the disk, some milliseconds for each file: what tests write need not outlast a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture
-def unpictured(monkeypatch):
-    """Nor do the processes that the test starts: they do not find matplotlib."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [NO_PICTURES, os.environ.get("PYTHONPATH")])))
+def quick_runs(monkeypatch):
+    """Nor do the processes that the test starts; and they do not find matplotlib."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [QUICK_RUNS, os.environ.get("PYTHONPATH")])))
 
 
 @pytest.fixture(scope="session")
@@ -241,7 +259,7 @@ def pair(tmp_path_factory):
         words = [json.dumps(CORES), json.dumps([[str(word) for word in command] for command in commands])]
         launch = [sys.executable, "-m", "pet", "launch", "-n", "2", "--log-dir", home / "log", "--hang-timeout", "120"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK_", "MS_"))}
-        environment |= {"PYTHONPATH": os.pathsep.join([NO_PICTURES, *filter(None, sys.path)])}
+        environment |= {"PYTHONPATH": os.pathsep.join([QUICK_RUNS, *filter(None, sys.path)])}
         environment |= {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*map(str, launch), "--", sys.executable, str(home / "pair.py"), *words],

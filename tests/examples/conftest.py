@@ -44,7 +44,7 @@ def run(tmp_path, own_cache):
         environment = {
             **{key: value for key, value in os.environ.items() if key not in ("RANK_ID", "RANK_SIZE")},
             "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([f"{ROOT}/tests/support/no_pictures", str(ROOT), *filter(None, sys.path)]),
+            "PYTHONPATH": os.pathsep.join([f"{ROOT}/tests/support/quick_runs", str(ROOT), *filter(None, sys.path)]),
             "XDG_CACHE_HOME": own_cache(tmp_path / ".cache"),
             # a font cache made anew in every test would take longer than a run
             "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),

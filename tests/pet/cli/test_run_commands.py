@@ -219,7 +219,7 @@ def test_a_resume_on_other_data_or_another_base_is_refused_until_accepted(copied
 
 
 @pytest.mark.slow
-def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here):
+def test_signals_have_exit_codes_of_their_own_and_leave_what_a_resume_needs(here, quick_runs):
     """In processes of their own: there the command line receives them whatever handler MindSpore has installed."""
     words = [sys.executable, "-m", "pet", "finetune", "job.yaml", "output.dir=signalled", "eval.before=false"]
 

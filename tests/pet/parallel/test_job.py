@@ -138,7 +138,7 @@ def test_msrun_runs_the_command_line(tmp_path, base):
         f"assert job.launcher == 'msrun'\nimport sys\nfrom pet.cli.main import main\nsys.exit(main({command!r}))\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RANK_", "MS_", "PET_"))}
-    environment |= {"PYTHONPATH": f"{ROOT / 'tests/support/no_pictures'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": f"{ROOT / 'tests/support/quick_runs'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"  # msrun starts what is called python
     (tmp_path / "script.py").write_text(code)
     msrun = next(file for file in distribution("mindspore").files if file.name == "msrun").locate()

@@ -24,7 +24,7 @@ SEED = os.environ.get("PYTEST_RANDOM", "327")  # its first moment is late in a r
     ],
     ids=", ".join,
 )
-def test_at_random_moments(each, tmp_path, all_cores, unpictured):
+def test_at_random_moments(each, tmp_path, all_cores, quick_runs):
     for words in each:
         what, *settings = words.split()
         command = [sys.executable, str(SCRIPT), what, str(tmp_path / "runs"), "--seed", SEED, *settings]

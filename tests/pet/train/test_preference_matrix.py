@@ -54,16 +54,28 @@ def makes_sense(objective, method, storage, **_) -> bool:
     )
 
 
+def possible() -> list[dict]:
+    """Every case that makes sense."""
+    every = (dict(zip(DIMENSIONS, values, strict=True)) for values in itertools.product(*DIMENSIONS.values()))
+    return [case for case in every if makes_sense(**case)]
+
+
 def chosen() -> list[dict]:
-    """Cases that cover every pair of values that makes sense."""
-    every = [dict(zip(DIMENSIONS, values, strict=True)) for values in itertools.product(*DIMENSIONS.values())]
-    every = [case for case in every if makes_sense(**case)]
+    """Cases that cover every pair of values that makes sense, among so many that all pairs occur: every process that
+    collects tests chooses them."""
+    every = possible()
     random.Random(0).shuffle(every)
-    pairs = [set(itertools.combinations(case.items(), 2)) for case in every]
-    few = list(range(600))
-    seen = set().union(*pairs[:600])
-    few += [index for index in range(600, len(every)) if not pairs[index] <= seen]
-    return [every[few[number]] for number in sorted(sets.cover([pairs[index] for index in few]))]
+    few = every[:600]
+    return [
+        few[number] for number in sorted(sets.cover([set(itertools.combinations(case.items(), 2)) for case in few]))
+    ]
+
+
+def test_the_cases_have_every_pair_of_values_that_makes_sense():
+    every, few = possible(), chosen()
+    for pair in itertools.combinations(DIMENSIONS, 2):
+        of_all, of_few = ({tuple(case[name] for name in pair) for case in cases} for cases in (every, few))
+        assert of_all == of_few, pair
 
 
 @pytest.fixture(scope="module")

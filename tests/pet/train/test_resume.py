@@ -64,7 +64,7 @@ def whole(tmp_path_factory, one_layer):
 @pytest.mark.parametrize(
     ("steps", "options"), [([3, 4, 5, 6], ()), pytest.param([1, 2], ("--compiled",), marks=pytest.mark.full)]
 )
-def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer, steps, options):
+def test_killed_at_random_steps_and_resumed(whole, tmp_path, one_layer, quick_runs, steps, options):
     """One run, ended three times: killed (in `full` where nothing is saved yet), told to end by a cluster, and found
     with its last checkpoint damaged."""
     step = random.Random(os.environ.get("PYTEST_RANDOM", "5")).choice(steps)
