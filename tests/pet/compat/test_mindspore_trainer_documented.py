@@ -294,7 +294,7 @@ def test_a_checkpoint_of_mindspore_is_loaded(tmp_path):
 
 
 SCRIPT = """
-import os, sys
+import os, time
 from pathlib import Path
 from pet.compat.mindspore_trainer import Task, launch, register_task
 @register_task(name="x")
@@ -302,7 +302,7 @@ class T(Task):
     def get_model(self):
         Path(f"rank_{self.rank_id}_of_{self.rank_size}_on_{os.environ['DEVICE_ID']}").touch()
         while len(list(Path().glob("rank_*_of_*"))) < 2:  # the first that ends so ends the other
-            pass
+            time.sleep(0.01)
         raise SystemExit(5)
 launch()
 """

@@ -55,9 +55,19 @@ def start(tmp_path, options, code, idle_limit=launcher.IDLE_LIMIT):
     )
 
 
+def start_faults(directory, words):
+    """`faults.py`, as a process: whole runs with a fault."""
+    quick = str(ROOT / "tests" / "support" / "quick_runs")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [quick, os.environ.get("PYTHONPATH")]))}
+    what, *settings = words.split()
+    command = [sys.executable, str(Path(__file__).with_name("faults.py")), what, str(directory / "jobs")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, "--limit", "inf", *settings], env=environment, **pipes)
+
+
 def finish(process):
     """(exit code, standard output, standard error); the workers that the launcher must end would never end."""
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -89,7 +99,69 @@ def forever():
     while True: signal.pause()
 def noted(count):
     while len(list(pathlib.Path().glob('pids/*'))) < count: time.sleep(0.02)
+def work(seconds=float('inf')):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10**5))
+        time.sleep(0.03)
 """
+STUCK = NOTE_PID + (
+    "from pet.launching.heartbeat import beat, waiting\ndef stuck():\n    {}\nstuck() if r == 1 else work()"
+)
+LIMIT = ["-n", "2", "--hang-timeout", "2"]
+JOBS = {  # options, and what workers run; or what `faults.py` is to do
+    # the others ignore SIGTERM and have children: both must go all the same
+    "raising": (
+        ["-n", "3"],
+        NOTE_PID + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "pathlib.Path('pids', str(child.pid)).touch()\n"
+        "noted(6) if r == 2 else forever()\n"
+        "raise RuntimeError('the third one fails')",
+    ),
+    "sleep": (LIMIT, STUCK.format("forever()")),
+    "stopped": (LIMIT, STUCK.format("with waiting(): os.kill(os.getpid(), 19)")),
+    # endless work is only seen by a promise that was not kept
+    "loop": (LIMIT, STUCK.format("beat(1.0); [0 for _ in iter(int, 1)]")),
+    # the slow one works three times as long as a hang may last
+    "slow peer": (
+        ["-n", "2", "--hang-timeout", "1"],
+        NOTE_PID + "from pet.launching.heartbeat import waiting\n"
+        "if r == 0:\n    work(3.0)\n    pathlib.Path('pids', 'done').touch()\n"
+        "else:\n    with waiting(): noted(3)",
+    ),
+    "loop while importing": "run --count 1 --place importing --fault loop --hang 4",
+    "stopped while compiling": "run --count 1 --place compiling --fault stop --nodes 2 --hang 4",
+    "saves": "saves --half 0",
+    "other saves": "saves --half 1",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running(request, tmp_path_factory, all_cores):
+    """The directories and the processes of those of `JOBS` that are asked for. They wait most of their time: all of
+    them run at once, and beside the other tests."""
+    items = [item for item in request.session.items if item.path == request.path and "job" in item.fixturenames]
+    found = {}
+    for name in (item.callspec.params["job"] for item in items):
+        directory, what = tmp_path_factory.mktemp("job"), JOBS[name]
+        process = start_faults(directory, what) if isinstance(what, str) else start(directory, *what)
+        found[name] = directory, process
+    yield found
+    for _, process in found.values():
+        process.kill()
+
+
+@pytest.fixture
+def job(request, running):
+    """What became of one of them: its directory, exit code, standard output, standard error."""
+    directory, process = running[request.param]
+    return directory, *finish(process)
+
+
+def of_jobs(*names):
+    """A test of the ends of these."""
+    return pytest.mark.parametrize("job", names, indirect=True)
 
 
 def test_workers_get_their_place_and_their_own_log(tmp_path):
@@ -109,20 +181,13 @@ def test_workers_get_their_place_and_their_own_log(tmp_path):
     assert out == logs[0]  # rank 0 alone is on the terminal
 
 
-def test_raising_worker_ends_the_job_with_its_traceback(tmp_path, assert_gone):
-    # the others ignore SIGTERM and have children: both must go all the same
-    code = NOTE_PID + (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-        "pathlib.Path('pids', str(child.pid)).touch()\n"
-        "noted(6) if r == 2 else forever()\n"
-        "raise RuntimeError('the third one fails')"
-    )
-    result, _, err = finish(start(tmp_path, ["-n", "3"], code))
+@of_jobs("raising")
+def test_raising_worker_ends_the_job_with_its_traceback(job, assert_gone):
+    directory, result, _, err = job
     assert result == 1
     assert "rank 2 ended with exit code 1" in err
     assert "[rank 2] RuntimeError: the third one fails" in err and "Traceback" in err
-    assert_gone(tmp_path / "pids", 6)
+    assert_gone(directory / "pids", 6)
 
 
 def test_killed_worker_and_exit_code(tmp_path, assert_gone):
@@ -133,64 +198,52 @@ def test_killed_worker_and_exit_code(tmp_path, assert_gone):
     assert finish(start(tmp_path, ["-n", "2"], "import os; os._exit(7 * int(os.environ['RANK_ID']))"))[0] == 7
 
 
-@pytest.mark.parametrize("how", ["sleep", "stopped", "loop"])
-def test_hanging_worker_is_ended_with_its_stack(tmp_path, how, assert_gone):
-    hang = {
-        "sleep": "forever()",
-        "stopped": "with waiting(): os.kill(os.getpid(), 19)",
-        # endless work is only seen by a promise that was not kept
-        "loop": "from pet.launching.heartbeat import beat; beat(1.0); [0 for _ in iter(int, 1)]",
-    }[how]
-    code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
-    code += f"def busy():\n    while True: pass\ndef stuck():\n    {hang}\nstuck() if r == 1 else busy()"
-    result, _, err = finish(start(tmp_path, ["-n", "2", "--hang-timeout", "2"], code))
+@of_jobs("sleep", "stopped", "loop")
+def test_hanging_worker_is_ended_with_its_stack(job, assert_gone):
+    directory, result, _, err = job
     assert result == 124 and "rank 1 hangs" in err
     assert "in stuck" in err
-    assert_gone(tmp_path / "pids", 2)
+    assert_gone(directory / "pids", 2)
 
 
-def test_waiting_for_a_slow_peer_is_no_hang(tmp_path):
-    # the slow one works three times as long as a hang may last
-    code = NOTE_PID + "from pet.launching.heartbeat import waiting\n"
-    code += "if r == 0:\n    while time.process_time() < 3: pass\n    pathlib.Path('pids', 'done').touch()\n"
-    code += "else:\n    with waiting(): noted(3)"
-    assert finish(start(tmp_path, ["-n", "2", "--hang-timeout", "1"], code))[0] == 0
+@of_jobs("slow peer")
+def test_waiting_for_a_slow_peer_is_no_hang(job):
+    assert job[1] == 0, job
 
 
 def test_a_hang_is_one_without_an_option_too(tmp_path, assert_gone):
     """By the launcher's own account within twenty seconds: the limit, and a look at the clock now and then."""
-    code = NOTE_PID + "while r == 0: pass\nforever()"
+    code = NOTE_PID + "work() if r == 0 else forever()"
     result, _, err = finish(start(tmp_path, ["-n", "2"], code, idle_limit=2.0))
     assert result == 124 and "rank 1 hangs: it did nothing for 2" in err
     assert_gone(tmp_path / "pids", 2)
     assert launcher.IDLE_LIMIT + launcher.GRACE < 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("run", "--count 1 --place importing --fault loop --hang 4"),
-        ("run", "--count 1 --place compiling --fault stop --nodes 2 --hang 4"),
-        ("saves", "--half 0"),
-        pytest.param("saves", "--half 1", marks=pytest.mark.full),
-    ],
-)
-def test_faults_of_a_whole_job(what, words, tmp_path, all_cores, unpictured):
-    command = [sys.executable, str(Path(__file__).with_name("faults.py")), what, str(tmp_path / "jobs")]
-    done = subprocess.run([*command, "--limit", "inf", *words.split()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_no_orphans_when_the_launcher_is_killed_or_interrupted(tmp_path, until, assert_gone):
-    for number, expected in ((signal.SIGKILL, -9), (signal.SIGTERM, 128 + 15), (signal.SIGINT, 128 + 2)):
-        directory = tmp_path / number.name
-        directory.mkdir()
-        process = start(directory, ["-n", "2"], NOTE_PID + "forever()")
-        until(lambda there=directory / "pids": there.exists() and len(list(there.iterdir())) == 2)
+    expected = {signal.SIGKILL: -9, signal.SIGTERM: 128 + 15, signal.SIGINT: 128 + 2}
+    processes = {}
+    for number in expected:
+        (tmp_path / number.name).mkdir()
+        processes[number] = start(tmp_path / number.name, ["-n", "2"], NOTE_PID + "forever()")
+    for number, process in processes.items():
+        pids = tmp_path / number.name / "pids"
+        until(lambda there=pids: there.exists() and len(list(there.iterdir())) == 2)
         process.send_signal(number)
-        assert process.wait(300) == expected
-        assert_gone(directory / "pids", 2)
+    for number, process in processes.items():
+        assert process.wait(300) == expected[number]
+        assert_gone(tmp_path / number.name / "pids", 2)
+
+
+@pytest.mark.slow
+@of_jobs(
+    "loop while importing",
+    "stopped while compiling",
+    "saves",
+    pytest.param("other saves", marks=pytest.mark.full),
+)
+def test_faults_of_a_whole_job(job):
+    assert job[1] == 0, job
 
 
 def test_what_is_ignored_stays_so(tmp_path):
