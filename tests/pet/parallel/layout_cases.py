@@ -128,8 +128,26 @@ TWO = (
     Case("glm4_0414", "bottleneck", tensor=2, settings=(("recompute", 2),), full=True),
     Case("gpt2", "ia3", tensor=2, layers=1, full=True),
     Case("glm", "lora", data=2, shard_optimizer=True),
-    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1),
-    Case("gpt2", "partly_frozen", tensor=2, settings=(("optimizer", "momentum"),), reduce_dtype="float16", layers=1),
+    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1, compiled=False),
+    Case("gpt2", "dropped", data=2, settings=(("precision", "fp16"),), layers=1, full=True),
+    Case(
+        "gpt2",
+        "partly_frozen",
+        tensor=2,
+        settings=(("optimizer", "momentum"),),
+        reduce_dtype="float16",
+        layers=1,
+        compiled=False,
+    ),
+    Case(
+        "gpt2",
+        "partly_frozen",
+        tensor=2,
+        settings=(("optimizer", "momentum"),),
+        reduce_dtype="float16",
+        layers=1,
+        full=True,
+    ),
     # gradients sent while the backward pass runs
     Case("glm", "lora", data=2, reduce_buckets=3),
     # files hold what is not trained besides: the factors that these start from, cut by columns and by stages
