@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 import numpy as np
@@ -25,30 +26,43 @@ from pet.planning import Work
 FAMILIES = ("llama_gqa", "gpt2", "chatglm1", "chatglm2", "glm", "glm4_0414", "qwen3")
 
 
-def parts(fixtures, family, quantization, place, loaded):
-    """A member's packed cells, cut and, where they were not loaded before, filled; and the whole's."""
-    whole = pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
-    model = pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization)
-    specs, group = ShardSpecs(model.config, 2), types.SimpleNamespace(size=2, place=place)
-    found = {}
-    with Checkpoint(fixtures / family) as checkpoint:
-        for name, cell in quantized_cells(model).items():
-            path = name.removesuffix(".weight")
-            division = specs.of_base(path, "weight")[1]
-            if division is None:
-                continue
-            cut_packed(cell, path, division, group, loaded)
-            if not loaded:
-                fill(cell, checkpoint, name)
-            found[name] = cell, division, quantized_cells(whole)[name]
-    return found
+KINDS = (Quantization("nf4", double=True), Quantization("int8"))
+
+
+@pytest.fixture(scope="module")
+def parts(fixtures):
+    """A member's packed cells, cut and, where they were not loaded before, filled; and the whole's. Each is packed
+    once."""
+
+    def packed(family, quantization):
+        return quantized_cells(pet.AutoModel.from_pretrained(str(fixtures / family), quantization=quantization))
+
+    whole = functools.cache(packed)
+
+    @functools.cache
+    def cut(family, quantization, place, loaded):
+        specs = ShardSpecs(pet.AutoConfig.from_pretrained(str(fixtures / family)), 2)
+        group, found = types.SimpleNamespace(size=2, place=place), {}
+        with Checkpoint(fixtures / family) as checkpoint:
+            for name, cell in packed(family, quantization).items():
+                path = name.removesuffix(".weight")
+                division = specs.of_base(path, "weight")[1]
+                if division is None:
+                    continue
+                cut_packed(cell, path, division, group, loaded)
+                if not loaded:
+                    fill(cell, checkpoint, name)
+                found[name] = cell, division, whole(family, quantization)[name]
+        return found
+
+    return cut
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_part_has_the_numbers_of_the_whole(fixtures, family):
-    for quantization in (Quantization("nf4", double=True), Quantization("int8")):
+def test_a_part_has_the_numbers_of_the_whole(parts, family):
+    for quantization in KINDS:
         for place, loaded in ((0, True), (1, True), (1, False)):
-            found = parts(fixtures, family, quantization, place, loaded)
+            found = parts(family, quantization, place, loaded)
             assert len(found) > 4
             for cell, division, whole in found.values():
                 mine = cell.published()
@@ -57,13 +71,13 @@ def test_a_part_has_the_numbers_of_the_whole(fixtures, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plans_are_what_is_held(family, fixtures):
+def test_plans_are_what_is_held(parts, family, fixtures):
     """Bytes of a shard, whose blocks are smaller and whose factors are wide."""
     meta_model, config = MetaModel(read_config(fixtures / family)), LoRAConfig()
-    for quantization in (Quantization("nf4", double=True), Quantization("int8")):
+    for quantization in KINDS:
         work = Work(meta_model, config, 1, 8, "float32", quantization=quantization)
         planned = {share.name: work.bytes(share) for share in shares(meta_model, config, 2).shares}
-        for name, (cell, _, _) in parts(fixtures, family, quantization, 1, True).items():
+        for name, (cell, _, _) in parts(family, quantization, 1, True).items():
             assert planned[name] == sum(array.nbytes for array in cell.arrays().values())
 
 
