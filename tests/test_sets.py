@@ -1,6 +1,7 @@
 """Which tests are in which set (support/sets.py)."""
 
 from itertools import combinations, product
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,20 @@ def test_a_cover_has_all_values_and_all_pairs():
     chosen = cover(cases)
     assert set().union(*(cases[number] for number in chosen)) == set().union(*cases)
     assert 9 <= len(chosen) <= 12  # the two longest axes alone have nine pairs
+
+
+def test_slow_files_start_first_and_quick_ones_last():
+    from sets import long_files_first
+
+    files = {"a": ["quick"] * 9, "b": [""] * 2, "c": ["slow", "slow"], "d": ["quick"], "e": [""] * 3, "f": ["slow", ""]}
+    items = [
+        SimpleNamespace(path=path, name=index, get_closest_marker=lambda name, has=marker: name == has)
+        for path, markers in files.items()
+        for index, marker in enumerate(markers)
+    ]
+    long_files_first(items)
+    assert list(dict.fromkeys(item.path for item in items)) == ["c", "f", "e", "b", "a", "d"]
+    assert [item.name for item in items if item.path == "a"] == list(range(9))
 
 
 @pytest.fixture

@@ -71,7 +71,9 @@ def cover(cases: list[set]) -> set[int]:
 
 
 def long_files_first(items: list) -> None:
-    """So that processes end together: files with slow tests, the most of them first; then by the number of tests."""
+    """So that processes end together: files with slow tests, the most of them first; others by the number of tests; the
+    quick ones last, which are short and many."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     size = Counter(item.path for item in items)
-    items.sort(key=lambda item: (-slow[item.path], -size[item.path], item.path))
+    quick = {item.path for item in items if item.get_closest_marker("quick")}
+    items.sort(key=lambda item: (-slow[item.path], item.path in quick, -size[item.path], item.path))
