@@ -19,7 +19,7 @@ from pathlib import Path
 from model_zoo.errors import InputError, explain, nearest
 from pet.diagnosis import endings, machine
 from pet.diagnosis.report import BAD, NOTE, Row, Section, read_rows, table, write_rows
-from pet.launching.control import free_address
+from pet.launching.addresses import free_address
 
 LAST_BEGIN, TOTAL_LIMIT = 13 * 60.0, 15 * 60.0
 """Seconds after which no further section begins, and after which the present one is ended."""

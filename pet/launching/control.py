@@ -31,6 +31,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.launching.addresses import PATIENCE, Notice, free_address, listen, only_here
+from pet.launching.link import SILENCE, Link
 from pet.launching.watch import View, find_awaited
 
 SECRET = "PET_LAUNCH_SECRET"
@@ -38,15 +40,11 @@ SECRET = "PET_LAUNCH_SECRET"
 SHORTEST_SECRET = 16
 """Characters; a proof can be listened to, and the secret that fits it be searched for."""
 JOIN_LIMIT = 120.0
-"""Seconds that the machines have to find each other."""
+"""Seconds that the machines have to find each other, where nobody says so."""
 HELLO_LIMIT = 10.0
 """Seconds that a connection has to prove that it is a machine of the job."""
-LONGEST_LINE = 1 << 16
-"""Bytes of a message; the longest holds an error's text."""
 MOST_WAITING = 64
 """Connections at once that have not proved anything; the oldest of more are dropped."""
-SILENCE = 10.0
-"""Seconds without a message after which a launcher counts as lost; the job must end within 20 s of a failure."""
 
 
 def job_secret(given: str | None) -> bytes:
@@ -62,13 +60,6 @@ def job_secret(given: str | None) -> bytes:
             f"set {SECRET}, or give --secret; `openssl rand -hex 16` makes one"
         )
     return secret.encode()
-
-
-def free_address(host: str = "127.0.0.1") -> tuple[str, int]:
-    """An address of this machine whose port nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return host, probe.getsockname()[1]
 
 
 class Alone:
@@ -115,14 +106,24 @@ class Control(Alone):
         address: host and port of machine 0.
         workers: how many this machine starts.
         secret: what all machines of the job know (`job_secret`).
+        limit: seconds that the machines have to find each other; default `JOIN_LIMIT`.
 
     Raises:
         InputError: machine 0 is not there, its port is taken, or the machines do not fit together.
     """
 
-    def __init__(self, nodes: int, node: int, address: tuple[str, int], workers: int, secret: bytes):
+    def __init__(
+        self,
+        nodes: int,
+        node: int,
+        address: tuple[str, int],
+        workers: int,
+        secret: bytes,
+        limit: float | None = None,
+    ):
         self.nodes, self.node, self.address, self.workers, self.secret = nodes, node, address, workers, secret
-        self.links: dict[int, _Link] = {}
+        self.limit = JOIN_LIMIT if limit is None else limit
+        self.links: dict[int, Link] = {}
         self.done: set[int] = set()
         self.views: dict[int, Mapping[int, View]] = {}  # of each machine
         self.hanging: int | None = None
@@ -144,13 +145,7 @@ class Control(Alone):
         """Machine 0: waits for the others, then tells each its ranks and where the workers meet."""
         host, port = self.address
         counts = {0: self.workers}
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                server.bind((host, port))
-            except OSError as error:
-                raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {error.strerror}") from None
-            server.listen()
+        with listen(host, port) as server:
             self._admit_all(server, counts)
         self.store = free_address(host)
         self.first_rank, self.size = 0, sum(counts.values())
@@ -165,21 +160,28 @@ class Control(Alone):
         Raises:
             InputError: some did not come in time.
         """
-        limit = time.monotonic() + JOIN_LIMIT
-        waiting: list[_Link] = []
+        limit, notice, place = time.monotonic() + self.limit, Notice(), f"{self.address[0]}:{self.address[1]}"
+        warning = only_here(place)
+        waiting: list[Link] = []
         strangers = 0
         try:
             while len(counts) < self.nodes:
                 now = time.monotonic()
+                missing = f"machines {sorted(set(range(self.nodes)) - set(counts))}"
+                notice(f"pet launch: waiting at {place} for {missing}, for up to {self.limit:.0f} s{warning}")
                 if now > limit:
-                    missing = sorted(set(range(self.nodes)) - set(counts))
-                    raise InputError(f"pet launch: machines {missing} did not join within {JOIN_LIMIT:.0f} s")
+                    late = f"{missing} did not join at {place} within {self.limit:.0f} s"
+                    self._broadcast({"fail": 2, "message": late})
+                    raise InputError(f"pet launch: {late}")
                 ready = select.select([server, *(link.connection for link in waiting)], [], [], 0.5)[0]
                 if server in ready:
                     with contextlib.suppress(OSError):  # it may be gone again
-                        waiting.append(_Link(server.accept()[0]))
+                        waiting.append(Link(server.accept()[0]))
                         waiting[-1].challenges[0] = secrets.token_hex(16)
                         waiting[-1].send({"challenge": waiting[-1].challenges[0]})
+                for node, link in [*self.links.items()]:
+                    if link.next() is None and link.closed:  # that machine gave up, and may come again
+                        del self.links[node], counts[node]
                 for link in [*waiting]:
                     hello = link.next()
                     late = now - link.heard_first > HELLO_LIMIT or waiting.index(link) < len(waiting) - MOST_WAITING
@@ -191,15 +193,15 @@ class Control(Alone):
                         strangers += 1
                         if strangers == 1:
                             print(
-                                f"pet launch: dropped a connection to {self.address[0]}:{self.address[1]} that did not "
-                                "prove to be a machine of this job; more will be dropped without a word",
+                                f"pet launch: dropped a connection to {place} that did not prove to be a machine of "
+                                "this job; more will be dropped without a word",
                                 file=sys.stderr,
                             )
         finally:
             for link in waiting:
                 link.close()
 
-    def _admit(self, link: _Link, hello: dict[str, Any], counts: dict[int, int]) -> bool:
+    def _admit(self, link: Link, hello: dict[str, Any], counts: dict[int, int]) -> bool:
         """Whether this is a machine of the job; one that knows the secret but does not fit is told so."""
         link.challenges[1] = str(hello.get("challenge"))
         if not self._is_signed("join", link, hello):
@@ -215,39 +217,55 @@ class Control(Alone):
     def _join(self) -> None:
         """Another machine: says how many workers it brings, and waits to be told their ranks."""
         host, port = self.address
-        limit = time.monotonic() + JOIN_LIMIT
-        while True:
-            try:
-                link = _Link(socket.create_connection((host, port), timeout=2.0))
-                break
-            except OSError as error:
-                if time.monotonic() > limit:
-                    raise InputError(f"pet launch: no machine 0 at --master {host}:{port}: {error}") from None
-                time.sleep(0.2)
-        self.links[0] = link
-        challenge = link.wait(limit).get("challenge")
-        if not isinstance(challenge, str):
-            raise InputError(f"pet launch: what answers at --master {host}:{port} is no machine 0")
-        link.challenges = [challenge, secrets.token_hex(16)]
+        limit, notice = time.monotonic() + self.limit, Notice()
+        self.links[0] = link = self._reach(limit, notice)
         hello = {"nodes": self.nodes, "node": self.node, "workers": self.workers, "challenge": link.challenges[1]}
         link.send(self._signed("join", link, hello))
-        answer = link.wait(limit + 5.0)
+        answer, last = {}, limit + HELLO_LIMIT  # machine 0 may have begun to wait later
+        while not answer and not link.closed and (now := time.monotonic()) < last:
+            answer = link.wait(min(last, now + PATIENCE))
+            notice(f"pet launch: machine 0 at {host}:{port} is there; waiting until all {self.nodes} machines are")
         if "first_rank" not in answer:
-            raise InputError(f"pet launch: machine 0 refused: {answer.get('message', 'it closed the connection')}")
+            what = "closed the connection" if link.closed else f"did not answer within {self.limit:.0f} s"
+            raise InputError(f"pet launch: machine 0 refused: {answer.get('message', f'it {what}')}")
         if not self._is_signed("answer", link, answer):
             raise InputError(f"pet launch: what answers at --master {host}:{port} does not know the job's secret")
         self.first_rank, self.size, self.store = answer["first_rank"], answer["size"], (host, answer["port"])
 
-    def _proof(self, role: str, link: _Link, message: dict[str, Any]) -> str:
+    def _reach(self, limit: float, notice: Notice) -> Link:
+        """The connection to machine 0, with both challenges. It may come later than this one, and so may what passes
+        connections on to it."""
+        host, port = self.address
+        while True:
+            why, link = "is silent, and may be another program", None
+            try:
+                link = Link(socket.create_connection((host, port), timeout=2.0))
+            except OSError as error:
+                why = f"cannot be reached ({error.strerror or error})"
+            challenge = link and link.wait(time.monotonic() + PATIENCE).get("challenge")
+            if isinstance(challenge, str):
+                link.challenges = [challenge, secrets.token_hex(16)]
+                return link
+            if link is not None:
+                link.close()
+                if challenge is not None or link.garbled:
+                    raise InputError(f"pet launch: what answers at --master {host}:{port} is no machine 0")
+                why = "closes the connection, and may be another program" if link.closed else why
+            if time.monotonic() > limit:
+                raise InputError(f"pet launch: no machine 0 at --master {host}:{port}: it {why}")
+            notice(f"pet launch: waiting for machine 0 at {host}:{port}, which {why}, for up to {self.limit:.0f} s")
+            time.sleep(0.2)
+
+    def _proof(self, role: str, link: Link, message: dict[str, Any]) -> str:
         """The secret's signature under a message, for this connection and this side of it alone."""
         said = {key: value for key, value in message.items() if key != "proof"}
         text = json.dumps([role, link.challenges, said], sort_keys=True)
         return hmac.new(self.secret, text.encode(), hashlib.sha256).hexdigest()
 
-    def _signed(self, role: str, link: _Link, message: dict[str, Any]) -> dict[str, Any]:
+    def _signed(self, role: str, link: Link, message: dict[str, Any]) -> dict[str, Any]:
         return {**message, "proof": self._proof(role, link, message)}
 
-    def _is_signed(self, role: str, link: _Link, message: dict[str, Any]) -> bool:
+    def _is_signed(self, role: str, link: Link, message: dict[str, Any]) -> bool:
         proof = str(message.get("proof")).encode()
         return hmac.compare_digest(proof, self._proof(role, link, message).encode())
 
@@ -305,57 +323,3 @@ class Control(Alone):
         for node, link in self.links.items():
             if node != but:
                 link.send(message)
-
-
-class _Link:
-    """Lines of JSON over a socket.
-
-    Attributes:
-        challenges: machine 0's and the other side's.
-        closed: the other side is gone, or what it says is no message.
-        heard_first, heard: when the connection was made, and when something last came.
-    """
-
-    def __init__(self, connection: socket.socket):
-        self.connection, self.buffer, self.closed = connection, b"", False
-        self.challenges = ["", ""]
-        self.heard = self.heard_first = time.monotonic()
-        connection.settimeout(SILENCE)  # of sending; what is received is there already
-
-    def send(self, message: dict) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def next(self) -> dict[str, Any] | None:
-        """The next message that has come in by now."""
-        while b"\n" not in self.buffer:
-            if self.closed or not select.select([self.connection], [], [], 0)[0]:
-                return None
-            try:
-                chunk = self.connection.recv(LONGEST_LINE)
-            except OSError:
-                chunk = b""
-            self.buffer += chunk
-            self.heard = time.monotonic()
-            self.closed = not chunk or (b"\n" not in self.buffer and len(self.buffer) > LONGEST_LINE)
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
-            self.closed, self.buffer, message = True, b"", None
-        return message
-
-    def wait(self, limit: float) -> dict[str, Any]:
-        """The next message, or {} when none comes by then."""
-        while (message := self.next()) is None:
-            rest = limit - time.monotonic()
-            if self.closed or rest <= 0:
-                return {}
-            select.select([self.connection], [], [], rest)
-        return message
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.close()

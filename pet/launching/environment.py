@@ -114,8 +114,9 @@ def servers_of(path: str) -> list[dict[str, Any]]:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``host:port`` → (host, port). Raises InputError for anything else."""
+    """``host:port`` → (host, port), an IPv6 address without its brackets. Raises InputError for anything else."""
     host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise InputError(f"an address must read host:port, for example 10.0.0.1:8118, not {text!r}")
     return host, int(port)

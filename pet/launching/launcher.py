@@ -26,7 +26,7 @@ from pathlib import Path
 from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from pet import interrupts
-from pet.launching.control import SECRET, Alone, Control, job_secret
+from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE
 from pet.launching.stacks import file_of
@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-rank", type=int, default=0, help="this machine's number, from 0")
     parser.add_argument("--master", metavar="HOST:PORT", help="where machine 0 listens; needed with --nnodes")
     parser.add_argument("--secret", help=f"which the machines of --nnodes share; better in {SECRET}, which ps lacks")
+    parser.add_argument(
+        "--join-timeout",
+        type=float,
+        default=JOIN_LIMIT,
+        metavar="SECONDS",
+        help=f"how long the machines of --nnodes wait for each other to start (default {JOIN_LIMIT:.0f})",
+    )
     parser.add_argument("--devices", metavar="0,1,…", help="device index of each worker (default 0 … N-1)")
     parser.add_argument("--log-dir", default=LOG_DIRECTORY, help=f"default {LOG_DIRECTORY}")
     parser.add_argument("--log-name", default=LOG_NAME, help=f"of the file in rank_N below it (default {LOG_NAME})")
@@ -97,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         log_name=Path(arguments.log_name).name,
         idle_limit=arguments.hang_timeout,
         secret=arguments.secret,
+        join_limit=arguments.join_timeout,
     )
 
 
@@ -127,6 +135,7 @@ def launch(
     idle_limit: float = IDLE_LIMIT,
     secret: str | None = None,
     log_name: str = LOG_NAME,
+    join_limit: float = JOIN_LIMIT,
 ) -> int:
     """Runs ``command`` in that many processes and waits for all of them.
 
@@ -152,6 +161,8 @@ def launch(
         raise InputError("pet launch: --nnodes needs --master host:port, the address of machine 0")
     if not idle_limit >= 0:
         raise InputError(f"pet launch: --hang-timeout must be 0 or more seconds, not {idle_limit}")
+    if not join_limit > 0:
+        raise InputError(f"pet launch: --join-timeout must be more than 0 seconds, not {join_limit}")
     if shutil.which(command[0]) is None:
         hint = f"; did you mean python {command[0]}?" if command[0].endswith(".py") else ""
         raise InputError(f"pet launch: there is no program {command[0]!r} that can be executed{hint}")
@@ -159,10 +170,10 @@ def launch(
     with interrupts.unlistened():
         if read_job().launcher != "none":
             os.execvp(command[0], command)
-        several = nodes > 1
-        control = (
-            Control(nodes, node, split_address(master), workers, job_secret(secret)) if several else Alone(workers)
-        )
+        if nodes > 1:
+            control = Control(nodes, node, split_address(master), workers, job_secret(secret), join_limit)
+        else:
+            control = Alone(workers)
         with control:
             return _Workers(command, workers, control, devices, Path(log_directory), log_name, idle_limit).wait()
 

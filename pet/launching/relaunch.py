@@ -30,11 +30,7 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
     """
     job = read_job()
     if job.launcher != "none":
-        if job.size != size:
-            raise InputError(
-                f"parallel: data x tensor x pipeline = {size}, but the job has {job.size} workers; "
-                "the product must be the number of workers"
-            )
+        check_size(size, job.size)
         return None
     if size == 1:
         return None
@@ -56,3 +52,12 @@ def relaunch(size: int, arguments: list[str], log_directory: str | os.PathLike) 
         print(f"pet launch: the workers ended with exit code 0, but rank 0 did not write {result}", file=sys.stderr)
         return 1
     return code
+
+
+def check_size(size: int, workers: int) -> None:
+    """Raises InputError where a layout of so many processes is not that of the surrounding job."""
+    if size != workers:
+        raise InputError(
+            f"parallel: data x tensor x pipeline = {size}, but the job has {workers} workers; "
+            "the product must be the number of workers"
+        )

@@ -4,14 +4,16 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from model_zoo.errors import InputError
-from pet.launching import control
-from pet.launching.control import Alone, Control, job_secret
+from pet.launching import addresses, control
+from pet.launching.addresses import free_address, listen, only_here, resolve
+from pet.launching.control import Control, job_secret
 from pet.launching.heartbeat import CALLING, WAITING
+from pet.launching.link import LONGEST_LINE, SILENCE, Link
 from pet.launching.watch import View
 
 SECRET = b"0123456789abcdef-of-this-job"
@@ -20,7 +22,7 @@ STRANGERS = {
     "bytes": b"\xff\xfe\x00\n",
     "a list": b"[1, 2]\n",
     "deep": b"[" * 50_000 + b"\n",
-    "endless": b"x" * (3 * control.LONGEST_LINE),
+    "endless": b"x" * (3 * LONGEST_LINE),
     "no proof": b'{"nodes": 2, "node": 1, "workers": 1, "challenge": "c"}\n',
     "odd proof": b'{"nodes": 2, "node": 1, "workers": 1, "challenge": [1], "proof": "\xc3\xa9"}\n',
 }
@@ -40,7 +42,7 @@ def _soon(monkeypatch):
 
 @pytest.fixture
 def port():
-    return Alone(1).store[1]
+    return free_address()[1]
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def machine():
     """Makes a machine's control, which is closed at the end of the test."""
     with ExitStack() as stack:
 
-        def enter(node, port, nodes=2, secret=SECRET):
-            made = Control(nodes, node, ("127.0.0.1", port), node + 1, secret).__enter__()
+        def enter(node, port, nodes=2, secret=SECRET, limit=None):
+            made = Control(nodes, node, ("127.0.0.1", port), node + 1, secret, limit).__enter__()
             stack.push(made)
             return made
 
@@ -174,7 +176,7 @@ def test_a_launcher_that_was_stopped_does_not_take_the_others_for_silent(machine
     now += 60.0  # both are stopped and go on
     assert first.exchange(False) is None
     other.exchange(False)
-    for _ in range(int(control.SILENCE)):
+    for _ in range(int(SILENCE)):
         assert first.exchange(False) is None
         now += 1.0
     now += 1.0
@@ -239,7 +241,7 @@ def test_whoever_is_in_the_place_of_machine_0_must_know_the_secret(machine, thre
 
 def test_messages_that_come_together_are_all_read():
     near, far = socket.socketpair()
-    link = control._Link(near)
+    link = Link(near)
     with near, far:
         far.sendall(b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(3)))
         limit = time.monotonic() + 20
@@ -257,3 +259,78 @@ def test_several_machines_need_a_secret(monkeypatch):
             job_secret(given)
     monkeypatch.setenv(control.SECRET, SECRET.decode())
     assert job_secret(None) == SECRET
+
+
+@pytest.fixture
+def soon_said(monkeypatch):
+    """What is waited for is said after a moment."""
+    monkeypatch.setattr(addresses, "PATIENCE", 0.1)
+    monkeypatch.setattr(control, "PATIENCE", 0.1)
+
+
+def test_it_is_said_who_is_waited_for(machine, threads, port, soon_said, capsys):
+    waiting = [threads.submit(machine, node, port, 3, limit=1.0) for node in (0, 1)]
+    for machines in waiting:
+        with pytest.raises(InputError, match=rf"machines \[2\] did not join at 127.0.0.1:{port} within 1 s"):
+            machines.result(20)
+    said = capsys.readouterr().err
+    assert f"waiting at 127.0.0.1:{port} for machines [2], for up to 1 s" in said
+    assert f"machine 0 at 127.0.0.1:{port} is there; waiting until all 3 machines are" in said
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("none", "cannot be reached .Connection refused."),
+        ("silent", "is silent, and may be another program"),
+        ("closing", "closes the connection, and may be another program"),
+    ],
+)
+def test_it_is_said_what_is_in_the_place_of_machine_0(machine, threads, port, soon_said, capsys, program, message):
+    with ExitStack() as stack:
+        if program != "none":
+            server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        joining = threads.submit(machine, 1, port, limit=1.0)
+        if program == "closing":
+            while not joining.done():
+                server.settimeout(0.3)
+                with suppress(TimeoutError):
+                    server.accept()[0].close()
+        with pytest.raises(InputError, match=f"no machine 0 at --master 127.0.0.1:{port}: it {message}"):
+            joining.result(20)
+    assert f"waiting for machine 0 at 127.0.0.1:{port}, which {message[:10]}" in capsys.readouterr().err
+
+
+def test_what_passes_connections_on_may_be_there_before_machine_0(machine, threads, port):
+    with socket.create_server(("127.0.0.1", port)) as forwarder:
+        joining = threads.submit(machine, 1, port)
+        forwarder.accept()[0].close()
+    assert machine(0, port).size == joining.result(20).size == 3
+
+
+def test_a_machine_that_gave_up_while_others_are_awaited_may_come_again(machine, threads, port, until):
+    first = Control(3, 0, ("127.0.0.1", port), 1, SECRET)
+    gathered = threads.submit(first.__enter__)
+    leaving = Control(3, 1, ("127.0.0.1", port), 2, SECRET)
+    left = threads.submit(leaving.__enter__)
+    until(lambda: 1 in first.links)
+    leaving.links[0].connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(InputError, match="closed the connection"):
+        left.result(20)
+    others = [threads.submit(machine, node, port, 3) for node in (1, 2)]
+    assert [each.result(20).first_rank for each in others] == [1, 3]
+    gathered.result(20).__exit__()
+
+
+def test_an_address_at_which_machine_0_cannot_be_found(port, monkeypatch):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(InputError, match="another program has this port"):
+        listen("127.0.0.1", port)
+    with pytest.raises(InputError, match="no address of this machine; --master is that of machine 0"):
+        listen("192.0.2.77", port)
+    with pytest.raises(InputError, match="::1: has no IPv4 address"):
+        resolve("::1")
+    assert [only_here(host) for host in ("127.0.0.1:8118", "localhost", "192.0.2.77", "no.such.host.invalid")] == [
+        ""
+    ] * 4
+    monkeypatch.setattr(addresses.socket, "gethostbyname", lambda host: "127.0.1.1")  # as many an /etc/hosts says
+    assert "myhost is 127.0.1.1 on this machine, which no other one can reach" in only_here("myhost:8118")

@@ -18,7 +18,7 @@ from model_zoo import progress
 from model_zoo.errors import InputError
 from pet.data.workers import Workers
 from pet.launching import heartbeat, launcher
-from pet.launching.control import Alone
+from pet.launching.addresses import free_address
 from pet.launching.environment import Job, read_job, split_address
 from pet.launching.heartbeat import CALLING, LEAVING, PAUSING, SILENT, WAITING, WORKING
 from pet.launching.launcher import launch, parse_devices
@@ -256,7 +256,7 @@ def test_what_is_ignored_stays_so(tmp_path):
 
 
 def two_machines(tmp_path, codes):
-    master = f"127.0.0.1:{Alone(1).store[1]}"
+    master = f"127.0.0.1:{free_address()[1]}"
     processes = []
     for node, code in enumerate(codes):
         directory = tmp_path / f"machine_{node}"
@@ -322,6 +322,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
         ((["no_such_program"], 1), "there is no program 'no_such_program'"),
         ((["train.py"], 1), "did you mean python train.py"),
         ((["true"], 1, 1, 0, None, None, "log", float("nan")), "--hang-timeout"),
+        ((["true"], 1, 1, 0, None, None, "log", 1.0, None, "log", 0.0), "--join-timeout"),
         ((["x"], 0), "-n must be 1 or more"),
         ((["x"], 3, 1, 0, None, [0, 1]), "--devices names 2"),
         ((["x"], 1, 2, 2, "h:1"), "--node-rank must be 0 … 1"),
@@ -334,6 +335,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(monkeypatch):
             parse_devices(text)
     with pytest.raises(InputError, match="host:port"):
         split_address("here")
+    assert split_address("[fd00::1]:8118") == ("fd00::1", 8118)
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""Where processes of several machines meet: addresses, and what is said of them while somebody waits there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import sys
+import time
+
+from model_zoo.errors import InputError
+
+PATIENCE = 5.0
+"""Seconds after which one who waits says for what."""
+WHY = {
+    errno.EADDRNOTAVAIL: "it is no address of this machine; --master is that of machine 0",
+    errno.EADDRINUSE: "another program has this port",
+}
+
+
+class Notice:
+    """Says what is waited for, each text once, when it has taken a while."""
+
+    def __init__(self):
+        self.begin, self.said = time.monotonic(), set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self.said and time.monotonic() - self.begin >= PATIENCE:
+            self.said.add(text)
+            print(text, file=sys.stderr, flush=True)
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address of a host.
+
+    Raises:
+        InputError: no such host, or it has none: MindSpore's workers meet by IPv4 alone.
+    """
+    try:
+        return socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        why = error.strerror or str(error)
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        raise InputError(f"{host}: no such host ({why})") from None
+    raise InputError(f"{host}: has no IPv4 address; MindSpore's processes meet by IPv4 alone")
+
+
+def only_here(place: str) -> str:
+    """What is wrong with a host (or ``host:port``) whose name stands for this machine alone, as its own name does in
+    many an /etc/hosts: processes of other machines cannot find it. Nothing where it does not."""
+    host = place.partition(":")[0]
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(host)
+        if address != host and host != "localhost" and ipaddress.ip_address(address).is_loopback:
+            return (
+                f"; {host} is {address} on this machine, which no other one can reach: give the address of its network "
+                "interface, or correct /etc/hosts"
+            )
+    return ""
+
+
+def free_address(host: str = "127.0.0.1") -> tuple[str, int]:
+    """An address of this machine whose port nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return host, probe.getsockname()[1]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listens at this machine's address.
+
+    Raises:
+        InputError: it is not this machine's, or another program has the port.
+    """
+    address = resolve(host)
+    try:
+        return socket.create_server((address, port), backlog=128)
+    except OSError as error:
+        why = WHY.get(error.errno, error.strerror)
+        raise InputError(f"pet launch: cannot listen on --master {host}:{port}: {why}") from None

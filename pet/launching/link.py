@@ -1,0 +1,71 @@
+"""A connection between two launchers (control.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import time
+from typing import Any
+
+LONGEST_LINE = 1 << 16
+"""Bytes of a message; the longest holds an error's text."""
+SILENCE = 10.0
+"""Seconds without a message after which a launcher counts as lost; the job must end within 20 s of a failure."""
+
+
+class Link:
+    """Lines of JSON over a socket.
+
+    Attributes:
+        challenges: machine 0's and the other side's.
+        closed: the other side is gone, or what it says is no message.
+        garbled: what it says is no message.
+        heard_first, heard: when the connection was made, and when something last came.
+    """
+
+    def __init__(self, connection: socket.socket):
+        self.connection, self.buffer, self.closed, self.garbled = connection, b"", False, False
+        self.challenges = ["", ""]
+        self.heard = self.heard_first = time.monotonic()
+        connection.settimeout(SILENCE)  # of sending; what is received is there already
+
+    def send(self, message: dict) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message that has come in by now."""
+        while b"\n" not in self.buffer:
+            if self.closed or not select.select([self.connection], [], [], 0)[0]:
+                return None
+            try:
+                chunk = self.connection.recv(LONGEST_LINE)
+            except OSError:
+                chunk = b""
+            self.buffer += chunk
+            self.heard = time.monotonic()
+            self.garbled = b"\n" not in self.buffer and len(self.buffer) > LONGEST_LINE
+            self.closed = not chunk or self.garbled
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self.closed, self.garbled, self.buffer, message = True, True, b"", None
+        return message
+
+    def wait(self, limit: float) -> dict[str, Any]:
+        """The next message, or {} when none comes by then."""
+        while (message := self.next()) is None:
+            rest = limit - time.monotonic()
+            if self.closed or rest <= 0:
+                return {}
+            select.select([self.connection], [], [], rest)
+        return message
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.close()
