@@ -35,6 +35,7 @@ from model_zoo.atomic import open_file, read_json
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
 from model_zoo.errors import InputError
 from pet.files import UNFINISHED, atomic_directory, sweep, write_json
+from pet.train.copies import bring
 from pet.train.distributed import DistributedContext
 
 log = logging.getLogger("pet")
@@ -209,17 +210,18 @@ def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Ch
     """Opens a checkpoint and checks that it is what was written.
 
     Args:
-        path: its directory.
+        path: its directory. The main process's counts: a machine that has not the same there gets a copy of it.
         distributed: all of whose processes call this; each checks some of the files.
 
     Raises:
         Damaged: a file is missing, cut off or changed; the message says which.
     """
     path, content, problem = Path(path), None, None
+    place = bring(path, STATE, files_of(path), distributed)
     try:
-        content = _content(path)
+        content = _content(place)
         for name in list(content["files"])[distributed.rank :: distributed.size]:
-            _check(path, name, content["files"][name])
+            _check(place, name, content["files"][name])
     except Damaged as error:
         problem = str(error)
     for found in distributed.objects(problem):
@@ -227,10 +229,18 @@ def load(path: str | os.PathLike, distributed: DistributedContext = ALONE) -> Ch
             raise Damaged(found)
     where = content.get("weights") or {"files": [WEIGHTS], "names": None}
     states, cuts = content.get("optimizer", {"files": [OPTIMIZER]})["files"], content.get("cuts", {})
-    weights = _stored(path, where["files"], cuts)
+    weights = _stored(place, where["files"], cuts)
     if where["names"] is not None:  # a model's files may hold more: what is tied, and what was not trained
         weights = Tensors(where["names"], weights.__getitem__)
-    return Checkpoint(path, weights, _stored(path, states, cuts), content["state"])
+    return Checkpoint(path, weights, _stored(place, states, cuts), content["state"])
+
+
+def files_of(path: Path) -> list[str]:
+    """The files that state.json names; none where it cannot be read."""
+    try:
+        return list(_content(path)["files"])
+    except (Damaged, InputError, KeyError):
+        return []
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -288,17 +298,17 @@ def load_last(directory: str | os.PathLike, distributed: DistributedContext = AL
         None where there is no checkpoint at all.
 
     Raises:
-        InputError: there are checkpoints, and none of them is whole; or not every process sees the same ones.
+        InputError: there are checkpoints, and none of them is whole; or a process sees a newer one than the main one.
     """
-    found = checkpoints(directory)
-    names = distributed.objects([path.name for path in found])
-    if any(others != names[0] for others in names):
+    names = distributed.objects([path.name for path in checkpoints(directory)])
+    newest = [step_of(Path(each[-1])) if each else -1 for each in names]
+    if max(newest) > newest[0]:
         raise InputError(
-            f"{directory}: not all processes see the same checkpoints; expected a directory on a file system that all "
-            "of them share"
+            f"{directory}: rank {newest.index(max(newest))} sees a checkpoint of step {max(newest)} there, and rank 0, "
+            "which writes them, does not: start the job with that machine as the first one, or delete it there"
         )
     problems = []
-    for path in reversed(found):
+    for path in [Path(directory, name) for name in reversed(names[0])]:
         try:
             return load(path, distributed)
         except Damaged as error:

@@ -100,7 +100,7 @@ class Saving:
         Raises:
             InputError: there is one.
         """
-        last = self.last_checkpoint()
+        last = self.distributed.objects(self.last_checkpoint())[0]
         if last is not None and files.step_of(Path(last)) > self.position.step:
             raise InputError(
                 f"{last}: a checkpoint of another run, of a later step than this one begins at "

@@ -6,14 +6,15 @@ import os
 import threading
 import time
 
+import members
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from members import Member
 
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.train import checkpoint as files
-from pet.train.distributed import DistributedContext
 
 WEIGHTS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4).T, "b": np.float16([1.5, -2.0])}
 OPTIMIZER = {"exp_avg.a.weight": np.full((4, 3), 1e-30, np.float32)}
@@ -148,20 +149,8 @@ def test_a_newer_format_is_refused_and_not_called_damaged(tmp_path):
         files.load(path)
 
 
-class Member(DistributedContext):
-    """One of two processes, a thread; of "a.weight" each has some rows, everything else is on one of them."""
-
-    size = 2
-
-    def __init__(self, rank: int, table: dict, barrier: threading.Barrier, sees: bool = True):
-        self.rank, self.is_main, self.table, self.barrier, self.sees = rank, rank == 0, table, barrier, sees
-
-    def objects(self, value):
-        self.table[self.rank] = value if self.sees else value is not True and value
-        self.barrier.wait(20)
-        found = [self.table[rank] for rank in range(self.size)]
-        self.barrier.wait(20)
-        return found
+class Cut(Member):
+    """Of "a.weight" each has some rows, everything else is on one of them."""
 
     def parts(self, arrays):
         rows = [[0, 1], [3, 4]] if self.is_main else [[1, 3]]
@@ -176,24 +165,8 @@ class Member(DistributedContext):
 
 
 def together(function, sees: bool = True) -> list:
-    """What two processes get, each from ``function(member)``; an error of one is its result."""
-    barrier, table, found = threading.Barrier(2), {}, [None, None]
-
-    def run(rank):
-        try:
-            found[rank] = function(Member(rank, table, barrier, sees or rank == 0))
-        except (files.Damaged, InputError) as error:  # of both
-            found[rank] = error
-        except Exception as error:
-            found[rank] = error
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    """See `members.together`."""
+    return members.together(function, Cut, sees, (files.Damaged, InputError))
 
 
 def write_own(directory, step):
@@ -249,19 +222,19 @@ def test_a_process_that_dies_while_it_writes_leaves_the_checkpoint_before(tmp_pa
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_the_one_that_cannot_write_is_the_one_that_fails(tmp_path, monkeypatch, failing):
-    whole, failed, members = files.write_file, threading.Event(), {}
+    whole, failed, there = files.write_file, threading.Event(), {}
 
     def fills(path, tensors):
         if f"0000{failing}-of" in path.name:
             failed.set()
             raise OSError("no space")
         assert failed.wait(20)
-        while path.parent.exists() and not members[failing].barrier.n_waiting:
+        while path.parent.exists() and not there[failing].barrier_.n_waiting:
             time.sleep(0.001)
         whole(path, tensors)
 
     def save(member):
-        members[member.rank] = member
+        there[member.rank] = member
         return write_own(tmp_path, 20)(member)
 
     monkeypatch.setattr(files, "write_file", fills)
@@ -279,7 +252,29 @@ def test_without_a_shared_file_system_the_main_process_gathers(tmp_path, caplog)
     check_whole(files.load(path))
 
 
-def test_processes_that_see_other_checkpoints_do_not_resume(tmp_path):
-    write(tmp_path / "0", 10)
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_machine_without_the_main_ones_directory_gets_a_copy(tmp_path, stale):
+    together(write_own(tmp_path / "0", 20))
+    if stale:  # what lies there is of another job
+        write(tmp_path / "1", 20, b=np.float16([7.0, 7.0]))
+
+    def load(member):
+        found = files.load_last(tmp_path / str(member.rank), member)
+        check_whole(found)
+        member.objects(None)
+        return found
+
+    first, second = together(load)
+    assert first.path == tmp_path / "0/step-000020" and second.path == tmp_path / "1/step-000020"
+    os.truncate(first.path / "optimizer-00001-of-00002.safetensors", 30)
+    for found in together(lambda member: files.load(tmp_path / str(member.rank) / "step-000020", member)):
+        assert isinstance(found, files.Damaged) and "optimizer-00001-of-00002.safetensors" in str(found)
+    (first.path / files.STATE).unlink()
+    for found in together(lambda member: files.load(tmp_path / str(member.rank) / "step-000020", member)):
+        assert isinstance(found, files.Damaged) and "state.json cannot be read" in str(found)
+
+
+def test_the_machine_that_has_the_checkpoints_must_be_the_first(tmp_path):
+    write(tmp_path / "1", 10)
     for error in together(lambda member: files.load_last(tmp_path / str(member.rank), member)):
-        assert isinstance(error, InputError) and "not all processes see the same checkpoints" in str(error)
+        assert isinstance(error, InputError) and "rank 1 sees a checkpoint of step 10 there, and rank 0" in str(error)
