@@ -16,28 +16,63 @@ Origins = Mapping[str, list]
 END = 1 << 20
 
 
-def origins_of(recipe) -> dict[str, list]:
-    """The digests of a recipe's data files and of the base beneath its adapter.
+def sources(recipe) -> dict[str, list[Path]]:
+    """The files that hold a recipe's data and base, by the recipe's keys.
+
+    Raises:
+        InputError: there are none.
+    """
+    from pet.data.readers import find_files
+    from pet.names import find_model
+
+    found = {f"data.{name}": find_files(paths) for name in ("train", "eval") if (paths := getattr(recipe.data, name))}
+    if not recipe.model.from_scratch:
+        found["model.path"] = sorted(file for file in find_model(recipe.model.path).iterdir() if file.is_file())
+    return found
+
+
+def versions(files: Mapping[str, list[Path]]) -> tuple:
+    """What tells one machine's files from another's, and from what they were before: place, size and time of each."""
+    from pet.data.readers import parts_of
+
+    parts = [(key, part) for key, each in files.items() for file in each for part in parts_of(file)]
+    stats = [(key, str(part), part.stat()) for key, part in parts]
+    return tuple((key, name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for key, name, at in stats)
+
+
+_known: dict[tuple, dict[str, list]] = {}
+
+
+def origins_of(recipe, base: bool | None = None) -> dict[str, list]:
+    """The digests of a recipe's data files and of the base beneath its adapter, taken once while the files stay.
 
     Where every weight is trained the base does not count: a checkpoint holds all weights. It is read from its files, so
     that neither the layout nor what an adapter takes from the weights plays a part.
+
+    Args:
+        recipe: names them.
+        base: whether the base counts; None: where there is an adapter.
     """
     from model_zoo.checkpoint.fingerprint import ROUNDINGS, fingerprint
     from model_zoo.checkpoint.reading import Checkpoint
     from pet.data.cache import content_digest
-    from pet.data.readers import find_files
     from pet.names import find_model, model_config
 
+    base = recipe.adapter.method != "none" if base is None else base
     digest = ends_digest if recipe.data.streaming else lambda file: content_digest([file])
-    found = {
-        f"data.{name}": [[file.name, digest(file)] for file in find_files(paths)]
-        for name in ("train", "eval")
-        if (paths := getattr(recipe.data, name))
-    }
-    if recipe.adapter.method != "none":
-        directory = find_model(recipe.model.path)
-        with Checkpoint(directory) as base:
-            found["model.path"] = [[directory.name, fingerprint(model_config(directory), base, ROUNDINGS[:1])]]
+    found = {}
+    for key, files in sources(recipe).items():
+        if key == "model.path" and not base:
+            continue
+        known = (recipe.data.streaming, *versions({key: files}))
+        if known not in _known and key != "model.path":
+            _known[known] = [[file.name, digest(file)] for file in files]
+        elif known not in _known:
+            directory = find_model(recipe.model.path)
+            with Checkpoint(directory) as weights:
+                of_weights = fingerprint(model_config(directory), weights, ROUNDINGS[:1])
+            _known[known] = [[directory.name, of_weights]]
+        found[key] = _known[known]
     return found
 
 

@@ -76,6 +76,7 @@ def start(
     from pet.planning.room import check_room
     from pet.recipe.classes import OPTIONS
     from pet.recipe.fields import PRECOMPUTE
+    from pet.train.agreement import check_alike
     from pet.train.prepare import make_distributed_context, prepare
 
     if recipe.output.only_save_strategy:
@@ -85,6 +86,7 @@ def start(
         recipe.train.reference = getattr(recipe.adapter, "load", None) or recipe.train.reference
     recipe.train.resume, recipe.output.force = recipe.train.resume or resume, recipe.output.force or force
     distributed = distributed or make_distributed_context(recipe)
+    check_alike(recipe, distributed)
     with locked(recipe, distributed):
         prepared = prepare(recipe, distributed)
         if distributed.is_main:
@@ -99,10 +101,16 @@ def start(
 def locked(recipe, distributed):
     """The run directory, checked and then locked within the block."""
     from pet import run_directory
+    from pet.train.agreement import raise_everywhere
 
-    if distributed.is_main:
-        run_directory.check(recipe)
-        run_directory.claim(recipe.output.dir)
+    problem = None
+    try:
+        if distributed.is_main:
+            run_directory.check(recipe)
+            run_directory.claim(recipe.output.dir)
+    except InputError as error:
+        problem = error
+    raise_everywhere(problem, distributed.objects)
     try:
         yield
     finally:
