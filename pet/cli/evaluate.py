@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,25 +20,9 @@ EXAMPLES = [
 ]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure, and print the table."""
-    parser = Parser(
-        "pet evaluate",
-        "Measure a model on a recipe's held-out data (data.test, else data.eval).\n"
-        "One process measures it whole, however it was divided for training; parallel.data=N divides the rows, and "
-        "parallel.tensor=N a model that is too large for one.",
-        EXAMPLES,
-    )
-    add_recipe(parser)
-    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; default: the run's own")
-    parser.add_argument(
-        "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
-    )
-    parser.add_argument("--base", action="store_true", help="evaluate the base without an adapter")
-    parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
-    options = parser.read(arguments)
-    if options.base and options.adapter:
-        raise InputError("--base and --adapter: give one of them")
+def read_recipe(options: argparse.Namespace):
+    """The recipe, and the checkpoint and the adapter that a command line asks for; each of these None where there is
+    none."""
     run, model, adapter = Path(options.recipe), options.model, options.adapter
     is_run = run.is_dir()
     if is_run and not (run / "recipe.yaml").is_file():
@@ -68,6 +53,33 @@ def main(arguments: Sequence[str]) -> int:
         from pet.names import find_model
 
         model = find_model(model)
+    return recipe, model, adapter
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print the table."""
+    parser = Parser(
+        "pet evaluate",
+        "Measure a model on a recipe's held-out data (data.test, else data.eval).\n"
+        "One process measures it whole, however it was divided for training; parallel.data=N divides the rows, and "
+        "parallel.tensor=N a model that is too large for one.",
+        EXAMPLES,
+    )
+    add_recipe(parser)
+    parser.add_argument("--adapter", metavar="DIR", help="an adapter directory; default: the run's own")
+    parser.add_argument(
+        "--model", help="a checkpoint instead of the recipe's base; no adapter unless --adapter is given"
+    )
+    parser.add_argument("--base", action="store_true", help="evaluate the base without an adapter")
+    parser.add_argument("--output", metavar="FILE", help="also write the metrics to this file, as JSON")
+    options = parser.read(arguments)
+    if options.base and options.adapter:
+        raise InputError("--base and --adapter: give one of them")
+    from pet.launching.environment import read_job
+    from pet.parallel.together import shared_errors
+
+    with shared_errors():
+        recipe, model, adapter = read_recipe(options)
     if recipe.parallel.processes > 1:
         from pet.launching.relaunch import relaunch
 
@@ -79,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     from pet.train.evaluate_run import evaluate
 
     numbers = evaluate(recipe, model=model, adapter=adapter)
-    if options.output and job.rank == 0:
+    if options.output and read_job().rank == 0:
         from pet.files import write_json
 
         write_json(options.output, numbers)

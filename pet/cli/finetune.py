@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,25 +36,12 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument("--profile", action="store_true", help="report communication per step and save profiler traces")
     parser.add_argument("--force", action="store_true", help="overwrite an existing run in output.dir")
     options = parser.read(arguments)
-    from pet.compat.yaml_files import load_any, run_mode_of
-
-    mode = run_mode_of(options.recipe)
-    if mode in ("eval", "predict"):
-        other = {"eval": f"pet evaluate {options.recipe} --base", "predict": "pet predict"}[mode]
-        raise InputError(f"{options.recipe}: run_mode is {mode}, which is no training; see {other}")
-    overrides = [*options.overrides]
-    overrides += ["train.resume=true"] if options.resume else []
-    overrides += ["train.profile=true"] if options.profile else []
-    overrides += ["output.force=true"] if options.force else []
-    recipe = load_any(options.recipe, overrides, needs=["data.train"], changes={"run_mode": command})
     from pet.launching.environment import read_job
-    from pet.parallel.fits import check_fits
-    from pet.run_directory import check
+    from pet.parallel.together import shared_errors
 
+    with shared_errors():
+        recipe = read_recipe(command, options)
     job = read_job()
-    if job.rank == 0:
-        check(recipe)
-        check_fits(recipe)
     if recipe.output.only_save_strategy:
         from pet.train.run import save_strategies
 
@@ -71,6 +59,32 @@ def run_recipe(command: str, parser: Parser, arguments: Sequence[str]) -> int:
 
     (run.finetune if command == "finetune" else run.train)(recipe)
     return 0
+
+
+def read_recipe(command: str, options: argparse.Namespace):
+    """The recipe that a command line asks for, checked as far as is possible without MindSpore."""
+    from pet.compat.yaml_files import load_any, run_mode_of
+    from pet.launching.environment import read_job
+    from pet.launching.relaunch import check_size
+    from pet.parallel.fits import check_fits
+    from pet.run_directory import check
+
+    mode = run_mode_of(options.recipe)
+    if mode in ("eval", "predict"):
+        other = {"eval": f"pet evaluate {options.recipe} --base", "predict": "pet predict"}[mode]
+        raise InputError(f"{options.recipe}: run_mode is {mode}, which is no training; see {other}")
+    overrides = [*options.overrides]
+    overrides += ["train.resume=true"] if options.resume else []
+    overrides += ["train.profile=true"] if options.profile else []
+    overrides += ["output.force=true"] if options.force else []
+    recipe = load_any(options.recipe, overrides, needs=["data.train"], changes={"run_mode": command})
+    job = read_job()
+    if job.launcher not in ("none", "pet") and not recipe.output.only_save_strategy:
+        check_size(recipe.parallel.processes, job.size)
+    if job.rank == 0:
+        check(recipe)
+        check_fits(recipe)
+    return recipe
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from model_zoo import progress
 from model_zoo.checkpoint.reading import load_into
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
-from pet.parallel import collectives, gathered
+from pet.parallel import collectives, gathered, peers
 from pet.parallel.buckets import BucketSums
 from pet.parallel.checks import check_optimizer
 from pet.parallel.join import join
@@ -69,6 +69,7 @@ class ParallelContext(DistributedContext):
                 f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
             )
         job = join()
+        peers.watch()
         Mesh(data, tensor, pipeline).check_size(job.size)
         collectives.check_sums(reduce_dtype)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)
@@ -189,6 +190,7 @@ class ParallelContext(DistributedContext):
     # A sign of life --------------------------------------------------------------------------------------------------
 
     def step_begins(self) -> None:
+        peers.step_begins()
         progress.tick()
         if self.meter is not None:
             self.meter.begin()
@@ -197,6 +199,7 @@ class ParallelContext(DistributedContext):
         if self.meter is not None:
             self.meter.end()
         progress.tick()
+        peers.step_ends()
 
     def traffic_report(self) -> str:
         return "" if self.meter is None else self.meter.table()
@@ -244,6 +247,9 @@ class ParallelContext(DistributedContext):
 
     def objects(self, value) -> list:
         return collectives.all_gather_object(value, self.everybody)
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        return collectives.broadcast(Tensor(array), 0, self.everybody).asnumpy()
 
     def untrained(self, model: nn.Cell) -> dict[str, object]:
         if not self.divides_model:

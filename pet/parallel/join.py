@@ -12,18 +12,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import socket
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from model_zoo.errors import InputError, first_line
+from pet.launching.addresses import only_here, resolve
 from pet.launching.environment import Job, read_job, split_address
 from pet.launching.heartbeat import leaving, waiting
 
 JOIN_LIMIT = 120
-"""Seconds that all workers have to start Python, import MindSpore and join."""
+"""Seconds that all workers of `pet launch`, which starts them at once, have to import MindSpore and join."""
+START_LIMIT = 600
+"""The same where another system starts them: one machine may be ready minutes after another, as msrun allows."""
+PATIENCE = 20.0
+"""Seconds after which a worker says what it waits for, in which another one of `pet launch` has imported MindSpore."""
 WAIT_LIMITS = {"MS_CPU_COMM_OP_TIMEOUT": "86400", "HCCL_CONNECT_TIMEOUT": "7200", "HCCL_EXEC_TIMEOUT": "17340"}
 """Seconds that a collective may wait for its peers, on a CPU and on Ascend: the first between two processes, and any.
 The defaults (30, 120 and 1836) are less than one rank's compilation, evaluation or saving may take longer than
@@ -38,6 +44,12 @@ RANKS = ("RANK_ID", "OMPI_COMM_WORLD_RANK", "MS_ROLE")
 
 _job: Job | None = None
 _failed = _left = False
+_told: list[Callable[[], None]] = []
+
+
+def on_leaving(tell: Callable[[], None]) -> None:
+    """Has a function called when this process is through, and not where it failed."""
+    _told.append(tell)
 
 
 def join() -> Job:
@@ -100,14 +112,37 @@ def _connect(job: Job) -> Job:
     if communication.GlobalComm.INITED:  # the user's script has done it
         pass
     elif job.launcher == "msrun" or (job.launcher == "rank_table" and target != "CPU"):
-        communication.init()
+        with _said(job, scheduler()):
+            communication.init()
     else:
-        _meet(job, target)
+        with _said(job, job.master):
+            _meet(job, target)
     if target == "CPU":
         # mint's send and recv ask for this group whatever group they are given
         communication.create_group("hccl_world_group", list(range(job.size)))
     # a scheduler may have numbered the workers anew
     return dataclasses.replace(job, rank=communication.get_rank(), size=communication.get_group_size())
+
+
+def scheduler() -> str:
+    """Where msrun's scheduler listens."""
+    return f"{os.environ.get('MS_SCHED_HOST', '')}:{os.environ.get('MS_SCHED_PORT', '')}"
+
+
+@contextlib.contextmanager
+def _said(job: Job, place: str) -> Iterator[None]:
+    """Says what this process waits for if the block takes long: MindSpore waits without a word. A scheduler serves."""
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        yield
+        return
+    text = f"rank {job.rank}: waiting at {place} for all {job.size} processes of the job{only_here(place)}"
+    timer = threading.Timer(PATIENCE, print, [text], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _meet(job: Job, target: str) -> None:
@@ -116,21 +151,24 @@ def _meet(job: Job, target: str) -> None:
     from mindspore.mint import distributed
 
     host, port = split_address(job.master)
-    limit = timedelta(seconds=JOIN_LIMIT)
+    seconds = JOIN_LIMIT if job.launcher == "pet" else START_LIMIT
+    limit, begin = timedelta(seconds=seconds), time.monotonic()
     place = {"world_size": job.size, "rank": job.rank}
     try:
-        store = distributed.TCPStore(socket.gethostbyname(host), port, job.size, job.rank == 0, timeout=limit)
+        store = distributed.TCPStore(resolve(host), port, job.size, job.rank == 0, timeout=limit)
     except (RuntimeError, OSError) as error:
         raise InputError(
             f"the workers cannot meet at {job.master} ({first_line(error)}); if another program has this "
             "port, set MASTER_PORT"
         ) from None
+    if time.monotonic() - begin >= seconds:  # MindSpore says no more than a warning, and waits for ever then
+        raise InputError(f"not all {job.size} processes joined at {job.master} within {seconds} s")
     if target != "CPU":
         distributed.init_process_group("hccl", timeout=limit, store=store, **place)
     elif hasattr(management, "_init_with_store"):  # since MindSpore 2.9
         management._init_with_store(backend="mccl", timeout=limit, store=store, **place)
     else:
-        management._init_without_sched("mccl", timeout=JOIN_LIMIT * 1000, store=store, **place)
+        management._init_without_sched("mccl", timeout=seconds * 1000, store=store, **place)
 
 
 def _print_failures() -> None:
@@ -158,6 +196,9 @@ def leave(code: int = 0) -> bool:
     if _left or _job is None or not _job.distributed:
         return False
     _left = True
+    if not _failed and (code == 0 or code > 128):  # a signal ends all processes after the same step
+        for tell in _told:
+            tell()
     if code or _failed:
         with contextlib.suppress(Exception):
             sys.stdout.flush()

@@ -96,6 +96,11 @@ class Signals:
 _watching: Signals | None = None
 
 
+def signalled() -> bool:
+    """Whether a signal is ending the run."""
+    return _watching is not None and _watching.received is not None
+
+
 def check_signals() -> None:
     """Called between the batches of an evaluation.
 

@@ -34,6 +34,10 @@ with collectives.counting() as traffic:
     sent = collectives.send(x, other)
     assert collectives.receive((4,), ms.float32, other).asnumpy().tolist() == [other] * 4
     sent.wait()
+# what a checkpoint is sent by to machines that do not have it
+from pet.parallel.context import ParallelContext
+block = np.frombuffer(bytes(range(100)) * 300, np.int8)
+assert (ParallelContext(data=2).broadcast(block if job.rank == 0 else np.zeros_like(block)) == block).all()
 assert traffic["send", "pipeline"].bytes == 16 and traffic["all_reduce", "world"].calls == 2
 
 # a matrix of which each has two rows: gathered forward, and again for the gradient of what it is multiplied with

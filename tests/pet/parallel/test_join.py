@@ -13,8 +13,9 @@ from mindspore import communication
 from mindspore.communication import management
 from mindspore.mint import distributed
 
+from model_zoo.errors import InputError
 from pet.launching.environment import Job
-from pet.parallel import join
+from pet.parallel import collectives, join, peers, together
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_on_ascend_others_join_by_the_public_function(monkeypatch, calls, launch
     join_on(monkeypatch, "Ascend", launcher)
     assert names(calls) == ["set_device", "store", "init_process_group"]
     _, arguments, settings = calls[2]
-    limit = timedelta(seconds=join.JOIN_LIMIT)
+    limit = timedelta(seconds={"pet": join.JOIN_LIMIT}.get(launcher, join.START_LIMIT))
     assert arguments == ("hccl",)
     assert settings == {"store": "the store", "world_size": 4, "rank": 1, "timeout": limit}
 
@@ -110,3 +111,64 @@ def test_arguments_of_the_stand_ins_are_those_of_mindspore():
     inspect.signature(distributed.init_process_group).bind("hccl", **place)
     name = next(name for name in ("_init_with_store", "_init_without_sched") if hasattr(management, name))
     inspect.signature(getattr(management, name)).bind("mccl", **place)
+
+
+@pytest.mark.parametrize("host", ["fd00::1", "no.such.host.invalid"])
+def test_an_address_without_ipv4_is_refused(monkeypatch, calls, host):
+    monkeypatch.setattr(ms, "get_context", lambda name: "CPU")
+    monkeypatch.setattr(join, "read_job", lambda: Job(1, 4, 1, 1, "environment", f"{host}:9999"))
+    with pytest.raises(InputError, match=f"{host}: (has no IPv4 address|no such host)"):
+        join.join()
+
+
+def test_processes_that_never_come_are_not_waited_for_for_ever(monkeypatch, calls):
+    """MindSpore's store comes back at its limit, though not all are there."""
+    now = [0.0]
+
+    def store(*arguments, **settings):
+        now[0] += join.START_LIMIT
+
+    monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(distributed, "TCPStore", store)
+    with pytest.raises(InputError, match=r"not all 4 processes joined at 127\.0\.0\.1:9999 within 600 s"):
+        join_on(monkeypatch, "CPU", "environment")
+
+
+def test_a_worker_says_what_it_waits_for(monkeypatch, calls, until, capsys):
+    def init():
+        until(lambda: "msrun" in said or said.append(capsys.readouterr().err) or "waiting" in said[-1])
+
+    said: list[str] = []
+    monkeypatch.setattr(join, "PATIENCE", 0.05)
+    monkeypatch.setattr(communication, "init", init)
+    monkeypatch.setenv("MS_SCHED_HOST", "10.0.0.1")
+    monkeypatch.setenv("MS_SCHED_PORT", "8118")
+    join_on(monkeypatch, "CPU", "msrun")
+    assert said[-1] == "rank 1: waiting at 10.0.0.1:8118 for all 4 processes of the job\n"
+
+
+@pytest.mark.parametrize("launcher", ["pet", "msrun"])
+@pytest.mark.parametrize("mine", [None, "train.steps: must be positive"])
+def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, launcher, mine):
+    """``pet launch`` ends the others by itself; nobody else does before they have joined."""
+    joined = []
+    monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, launcher))
+    monkeypatch.setattr(join, "join", lambda: joined.append(1))
+    monkeypatch.setattr(peers, "watch", lambda: None)
+    monkeypatch.setattr(collectives, "world", lambda: None)
+    monkeypatch.setattr(
+        collectives, "all_gather_object", lambda value, group: [("data.train: no such file", "a"), value]
+    )
+    expected = {"pet": mine, "msrun": "rank 0 on a: data.train: no such file"}[launcher]
+
+    def read():
+        with together.shared_errors():
+            if mine:
+                raise InputError(mine)
+
+    if expected is None:
+        return read()
+    with pytest.raises(InputError) as error:
+        read()
+    assert expected in str(error.value) and (mine or "") in str(error.value)
+    assert joined == ([] if launcher == "pet" else [1])

@@ -1,0 +1,92 @@
+"""Processes that nobody watches notice the end of one another, and end."""
+
+import socket
+
+import pytest
+
+from pet.launching.environment import Job
+from pet.parallel import collectives, peers
+from pet.parallel.peers import HELLO, Peers, own_address
+
+HOST = socket.gethostname()
+PLACE = "127.0.0.1:9"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Three processes of a job, and what each ended with: (rank, text)."""
+    known, ended = [], []
+
+    def gather(value, group):
+        known.append(value)
+        return known
+
+    monkeypatch.setattr(collectives, "world", lambda: None)
+    monkeypatch.setattr(collectives, "all_gather_object", gather)
+    monkeypatch.setattr(peers, "GRACE", 0.0)
+    monkeypatch.setattr(peers.os, "_exit", lambda code: ended.append(code))
+    return [Peers(Job(rank, 3, launcher="environment"), PLACE) for rank in range(3)], ended
+
+
+@pytest.fixture
+def together(job, until):
+    members, ended = job
+    until(lambda: len(members[0].links) == 2)
+    yield members, ended
+    for member in members:
+        member.leave()
+        for link in member.links.values():
+            link.close()
+
+
+def test_the_end_of_one_is_the_end_of_all(together, until, capsys):
+    members, ended = together
+    members[1].links[0].shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that is killed
+    until(lambda: len(ended) >= 3)
+    assert set(ended) == {1}
+    said = capsys.readouterr().err
+    assert said.count(f"rank 1 on {HOST} is gone: this process ends, too") == 2  # rank 0 and, told by it, rank 2
+    assert said.count("rank 0 is gone") == 1
+
+
+def test_who_is_through_may_go(together, until):
+    members, ended = together
+    members[1].leave()
+    until(lambda: 1 in members[0].left)
+    members[1].links[0].shutdown(socket.SHUT_RDWR)
+    until(lambda: 1 not in members[0].links)
+    assert ended == [] and 2 in members[0].links
+
+
+def test_strangers_take_nobodys_place(together, until):
+    members, ended = together
+    before = dict(members[0].links)
+    with socket.create_connection(members[0].server.getsockname()) as stranger:
+        stranger.sendall(b"0123456789abcdef 1 here".ljust(HELLO))
+        stranger.settimeout(20)
+        assert stranger.recv(1) == b""
+    assert members[0].links == before and ended == []
+
+
+def test_a_step_that_a_signal_does_not_end(together, monkeypatch):
+    member, now = together[0][0], [100.0]
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+    signals = [False]
+    monkeypatch.setattr(peers, "signalled", lambda: signals[0])
+    member.step_began = 90.0
+    assert not member.overdue()
+    signals[0] = True
+    assert not member.overdue()
+    now[0] += peers.NOTICE
+    assert not member.overdue()
+    now[0] += 1.0
+    assert member.overdue()
+    member.step_began = None  # it has ended: what is saved now may take long
+    assert not member.overdue()
+    member.leave()
+
+
+def test_the_address_is_that_of_the_network_in_which_the_others_are():
+    assert own_address("127.0.0.1:8118") == "127.0.0.1"
+    assert own_address("127.0.0.2:8118") in ("127.0.0.1", "127.0.0.2")
+    assert own_address("nonsense")  # this machine's, whatever that is
