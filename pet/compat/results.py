@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from model_zoo.errors import InputError
@@ -75,11 +76,13 @@ def bring_checkpoint(source: str | os.PathLike, output: str | os.PathLike) -> No
     if place == chosen or place.exists():
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    stage = place.with_name(f".{chosen.name}.{os.getpid()}")
+    # every process may do this, also of several machines, whose process numbers may be the same
+    stage = Path(tempfile.mkdtemp(prefix=f".{chosen.name}.", dir=place.parent))
     try:
-        copy(chosen, stage)
-        stage.rename(place)
+        copy(chosen, stage / chosen.name)
+        (stage / chosen.name).rename(place)
     except OSError:
-        shutil.rmtree(stage, ignore_errors=True)
         if not place.exists():  # otherwise another process of the job was quicker
             raise
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
