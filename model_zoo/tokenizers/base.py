@@ -14,6 +14,7 @@ from model_zoo.atomic import atomic_write
 from model_zoo.errors import InputError, nearest
 from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles
+from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
 from model_zoo.tokenizers.special import named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder
@@ -22,7 +23,7 @@ TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The tokens that a chat template may name."""
 
 
-class Tokenizer(ABC):
+class Tokenizer(InPieces, ABC):
     """Base of all tokenizers. A subclass knows its files, its algorithm, and its control tokens.
 
     Control tokens never come out of a text: ``encode`` reads ``"<|user|>"`` as eight characters of text. Only
@@ -345,15 +346,8 @@ class Tokenizer(ABC):
         return [directory / name for name in files]
 
     def _encode_checked(self, text, further: bool = False) -> list[int]:
-        if not isinstance(text, str):
-            raise InputError(f"a tokenizer encodes text, found {type(text).__name__}: {text!r:.80}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text holds half of a surrogate pair at character {error.start}: no valid Unicode"
-            ) from None
-        return (self.encode_further if further else self.encode_text)(text) if text else []
+        pieces = list(self.encode_pieces(text, further))
+        return pieces[0] if len(pieces) == 1 else [number for piece in pieces for number in piece]
 
     def _part_ids(self, part: Part) -> Iterable[tuple[int, int | None]]:
         """(id, number of the answer it is a label of) for each token of a rendered part."""

@@ -30,6 +30,7 @@ class ChatGLMTokenizer(SentencePieceTokenizer):
     class_name = "ChatGLMTokenizer"
     file_name = "ice_text.model"
     default_style = "chatglm"
+    marks = ""  # normalisation rules reach across them
 
     def __init__(
         self,

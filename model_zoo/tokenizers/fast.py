@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 
@@ -10,6 +11,7 @@ from model_zoo.errors import InputError
 from model_zoo.tokenizers.base import Tokenizer
 from model_zoo.tokenizers.bytelevel import to_bytes
 from model_zoo.tokenizers.files import TokenizerFiles, parse_json, read_bytes
+from model_zoo.tokenizers.pieces import continuing, marks_of, steps
 from model_zoo.tokenizers.sentencepiece_model import SPACE, UNDECODABLE
 from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
 
@@ -110,6 +112,20 @@ class FastTokenizer(Tokenizer):
     def encode_further(self, text: str) -> list[int]:
         return self._further.encode(text, add_special_tokens=False).ids
 
+    @functools.cached_property
+    def marks(self) -> str:
+        return marks_of(json.loads(self._engine.to_str()))
+
+    @functools.cached_property
+    def _following(self):
+        """The same engine without a space of its own in front."""
+        description = json.loads(self._engine.to_str())
+        other = continuing(description)
+        return self._engine if other == description else _build(other, self.source)
+
+    def encode_following(self, text: str) -> list[int]:
+        return self._following.encode(text, add_special_tokens=False).ids
+
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
         if token_id in self._plain_added:
             return self._plain_added[token_id].encode("utf-8"), 0
@@ -174,13 +190,6 @@ def _without_first_space(description: dict) -> dict:
 def _joined(merge) -> str:
     """What a merge makes; older files write the pair as one text with a space between."""
     return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
-
-
-def steps(part: dict | None, key: str) -> list[dict]:
-    """A component, or the components of a Sequence of them."""
-    if not part:
-        return []
-    return part[key] if part.get("type") == "Sequence" else [part]
 
 
 def _decoding(description: dict, source: str) -> tuple[bool, int]:

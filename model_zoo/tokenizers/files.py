@@ -171,8 +171,7 @@ def parse_sentencepiece(data: bytes, source):
     found = describe(data)
     if found != "sentencepiece":
         raise InputError(f"{source}: found {found}, expected a sentencepiece model")
-    fields = _protobuf_fields(data)
-    if not {1, 2, 3} <= fields:
+    if not {1, 2, 3} <= {field for field, _ in protobuf_fields(data)}:
         raise InputError(f"{source}: the sentencepiece model is truncated or damaged ({len(data)} bytes)")
     from sentencepiece import SentencePieceProcessor
 
@@ -182,9 +181,9 @@ def parse_sentencepiece(data: bytes, source):
         raise InputError(f"{source}: the sentencepiece model is damaged ({error})") from None
 
 
-def _protobuf_fields(data: bytes) -> set[int]:
-    """The field numbers at the top level of a protobuf message; empty if the message does not end cleanly."""
-    fields: set[int] = set()
+def protobuf_fields(data: bytes) -> list[tuple[int, int | bytes]]:
+    """The fields at the top level of a protobuf message, as numbers or bytes; none if it does not end cleanly."""
+    fields: list[tuple[int, int | bytes]] = []
     position, size = 0, len(data)
 
     def varint(position: int) -> tuple[int, int]:
@@ -200,15 +199,17 @@ def _protobuf_fields(data: bytes) -> set[int]:
 
     while position < size:
         key, position = varint(position)
-        wire = key & 7
+        wire, begin = key & 7, position
         if wire == 0:
-            _, position = varint(position)
+            value, position = varint(position)
         elif wire in (1, 5):
             position += 8 if wire == 1 else 4
+            value = data[begin:position]
         elif wire == 2:
-            length, position = varint(position)
-            position += length
+            length, begin = varint(position)
+            position = begin + length
+            value = data[begin:position]
         else:
-            return set()
-        fields.add(key >> 3)
-    return fields if position == size else set()
+            return []
+        fields.append((key >> 3, value))
+    return fields if position == size else []

@@ -6,11 +6,13 @@ import re
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers.files import TokenizerFiles, parse_sentencepiece, read_bytes
-from model_zoo.tokenizers.sentencepiece_model import SPACE, SentencePieceTokenizer, control_pieces
+from model_zoo.tokenizers.sentencepiece_model import (
+    NO_FIRST_SPACE,
+    SPACE,
+    SentencePieceTokenizer,
+    control_pieces,
+)
 from model_zoo.tokenizers.special import extra_tokens, named_token, stop_ids
-
-NO_FIRST_SPACE = b"\x1a\x02\x18\x00"
-"""Behind a sentencepiece model, whose fields count as its last say: ``normalizer_spec.add_dummy_prefix`` is false."""
 
 
 class LlamaTokenizer(SentencePieceTokenizer):
@@ -91,6 +93,9 @@ class LlamaTokenizer(SentencePieceTokenizer):
 
     def encode_further(self, text: str) -> list[int]:
         return self._further.encode(text) if self.first_space_only else self.encode_text(text)
+
+    def encode_following(self, text: str) -> list[int]:
+        return super().encode_following(text) if self._cuts is None else self.encode_text(text)
 
     def own_settings(self) -> dict:
         return self._own

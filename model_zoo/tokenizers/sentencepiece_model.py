@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from model_zoo.tokenizers.base import Tokenizer
+import functools
 
-SPACE = "▁"
+from model_zoo.tokenizers.base import Tokenizer
+from model_zoo.tokenizers.files import protobuf_fields
+from model_zoo.tokenizers.pieces import SPACE, marks_apart
+
+BPE = 2
+"""The kind of model, in its trainer's settings."""
+NO_FIRST_SPACE = b"\x1a\x02\x18\x00"
+"""Behind a sentencepiece model, whose fields count as its last say: ``normalizer_spec.add_dummy_prefix`` is false."""
 UNDECODABLE = "\ufffd".encode()
 
 
@@ -35,6 +42,18 @@ class SentencePieceTokenizer(Tokenizer):
         ids = self.processor.encode(text)
         return [number + self.offset for number in ids] if self.offset else ids
 
+    @functools.cached_property
+    def marks(self) -> str:
+        return marks_of(self.processor)
+
+    @functools.cached_property
+    def _following(self):
+        """The same model without a space of its own in front."""
+        return type(self.processor)(model_proto=self.processor.serialized_model_proto() + NO_FIRST_SPACE)
+
+    def encode_following(self, text: str) -> list[int]:
+        return [number + self.offset for number in self._following.encode(text)]
+
     def token_bytes(self, token_id: int) -> tuple[bytes, int]:
         found = self._pieces.get(token_id)
         if found is None:
@@ -52,6 +71,19 @@ class SentencePieceTokenizer(Tokenizer):
     def written(self, piece: str) -> str:
         """A piece as it stands in the text."""
         return piece.replace(SPACE, " ")
+
+
+def marks_of(processor) -> str:
+    """The marks in front of which a text may be cut for a sentencepiece model."""
+    pieces = range(processor.get_piece_size())
+    trainer, normalizer = {}, {}
+    for field, value in protobuf_fields(processor.serialized_model_proto()):
+        if field in (2, 3):
+            (trainer if field == 2 else normalizer).update(protobuf_fields(value))
+    simple = trainer.get(3) == BPE and not trainer.get(24)  # no spaces at the end of words
+    kept = not normalizer.get(2) and normalizer.get(4) == 0 and normalizer.get(5, 1)  # no rules, all spaces, as signs
+    bytewise = sum(map(processor.is_byte, pieces)) == 256
+    return marks_apart(map(processor.id_to_piece, pieces)) if simple and kept and bytewise else ""
 
 
 def control_pieces(processor, offset: int = 0) -> dict[str, int]:

@@ -29,8 +29,14 @@ T = TypeVar("T")
 
 # Rows sent to a worker at a time: enough that sending costs little, few enough that all have something to do.
 CHUNK = 512
-# Fewer rows than this are tokenised before a worker has been started.
-WORTH_WORKERS = 8 * CHUNK
+# Nor more than so many characters, so that chunks of books fit in memory.
+CHUNK_SIZE = 1 << 22
+# What makes fewer chunks than this is tokenised before a worker has been started.
+WORTH_WORKERS = 8
+# A text of so many characters that must be tokenised as a whole is worth a warning.
+LONG_TEXT = 1 << 24
+# Bytes that the libraries keep for each of its characters meanwhile.
+KEPT_PER_CHARACTER = 50
 LINE_EVERY = 30.0
 """Seconds between lines about data that takes a while, where there is no terminal."""
 
@@ -122,17 +128,11 @@ class Encoder:
         return False
 
     def tokens(self, row: Row, messages: list[dict[str, Any]] | None = None) -> tuple[list[int], list[bool]]:
-        """All ids of a row, and which are labels; not yet cut. ``messages``: one of its documents, by default the
-        first."""
+        """All ids of a row that is no text, and which are labels; not yet cut. ``messages``: one of its documents, by
+        default the first."""
         messages = messages or row.messages
-        if row.messages is None and self.settings.template is not None:
-            raise InputError(f"{row.where}: no question and answer, which data.template needs")
         if row.tokens is not None:
             return row.tokens
-        if row.text is not None:
-            head = self._opening()
-            ids = self.tokenizer.encode(row.text, add_special_tokens=False)
-            return head + ids + self._end(), [False] * len(head) + [True] * (len(ids) + len(self._end()))
         if self.settings.template is None:
             try:
                 ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))
@@ -143,6 +143,21 @@ class Encoder:
         answer = self.tokenizer.encode(messages[-1]["content"], add_special_tokens=False) + self._end()
         learnt = messages[-1].get("weight") != 0
         return question + answer, [self.settings.train_on == "all"] * len(question) + [learnt] * len(answer)
+
+    def text_ids(self, row: Row) -> np.ndarray:
+        """All ids of a raw text and its end. They are made a piece at a time where the tokenizer can do so: a list of
+        them takes ten times the memory."""
+        pieces = getattr(self.tokenizer, "encode_pieces", None)
+        if len(row.text) > LONG_TEXT and not getattr(self.tokenizer, "marks", ""):
+            log.warning(
+                "%s: a text of %d MB is tokenised as a whole, since pieces of it might get other tokens from this "
+                "tokenizer; that takes about %.1f GB of memory",
+                row.where,
+                len(row.text) / 1e6,
+                len(row.text) * KEPT_PER_CHARACTER / 1e9,
+            )
+        found = pieces(row.text) if pieces else [self.tokenizer.encode(row.text, add_special_tokens=False)]
+        return np.concatenate([*(np.asarray(ids, np.int32) for ids in found), np.asarray(self._end(), np.int32)])
 
     def prompt(self, row: Row, messages: list[dict[str, Any]] | None = None) -> list[int]:
         """The ids that a model is given to answer the last question of a row.
@@ -184,6 +199,11 @@ class Encoder:
     def _fit(self, row: Row, counts: Counts) -> Iterator[list[tuple[list[int], list[bool]]]]:
         """The samples of a row, each its documents, within ``max_length``."""
         limit = self.settings.max_length
+        if row.messages is None and self.settings.template is not None:
+            raise InputError(f"{row.where}: no question and answer, which data.template needs")
+        if row.text is not None:
+            yield from self._fit_text(row, counts)
+            return
         documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
         longest = max(len(ids) for ids, _ in documents)
         counts.longest = max(counts.longest, longest)
@@ -191,20 +211,24 @@ class Encoder:
             yield documents
         elif self.settings.too_long == "drop":
             counts.dropped_long += 1
-        elif row.text is None:
+        else:
             counts.cut += 1
             yield [(ids[:limit], trained[:limit]) for ids, trained in documents]
-        else:
-            # nothing of a raw text is lost: each piece opens like a text of its own
-            ids, trained = documents[0]
-            head = trained.index(True)
-            body, room = ids[head:], limit - head
-            if room < 2:
-                raise InputError(f"data.max_length: {limit} leaves no room for text after {head} opening tokens")
-            counts.divided += 1
-            for at in range(0, len(body), room):
-                piece = body[at : at + room]
-                yield [(ids[:head] + piece, [False] * head + [True] * len(piece))]
+
+    def _fit_text(self, row: Row, counts: Counts) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+        """A raw text within ``max_length``. Nothing of it is lost: each piece opens like a text of its own."""
+        head, body, limit = np.asarray(self._opening(), np.int32), self.text_ids(row), self.settings.max_length
+        length, room = len(head) + len(body), limit - len(head)
+        counts.longest = max(counts.longest, length)
+        if length > limit and self.settings.too_long == "drop":
+            counts.dropped_long += 1
+            return
+        if length > limit and room < 2:
+            raise InputError(f"data.max_length: {limit} leaves no room for text after {len(head)} opening tokens")
+        counts.divided += length > limit
+        for at in range(0, len(body), max(room, 1)):
+            ids = np.concatenate([head, body[at : at + room]])
+            yield [(ids, np.arange(len(ids)) >= len(head))]
 
 
 def encode_rows(
@@ -221,10 +245,9 @@ def encode_rows(
     Yields:
         A chunk of rows and its samples.
     """
-    iterator = iter(rows)
-    chunks = iter(lambda: list(islice(iterator, CHUNK)), [])
-    held = list(islice(chunks, WORTH_WORKERS // CHUNK))
-    large = len(held) * CHUNK >= WORTH_WORKERS
+    chunks = chunked(rows)
+    held = list(islice(chunks, WORTH_WORKERS))
+    large = len(held) == WORTH_WORKERS
     own = None
     if pool is None and large:
         own = pool = start_workers(encoder)
@@ -244,6 +267,19 @@ def encode_rows(
     finally:
         if own is not None:
             own.close()
+
+
+def chunked(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Lists of at most `CHUNK` rows, which end with the row that brings them to `CHUNK_SIZE` characters."""
+    chunk, size = [], 0
+    for row in rows:
+        chunk.append(row)
+        size += row.size
+        if len(chunk) == CHUNK or size >= CHUNK_SIZE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def shown(items: Iterable[T], what: str, rows: Callable[[T], int]) -> Iterator[T]:

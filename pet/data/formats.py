@@ -111,6 +111,13 @@ class Row:
         """``file:line`` for reports."""
         return place_name(self.path, self.line, self.row)
 
+    @property
+    def size(self) -> int:
+        """Characters, or tokens: memory and time go by them."""
+        if self.messages is None:
+            return len(self.text or "") + (len(self.tokens[0]) if self.tokens else 0)
+        return sum(len(message["content"]) for messages in (self.messages, *self.others) for message in messages)
+
 
 def read_rows(paths: str | Path | Iterable[str | Path], *, limit: int | None = None, **options: Any) -> Iterator[Row]:
     """The rows of files or directories, one at a time.

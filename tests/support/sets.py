@@ -20,7 +20,7 @@ QUICK = (
     *(f"adapters/test_{name}" for name in ("freeze", "lora_cells", "lora_files", "lora_plan", "small_methods")),
     *(f"model_zoo/test_{name}" for name in ("checkpoint", "configs", "errors", "presets", "safetensors_io", "saving")),
     *(f"model_zoo/test_{name}" for name in ("special_files", "tokenizers_call", "tokenizers_files", "tokenizers_ids")),
-    "model_zoo/test_tokenizers_prompts",
+    *(f"model_zoo/test_tokenizers_{name}" for name in ("pieces", "prompts")),
     "pet/cli/test_bad_recipes",
     "pet/cli/test_commands",
     *(f"pet/compat/test_{name}" for name in ("ckpt", "mindpet", "modelarts", "names", "job_files")),

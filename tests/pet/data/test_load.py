@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers import AutoTokenizer
+from model_zoo.tokenizers import AutoTokenizer, pieces
 from pet.data import (
     Counts,
     DataSettings,
@@ -25,6 +25,8 @@ from pet.data import (
     load_questions,
     split_dataset,
 )
+from pet.data.encode import Encoder
+from pet.data.formats import Row
 from pet.data.workers import Workers
 from pet.names import bundled_models
 
@@ -624,3 +626,33 @@ def test_labels_are_counted_in_little_memory():
         tracemalloc.stop()
     assert counts.tolist() == ((lengths + 2) // 3 - 1).tolist()
     assert peak < 1.5e6, "not 2.4 MB"
+
+
+def test_long_rows_go_to_the_tokenizer_few_at_a_time(monkeypatch, tmp_path):
+    """Rows of a megabyte each, 512 in a chunk and eight chunks at once, would be gigabytes of text."""
+    monkeypatch.setattr(encode, "CHUNK", 4)
+    monkeypatch.setattr(encode, "CHUNK_SIZE", 10)
+    rows = [Row(tmp_path / "x", line, text="a" * size) for line, size in enumerate([1, 1, 1, 1, 1, 9, 30, 2])]
+    rows.append(
+        Row(tmp_path / "x", 9, messages=[{"role": "user", "content": "12345"}], others=[[{"content": "67890"}]])
+    )
+    rows.append(Row(tmp_path / "x", 10, tokens=([1, 2], [True, True])))
+    assert [[row.size for row in chunk] for chunk in encode.chunked(rows)] == [[1, 1, 1, 1], [1, 9], [30], [2, 10], [2]]
+
+
+@pytest.mark.parametrize(("name", "warned"), [("tok_gpt2", False), ("tok_chatglm1", True)])
+def test_a_long_text_is_tokenised_in_pieces_or_with_a_warning(settings, monkeypatch, caplog, fixtures, name, warned):
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / name)
+    encoder = Encoder(tokenizer, settings(max_length=40))
+    row = Row(fixtures / "rows.jsonl", 1, text="The world is round, and the day is long.\n" * 30)
+    whole = encoder([row])
+    encoded, original = [], type(tokenizer).encode_text
+    monkeypatch.setattr(pieces, "AT_ONCE", 50)
+    monkeypatch.setattr(encode, "LONG_TEXT", 1000)
+    monkeypatch.setattr(
+        type(tokenizer), "encode_text", lambda self, text: encoded.append(len(text)) or original(self, text)
+    )
+    again = encoder([row])
+    assert [ids.tolist() for ids, _ in again.samples] == [ids.tolist() for ids, _ in whole.samples]
+    assert len(encoded) == 1 and (encoded[0] == len(row.text)) is warned and (encoded[0] < 60) is not warned
+    assert ("rows.jsonl:1: a text of 0 MB is tokenised as a whole" in caplog.text) is warned
