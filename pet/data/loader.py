@@ -241,6 +241,5 @@ class Loader:
 
 def _label_tokens(dataset: TokenDataset, plan: Plan) -> np.ndarray:
     """(rows,) labels in each row of a plan."""
-    sums = np.concatenate([[0], np.cumsum(dataset.label_counts[np.concatenate([*plan.rows, np.zeros(0, np.int64)])])])
-    ends = np.cumsum([len(row) for row in plan.rows], dtype=np.int64)
-    return np.diff(sums[ends], prepend=0)
+    sums = np.concatenate([[0], np.cumsum(dataset.label_counts[plan.rows.members])])
+    return np.diff(sums[plan.rows.ends], prepend=0)

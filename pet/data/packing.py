@@ -91,9 +91,16 @@ def first_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> 
     Raises:
         ValueError: a document is empty or longer than a row.
     """
+    order, sizes = packed_order(lengths, capacity)
+    return np.split(order, np.cumsum(sizes)[:-1]) if len(order) else []
+
+
+def packed_order(lengths: Sequence[int] | np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """`first_fit_decreasing` in flat arrays: the indices of the documents, row after row, and the number of documents
+    in each row."""
     lengths = np.asarray(lengths, np.int64)
     if lengths.size == 0:
-        return []
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if lengths.min() < 1 or lengths.max() > capacity:
         raise ValueError(f"document lengths must lie in 1 … {capacity}, found {lengths.min()} … {lengths.max()}")
     order = np.argsort(-lengths, kind="stable")
@@ -119,9 +126,7 @@ def first_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> 
             room[rows + opened - 1] = capacity - (rest - per_row * (opened - 1)) * length
             rows += opened
         placed += count
-    by_row = np.argsort(row_of, kind="stable")
-    borders = np.cumsum(np.bincount(row_of, minlength=rows))[:-1]
-    return np.split(order[by_row], borders)
+    return order[np.argsort(row_of, kind="stable")], np.bincount(row_of, minlength=rows)
 
 
 def bucket_edges(lengths: Sequence[int] | np.ndarray, count: int, max_length: int, multiple: int = 16) -> list[int]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .packing import bucket_edges, first_fit_decreasing
+from model_zoo.errors import InputError
+
+from .packing import bucket_edges, packed_order
 
 # Samples packed at a time. More gains nothing in rows filled; fewer lets the company a sample keeps change each epoch.
 PACKED_TOGETHER = 16384
@@ -18,16 +20,47 @@ BUCKETS = 4
 
 
 @dataclass
+class Rows:
+    """Rows of samples in two flat arrays: a million of them take no objects of Python.
+
+    Attributes:
+        members: (samples,) int64, the indices of the samples, row after row.
+        sizes: (rows,) int64, how many samples each row has.
+    """
+
+    members: np.ndarray
+    sizes: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.ends = np.cumsum(self.sizes, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, span: slice) -> list[np.ndarray]:
+        """The samples of each of these rows."""
+        numbers = range(*span.indices(len(self)))
+        return [self.members[self.ends[number] - self.sizes[number] : self.ends[number]] for number in numbers]
+
+    def reordered(self, order: np.ndarray) -> Rows:
+        """The rows of these numbers."""
+        sizes = self.sizes[order]
+        # of each place the distance to where its sample stands here
+        shift = (self.ends - self.sizes)[order] - (np.cumsum(sizes) - sizes)
+        return Rows(self.members[np.repeat(shift, sizes) + np.arange(sizes.sum())], sizes)
+
+
+@dataclass
 class Plan:
     """The rows of one epoch, in order.
 
     Attributes:
-        rows: for each row the indices of its samples; steps · rows_per_step of them, padded with empty rows at the end.
+        rows: the samples of each row; steps · rows_per_step of them, padded with empty rows at the end.
         lengths: (steps,) tokens in the rows of each optimizer step; one shape throughout a step.
         rows_per_step: rows in an optimizer step, over all ranks and accumulated batches.
     """
 
-    rows: list[np.ndarray]
+    rows: Rows
     lengths: np.ndarray
     rows_per_step: int
 
@@ -64,26 +97,33 @@ def make_plan(
     count = len(lengths)
     order = random.permutation(count) if shuffle else np.arange(count)
     if packing == "pack":
-        rows: list[np.ndarray] = []
-        for part in np.array_split(order, max(1, -(-count // PACKED_TOGETHER))):
-            rows.extend(part[members] for members in first_fit_decreasing(lengths[part], max_length))
+        rows = _packed(lengths, order, max_length)
         if shuffle:
-            rows = [rows[index] for index in random.permutation(len(rows))]
+            rows = rows.reordered(random.permutation(len(rows)))
         step_lengths = np.full(-(-len(rows) // rows_per_step), max_length, np.int64)
     elif packing == "buckets":
-        rows, step_lengths = _bucket(lengths, order, buckets, max_length, rows_per_step, random if shuffle else None)
+        order, step_lengths = _bucket(lengths, order, buckets, max_length, rows_per_step, random if shuffle else None)
+        rows = Rows(order, np.ones(len(order), np.int64))
     else:
-        rows = [order[index : index + 1] for index in range(count)]
+        rows = Rows(order, np.ones(count, np.int64))
         step_lengths = np.full(-(-count // rows_per_step), max_length, np.int64)
-        if packing == "longest":
-            for step in range(len(step_lengths)):
-                longest = int(lengths[order[step * rows_per_step : (step + 1) * rows_per_step]].max())
-                step_lengths[step] = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)
-    if documents > 1:
-        rows = [(row[:, None] * documents + np.arange(documents)).reshape(-1) for row in rows]
+        if packing == "longest" and count:
+            longest = np.maximum.reduceat(lengths[order], np.arange(0, count, rows_per_step))
+            step_lengths = np.minimum(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)
     missing = len(step_lengths) * rows_per_step - len(rows)
-    rows.extend(np.zeros(0, np.int64) for _ in range(missing))
-    return Plan(rows, step_lengths, rows_per_step)
+    members = (rows.members[:, None] * documents + np.arange(documents)).reshape(-1)
+    sizes = np.concatenate([rows.sizes * documents, np.zeros(missing, np.int64)])
+    return Plan(Rows(members, sizes), step_lengths, rows_per_step)
+
+
+def _packed(lengths: np.ndarray, order: np.ndarray, max_length: int) -> Rows:
+    """Samples packed in this order, `PACKED_TOGETHER` at a time."""
+    members, sizes = [], []
+    for part in np.array_split(order, max(1, -(-len(order) // PACKED_TOGETHER))):
+        placed, counts = packed_order(lengths[part], max_length)
+        members.append(part[placed])
+        sizes.append(counts)
+    return Rows(np.concatenate(members), np.concatenate(sizes))
 
 
 def _bucket(
@@ -93,22 +133,27 @@ def _bucket(
     max_length: int,
     rows_per_step: int,
     random: np.random.Generator | None,
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Full steps of like length; what does not fill a step moves on to the next longer bucket."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The samples in full steps of like length, and the length of each step; what does not fill a step moves on to the
+    next longer bucket."""
     if len(order) == 0:
-        return [], np.zeros(0, np.int64)
+        return order, np.zeros(0, np.int64)
     edges = np.asarray(sorted(buckets) if buckets else bucket_edges(lengths, BUCKETS, max_length))
+    if (longest := lengths.max()) > edges[-1]:  # of a pair, which has room for two answers
+        raise InputError(f"data.buckets: the longest is {edges[-1]}, but a sample with all its documents has {longest}")
     bucket_of = np.searchsorted(edges, lengths[order])
-    steps: list[tuple[np.ndarray, int]] = []
+    steps, step_lengths = [], []
     waiting = np.zeros(0, np.int64)
     for bucket, edge in enumerate(edges.tolist()):
         waiting = np.concatenate([waiting, order[bucket_of == bucket]])
-        full = len(waiting) // rows_per_step * rows_per_step
-        steps.extend((part, edge) for part in waiting[:full].reshape(-1, rows_per_step))
-        waiting = waiting[full:]
+        full = len(waiting) // rows_per_step
+        steps.append(waiting[: full * rows_per_step].reshape(full, rows_per_step))
+        step_lengths.append(np.full(full, edge, np.int64))
+        waiting = waiting[full * rows_per_step :]
+    whole, its_lengths = np.concatenate(steps), np.concatenate(step_lengths)
     if random is not None:
-        steps = [steps[index] for index in random.permutation(len(steps))]
+        shuffled = random.permutation(len(whole))
+        whole, its_lengths = whole[shuffled], its_lengths[shuffled]
     if len(waiting):
-        steps.append((waiting, int(edges[np.searchsorted(edges, lengths[waiting].max())])))
-    rows = [part[index : index + 1] for part, _ in steps for index in range(len(part))]
-    return rows, np.asarray([edge for _, edge in steps], np.int64)
+        its_lengths = np.append(its_lengths, edges[np.searchsorted(edges, lengths[waiting].max())])
+    return np.concatenate([whole.reshape(-1), waiting]), its_lengths

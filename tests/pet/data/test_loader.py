@@ -1,10 +1,13 @@
 """Each sample once, the same order whatever the division into batches and ranks, and resuming at any batch."""
 
+import sys
+
 import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import DataSettings, Loader, TokenDataset
+from pet.data import DataSettings, Loader, TokenDataset, plan as plan_module
+from pet.data.plan import Rows, make_plan
 
 PACKINGS = ("pack", "buckets", "longest", "none")
 
@@ -188,3 +191,49 @@ def test_the_recipe_section_has_these_names():
     missing = set(DataSettings.__dataclass_fields__) - set(type(section).model_fields)
     own = {"conversations", "documents", "share_question"}
     assert missing <= {"stream_window", *own}, "what is an objective's is none of the user's"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_plan_is_made_without_a_line_of_python_for_each_row(packing):
+    lengths = np.random.default_rng(0).integers(1, 65, 40_000)
+    lines = 0
+
+    def count(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        return count if frame.f_code.co_filename == plan_module.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        plan = make_plan(lengths, packing=packing, max_length=64, rows_per_step=2, shuffle=True, seed=0, epoch=0)
+    finally:
+        sys.settrace(before)
+    assert 0 < lines < 200 and len(plan.rows) == 2 * plan.steps > 10_000
+    assert np.array_equal(np.sort(plan.rows.members), np.arange(40_000))
+
+
+def test_a_step_of_longest_is_as_long_as_its_longest_row():
+    lengths = np.random.default_rng(0).integers(1, 300, 101)
+    options = {"max_length": 280, "rows_per_step": 4, "seed": 3, "epoch": 1}
+    plan = make_plan(np.minimum(lengths, 280), packing="longest", shuffle=True, **options)
+    for step, length in enumerate(plan.lengths):
+        longest = max(min(lengths[row].max(), 280) for row in plan.rows[4 * step : 4 * step + 4] if len(row))
+        assert length == min(-(-longest // 64) * 64, 280)
+
+
+def test_rows_in_another_order():
+    rows = Rows(np.array([5, 6, 7, 8, 9]), np.array([2, 0, 3]))
+    assert [row.tolist() for row in rows[:]] == [[5, 6], [], [7, 8, 9]]
+    assert [row.tolist() for row in rows.reordered(np.array([2, 1, 0]))[:]] == [[7, 8, 9], [], [5, 6]]
+
+
+def test_a_pair_that_is_longer_than_the_last_bucket_is_refused():
+    """It would be left out of every epoch."""
+    pairs = TokenDataset.from_samples([(np.ones(9), np.arange(9) > 3)] * 4)
+    pairs.documents = 2
+    settings = DataSettings(packing="buckets", buckets=[6, 12], max_length=10, documents=2)
+    with pytest.raises(
+        InputError, match=r"data\.buckets: the longest is 12, but a sample with all its documents has 18"
+    ):
+        Loader(pairs, 1, settings).shapes()
