@@ -249,7 +249,8 @@ def _read_json(path: Path, problems: Problems, place: Place) -> Iterator[Record]
         def fill() -> bool:
             """Read on; what was used up is forgotten. False at the end of the file."""
             nonlocal buffer, at, counted, offset, ended
-            if block := stream.read(READ_AT_ONCE):
+            # a value longer than the window is decoded from its beginning each time: twice as much, for few times
+            if block := stream.read(max(READ_AT_ONCE, len(buffer) - at)):
                 offset += len(buffer[counted:at].encode())
                 buffer, at, counted = buffer[at:] + block, 0, 0
             ended = not block

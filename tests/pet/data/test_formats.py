@@ -717,3 +717,15 @@ def test_parquet_and_arrow(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"needs the package pyarrow: pip install 'mindspore-pet\[arrow\]'"):
         list(read_rows(tmp_path))
+
+
+def test_a_long_value_is_decoded_few_times(write, monkeypatch):
+    """Each time it is read from its beginning: of a row of 50 MB that would be 2.5 GB."""
+    decoded, original = [], json.JSONDecoder.raw_decode
+    monkeypatch.setattr(readers_module, "READ_AT_ONCE", 16)
+    monkeypatch.setattr(
+        json.JSONDecoder, "raw_decode", lambda self, text, at: decoded.append(len(text)) or original(self, text, at)
+    )
+    path = write("long.json", json.dumps([{"text": "a"}, {"text": "b" * 50_000}, {"text": "c"}]))
+    assert [len(row.text) for row in read_rows(path)] == [1, 50_000, 1]
+    assert len(decoded) < 20
