@@ -114,6 +114,16 @@ def file_versions(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     return [(str(part), found.st_size, found.st_mtime_ns) for part, found in stats]
 
 
+def check_unchanged(versions: list[tuple[str, int, int]], files: Iterable[Path]) -> None:
+    """Raises InputError where one of the files has not the version that it had before it was read."""
+    try:
+        now = file_versions(files)
+    except OSError as error:
+        raise InputError(f"{error.filename}: is gone since it was read; start again with all files") from None
+    if changed := sorted({*versions} ^ {*now}):
+        raise InputError(f"{changed[0][0]}: was written to while it was read; start again when it is whole")
+
+
 def _check_sum(path: Path) -> int:
     total = 0
     with open(path, "rb") as stream:
@@ -204,9 +214,7 @@ def cached(rows: Iterable[Row], encoder: Encoder, files: list[Path], *, progress
 
     def chunks() -> Iterator[tuple[list[Row], Encoded]]:
         yield from encode_rows(rows, encoder, progress=progress)
-        changed = [before[0] for before, now in zip(versions, file_versions(files), strict=True) if before != now]
-        if changed:
-            raise InputError(f"{changed[0]}: was written to while it was read; start again when it is whole")
+        check_unchanged(versions, files)
 
     key = settings_digest(encoder.tokenizer, settings) + content_digest(files)
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

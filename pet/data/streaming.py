@@ -1,7 +1,8 @@
 """Data that is tokenised while it is used: an index of windows of rows, and a loader that goes through them.
 
 The rows are read once to see that all of them can be used, and to note where each window of ``stream_window`` rows
-begins; that index is kept in the cache directory. An epoch takes the windows in an order of its own, tokenises each,
+begins; that index is kept in the cache directory. A window goes on in the next file, and ends early where its rows are
+long. An epoch takes the windows in an order of its own, tokenises each,
 and packs its samples by themselves; the next window is made ready meanwhile. A window's last step is filled up with
 padding. Since a window gives the same number of steps in every epoch, that number is noted once known, and
 ``batches(epoch, start=k)`` goes straight to the window that holds batch k; a window not yet noted is tokenised to
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +26,27 @@ import numpy as np
 from model_zoo.errors import InputError
 from pet.files import write_json
 
-from .cache import file_versions, settings_digest, writable_directory
+from .cache import check_unchanged, file_versions, settings_digest, writable_directory
+from .compressed import is_compressed
 from .dataset import Counts, TokenDataset
 from .encode import Encoder, encode_rows, shown, start_workers, tell
-from .formats import read_file
+from .formats import Row, read_file
 from .loader import Batch, Loader
 from .packing import LayoutFunction
 from .plan import PACKED_TOGETHER, Plan
 from .records import BEGINNING, Place, Problems
 from .settings import DataSettings
+
+log = logging.getLogger("pet.data")
+
+WINDOW_SIZE = 1 << 26
+"""Characters after which a window ends: its texts and its tokens are in memory at once, and those of the next one."""
+MANY_WINDOWS = 32
+"""Windows of one compressed file that are worth a warning."""
+VERSION = 2
+"""Of the index: raise it when the same files give other windows than before."""
+Span = tuple[int, Place, int]
+"""Rows of a window that stand in one file: (its index, place to read from, rows)."""
 
 
 class StreamDataset:
@@ -39,7 +54,7 @@ class StreamDataset:
 
     Attributes:
         files: in order.
-        windows: for each window (index of its file, place to read from, rows).
+        windows: for each window its spans.
         rows: how many in all.
 
     Raises:
@@ -55,17 +70,28 @@ class StreamDataset:
         self.files = [str(path) for path in files]
         self.encoder, self.settings, self._told = encoder, settings, False
         self.documents = settings.documents
-        key = json.dumps([file_versions(files), settings.stream_window, settings_digest(encoder.tokenizer, settings)])
+        self._versions = [file_versions([path]) for path in files]
+        digest = settings_digest(encoder.tokenizer, settings)
+        key = json.dumps([VERSION, self._versions, settings.stream_window, digest])
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         self._notes_path = writable_directory(settings.cache_dir) / f"stream-{name}.json"
         self._notes = self._read_notes()
         if "windows" not in self._notes:
             self._notes = {"windows": list(self._index()), "steps": {}}
+            self._check_unchanged(range(len(files)))
             write_json(self._notes_path, self._notes, indent=None)
-        self.windows: list[tuple[int, Place, int]] = [
-            (file, tuple(place), rows) for file, place, rows in self._notes["windows"]
+        self.windows: list[list[Span]] = [
+            [(file, tuple(place), rows) for file, place, rows in spans] for spans in self._notes["windows"]
         ]
-        self.rows = sum(rows for _, _, rows in self.windows)
+        self.rows = sum(rows for spans in self.windows for _, _, rows in spans)
+        for file, count in Counter(file for spans in self.windows for file, _, _ in spans).items():
+            if count >= MANY_WINDOWS and is_compressed(files[file]):
+                log.warning(
+                    "%s: is unpacked from its beginning for each of its %d windows; unpack it once, or raise "
+                    "data.stream_window",
+                    files[file],
+                    count,
+                )
 
     def _read_notes(self) -> dict[str, Any]:
         try:
@@ -78,33 +104,52 @@ class StreamDataset:
         settings = self.settings
         return read_file(Path(self.files[file]), problems, place=place, **settings.reading)
 
-    def _index(self) -> Iterator[tuple[int, Place, int]]:
+    def _index(self) -> Iterator[list[Span]]:
         problems = Problems()
         left = self.settings.max_samples
+        spans, rows, size = [], 0, 0  # of the window that is being filled
         for file in range(len(self.files)):
-            place, rows, after = BEGINNING, 0, BEGINNING
+            place, begun = BEGINNING, 0
             read = islice(self._read(file, BEGINNING, problems), left)
             for row in shown(read, f"reading {Path(self.files[file]).name}", lambda row: 1):
-                rows, after = rows + 1, row.place
-                if rows == self.settings.stream_window:
-                    yield file, place, rows
-                    place, rows = after, 0
+                begun, rows, size = begun + 1, rows + 1, size + row.size
+                if rows == self.settings.stream_window or size >= WINDOW_SIZE:
+                    yield [*spans, (file, place, begun)]
+                    spans, rows, size, place, begun = [], 0, 0, row.place, 0
                 left = None if left is None else left - 1
-            if rows:
-                yield file, place, rows
+            if begun:
+                spans.append((file, place, begun))
+        if spans:
+            yield spans
         problems.raise_if_any()
 
+    def _check_unchanged(self, files: Iterable[int]) -> None:
+        for file in files:
+            check_unchanged(self._versions[file], [Path(self.files[file])])
+
+    def span_rows(self, span: Span, problems: Problems) -> Iterator[Row]:
+        """The rows of a span."""
+        file, place, rows = span
+        return islice(self._read(file, place, problems), rows)
+
     def window(self, number: int, pool: Any = None) -> TokenDataset:
-        """The samples of one window."""
-        file, place, rows = self.windows[number]
-        problems = Problems()
-        read = islice(self._read(file, place, problems), rows)
+        """The samples of one window.
+
+        Raises:
+            InputError: a file was written to since the rows were counted.
+        """
+        spans, problems = self.windows[number], Problems()
+        numbers = {Path(self.files[file]): file for file, _, _ in spans}
+        read = chain.from_iterable(self.span_rows(span, problems) for span in spans)
         samples, origin, counts = [], [], Counts()
-        for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
-            samples += encoded.samples
-            origin += [(file, chunk[row].line, chunk[row].row) for row in encoded.rows]
-            counts.add(encoded.counts)
-        problems.raise_if_any()
+        try:
+            for chunk, encoded in encode_rows(read, self.encoder, progress=False, pool=pool):
+                samples += encoded.samples
+                origin += [(numbers[chunk[row].path], chunk[row].line, chunk[row].row) for row in encoded.rows]
+                counts.add(encoded.counts)
+            problems.raise_if_any()
+        finally:  # which is the reason of whatever was wrong
+            self._check_unchanged(numbers.values())
         dataset = TokenDataset.from_samples(samples)
         dataset.documents = self.settings.documents
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
@@ -159,8 +204,8 @@ class StreamLoader(Loader):
             raise InputError(f"{', '.join(self.dataset.files[:3])}: no rows")
 
     def _first_ids(self) -> np.ndarray:
-        for file, place, rows in self.dataset.windows:
-            for row in islice(self.dataset._read(file, place, Problems()), rows):
+        for span in chain.from_iterable(self.dataset.windows):
+            for row in self.dataset.span_rows(span, Problems()):
                 encoded = self.dataset.encoder([row])
                 if encoded.samples:
                     return encoded.samples[0][0]

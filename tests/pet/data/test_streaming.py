@@ -1,12 +1,13 @@
 """Streaming gives every row once, resumes at any batch, and divides over ranks as the Loader does."""
 
+import gzip
 import json
 
 import numpy as np
 import pytest
 
 from model_zoo.errors import InputError
-from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader, split_dataset
+from pet.data import DataSettings, StreamDataset, StreamLoader, load_dataset, make_loader, split_dataset, streaming
 from pet.data.streaming import StreamDataset as Streaming
 
 
@@ -137,3 +138,44 @@ def test_settings_that_do_not_go_with_streaming(stream):
 
 def test_only_the_first_rows(stream):
     assert stream(max_samples=40).rows == 40 and stream(max_samples=5).rows == 5
+
+
+def test_a_window_goes_on_in_the_next_file(write, letters, tmp_path):
+    """Thousands of small files would each end with a step of padding."""
+    for number in range(12):
+        write(f"many/{number:02}.jsonl", [{"text": f"{number}-{row}"} for row in range(3)])
+    settings = DataSettings(streaming=True, stream_window=10, max_length=20, cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):  # the second time by the notes of the first
+        dataset = load_dataset(tmp_path / "many", letters, settings=settings)
+        assert [sum(rows for *_, rows in spans) for spans in dataset.windows] == [10, 10, 10, 6] and dataset.rows == 36
+    found = samples(loader(dataset).batches(0))
+    wanted = [f"{tmp_path}/many/{number:02}.jsonl:{row}" for number in range(12) for row in (1, 2, 3)]
+    assert sorted(found) == wanted
+
+
+def test_a_window_of_long_rows_ends_early(stream, monkeypatch):
+    monkeypatch.setattr(streaming, "WINDOW_SIZE", 20)
+    dataset = stream()
+    assert dataset.rows == 46 and len(dataset.windows) > 9
+    assert len(samples(loader(dataset).batches(0))) == 46
+
+
+@pytest.mark.parametrize("change", ["rewritten", "cut off", "empty", "gone"])
+def test_a_file_that_changes_while_it_streams_is_an_error(stream, tmp_path, change):
+    dataset, path = stream(shuffle=False), tmp_path / "set/a.jsonl"
+    batches = loader(dataset).batches(0)
+    next(batches)
+    if change == "gone":
+        path.unlink()
+    else:
+        text = path.read_text()
+        path.write_text({"rewritten": "\n" + text, "cut off": text[:300], "empty": ""}[change])
+    with pytest.raises(InputError, match=r"a\.jsonl: (was written to while it was read|is gone since it was read)"):
+        list(batches)
+
+
+def test_a_compressed_file_of_many_windows_is_worth_a_warning(write, letters, tmp_path, caplog):
+    path = write("rows.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 40))
+    settings = DataSettings(streaming=True, stream_window=1, max_length=20, cache_dir=str(tmp_path / "cache"))
+    load_dataset(path, letters, settings=settings)
+    assert "rows.jsonl.gz: is unpacked from its beginning for each of its 40 windows" in caplog.text
