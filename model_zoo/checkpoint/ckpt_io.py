@@ -1,4 +1,4 @@
-"""MindSpore's ``.ckpt`` format, read from a mapped file and written as a stream, one tensor at a time.
+"""MindSpore's ``.ckpt`` format, read and written as a stream, one tensor at a time.
 
 A file is a sequence of protocol-buffer messages ``Checkpoint {repeated Value {tag, TensorProto {dims, type, bytes}}}``.
 A tensor of more than 512 MB is cut into several values of the same tag, one behind the other. ``load_checkpoint`` holds
@@ -8,14 +8,14 @@ nor protobuf is imported.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from model_zoo.atomic import atomic_write, open_file
+from model_zoo.atomic import atomic_write
 from model_zoo.checkpoint.dtypes import as_storage, convert
+from model_zoo.checkpoint.file_bytes import FileBytes
 from model_zoo.checkpoint.safetensors_io import CHUNK, Slices, storage
 from model_zoo.errors import InputError, nearest
 
@@ -36,7 +36,7 @@ Piece = tuple[int, int]  # start and end of bytes in the file
 
 
 class CkptFile:
-    """One mapped ``.ckpt`` file. Its structure is checked as a whole when it is opened; tensors are read on demand.
+    """One open ``.ckpt`` file. Its structure is checked as a whole when it is opened; tensors are read on demand.
 
     Args:
         path: the file.
@@ -53,13 +53,11 @@ class CkptFile:
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._pieces: dict[str, list[Piece]] = {}
         try:
-            with open_file(self.path) as file:
-                self._size = file.seek(0, 2)
-                if not self._size:
-                    raise InputError(f"{self.path}: is empty; a MindSpore checkpoint was expected")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = FileBytes(self.path)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        if not self._bytes.size:
+            raise InputError(f"{self.path}: is empty; a MindSpore checkpoint was expected")
         try:
             self._scan()
         except (ValueError, IndexError, UnicodeDecodeError) as error:
@@ -75,13 +73,13 @@ class CkptFile:
 
     def close(self) -> None:
         """Lets go of the file. Arrays that were read stay valid: they are copies."""
-        self._map = None
+        self._bytes.close()
 
     # Structure --------------------------------------------------------------------------------------------------------
 
     def _scan(self) -> None:
-        end = self._size
-        if self._map[max(0, end - 17) : max(0, end - 10)] == CHECKSUM:
+        end = self._bytes.size
+        if self._bytes[max(0, end - 17) : max(0, end - 10)] == CHECKSUM:
             end -= 17
         for field, start, stop in self._fields(0, end):
             if field != 1:
@@ -99,7 +97,7 @@ class CkptFile:
         name, tensor = None, None
         for field, begin, end in self._fields(start, stop):
             if field == 1:
-                name = self._map[begin:end].decode("utf-8")
+                name = self._bytes[begin:end].decode("utf-8")
             elif field == 2:
                 tensor = begin, end
         if name is None or tensor is None:
@@ -111,7 +109,7 @@ class CkptFile:
                     extent, begin = self._varint(begin)
                     dims.append(extent)
             elif field == 2:
-                word = self._map[begin:end].decode("utf-8")
+                word = self._bytes[begin:end].decode("utf-8")
             elif field == 3:
                 piece = begin, end
         if word == "str":
@@ -144,7 +142,7 @@ class CkptFile:
     def _varint(self, place: int) -> tuple[int, int]:
         value, shift = 0, 0
         while shift < 64:
-            byte = self._map[place]
+            byte = self._bytes[place]
             value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
             if byte < 0x80:
                 return value, place
@@ -166,16 +164,9 @@ class CkptFile:
         for piece in self._pieces[name]:
             for start in range(piece[0], piece[1], CHUNK):
                 end = min(start + CHUNK, piece[1])
-                flat[done : done + end - start] = np.frombuffer(self._map, np.uint8, end - start, start)
+                self._bytes.read_into(start, flat[done : done + end - start])
                 done += end - start
-                self._forget(start, end)
         return array
-
-    def _forget(self, start: int, end: int) -> None:
-        """Gives pages that have been read back to the system: a mapped page counts as our memory."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            start -= start % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def part(array: np.ndarray, slices: Slices | None) -> np.ndarray:

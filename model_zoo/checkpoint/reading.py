@@ -40,7 +40,7 @@ def read_config(directory: str | Path) -> dict:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint directory, in one file or many, read on demand from the mapped files.
+    """The tensors of a checkpoint directory, in one file or many, read on demand.
 
     Iterating gives the names in alphabetical order. Use it as a context manager, or call `close`.
 
@@ -290,7 +290,7 @@ def _with_prefix(stored: Iterable[str], shapes: Mapping[str, object], tied: Mapp
 
 
 def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object = None) -> None:
-    """Assigns a checkpoint to a model's parameters, tensor by tensor, straight from the mapped file.
+    """Assigns a checkpoint to a model's parameters, tensor by tensor, straight from the file.
 
     Args:
         model: a `CausalLM`. Of what an adapter added, only what starts from the base's weights changes with them, as

@@ -1,4 +1,4 @@
-"""The safetensors format, read from a mapped file and written as a stream, one tensor at a time.
+"""The safetensors format, read and written as a stream, one tensor at a time.
 
 A file is an unsigned 64-bit length, a JSON header of that length (``{name: {"dtype", "shape", "data_offsets"}}``) and
 the tensors' bytes, little-endian, in row-major order, without gaps. Why not the safetensors package: its NumPy side
@@ -8,9 +8,9 @@ contiguous. Files written here are byte for byte those of the package.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import mmap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from model_zoo import progress
-from model_zoo.atomic import open_file
 from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert
+from model_zoo.checkpoint.file_bytes import FileBytes
 from model_zoo.errors import InputError, nearest
 
 # The format's type codes in its own order (tensors are written by descending type, then by name), the word used here,
@@ -51,6 +51,7 @@ RANK = {code: rank for rank, code in enumerate(DTYPES)}
 
 MAX_HEADER = 100_000_000  # the limit of the reference implementation
 CHUNK = 4 * 2**20  # bytes that are copied or written at once
+NARROW = 4096  # parts of rows of fewer bytes are read with what lies between: the disk gives no less at once
 AHEAD = 8 * CHUNK  # how far before it is copied a chunk is asked for: the disk reads while others are converted
 Slices = tuple[slice, ...]
 
@@ -83,7 +84,7 @@ def storage(dtype: str) -> np.dtype:
 
 
 class SafetensorsFile:
-    """One mapped safetensors file. The header is checked as a whole when it is opened; data is read on demand.
+    """One open safetensors file. The header is checked as a whole when it is opened; data is read on demand.
 
     Raises:
         InputError: the file is missing, truncated or corrupt.
@@ -92,10 +93,8 @@ class SafetensorsFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         try:
-            with open_file(self.path) as file:
-                size = file.seek(0, 2)
-                self.tensors, self.metadata = _read_header(file, size, self.path)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._bytes = FileBytes(self.path)
+            self.tensors, self.metadata = _read_header(self._bytes, self.path)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
@@ -107,8 +106,7 @@ class SafetensorsFile:
 
     def close(self) -> None:
         """Lets go of the file. Arrays that were read stay valid: they are copies."""
-        # Not mmap.close(), which raises while an exception's traceback still holds a view of the map.
-        self._map = None
+        self._bytes.close()
 
     def info(self, name: str) -> TensorInfo:
         try:
@@ -142,13 +140,12 @@ class SafetensorsFile:
     def blocks(self, name: str) -> Iterable[memoryview]:
         """The bytes of a tensor as stored, in pieces that are only valid until the next one is asked for."""
         info = self.info(name)
+        buffer = memoryview(bytearray(min(CHUNK, info.nbytes)))
         for start in range(info.start, info.end, CHUNK):
-            progress.tick()
-            stop = min(start + CHUNK, info.end)
-            self._fetch(start)
-            with memoryview(self._map) as view, view[start:stop] as piece:
-                yield piece
-            self._forget(start, stop)
+            piece = buffer[: info.end - start]
+            self._ahead(start)
+            self._bytes.read_into(start, piece)
+            yield piece.toreadonly()
 
     def _copy(self, name: str, out: np.ndarray, slices: Slices | None, target: str) -> None:
         info = self.info(name)
@@ -159,33 +156,54 @@ class SafetensorsFile:
             raise InputError(f"{self.path}: {name} is of type {info.dtype} and cannot be converted to {target}")
         if not out.size:
             return
-        stored = storage(info.dtype)
-        source = np.frombuffer(self._map, stored, info.nbytes // stored.itemsize, info.start).reshape(info.shape)
-        block = source[(*(slice(*bound) for bound in bounds), ...)]  # the dots keep a scalar an array
-        whole_rows = all(bound == (0, size) for bound, size in zip(bounds[1:], info.shape[1:], strict=True))
-        if whole_rows and out.flags.c_contiguous:
-            block, out = block.reshape(-1), out.reshape(-1)  # one run of bytes, cut wherever it suits
-        step = max(1, CHUNK // max(1, block[:1].nbytes))
-        for begin in range(0, len(block), step):
-            piece = block[begin : begin + step]
-            progress.tick()
-            low, high = np.byte_bounds(piece)
-            self._fetch(info.start + low - source.ctypes.data)
-            out[begin : begin + step] = convert(piece, info.dtype, target)
-            self._forget(info.start + low - source.ctypes.data, info.start + high - source.ctypes.data)
+        shape = info.shape or (1,)
+        bounds, out = bounds or [(0, 1)], out.reshape(1) if out.ndim == 0 else out
+        partly = [axis for axis, (bound, size) in enumerate(zip(bounds, shape, strict=True)) if bound != (0, size)]
+        axis = max(partly, default=0)  # behind it all is taken: what lies there is one run of bytes
+        strides = [math.prod(shape[number + 1 :]) for number in range(len(shape))]
+        if axis == 0:
+            width = strides[0] if not out.flags.c_contiguous else 1
+            rows = out.reshape(-1) if width == 1 else out
+            self._copy_rows(info, bounds[0][0] * strides[0], (0, width), width, rows, target)
+            return
+        columns = (bounds[axis][0] * strides[axis], bounds[axis][1] * strides[axis])
+        for index in itertools.product(*(range(*bound) for bound in bounds[: axis - 1])):
+            begin = sum(place * stride for place, stride in zip((*index, bounds[axis - 1][0]), strides, strict=False))
+            own = tuple(place - bound[0] for place, bound in zip(index, bounds, strict=False))
+            self._copy_rows(info, begin, columns, strides[axis - 1], out[own], target)
 
-    def _fetch(self, start: int) -> None:
+    def _copy_rows(
+        self, info: TensorInfo, begin: int, columns: tuple[int, int], width: int, out: np.ndarray, target: str
+    ) -> None:
+        """Copies the same columns of neighbouring rows.
+
+        Args:
+            begin: the element of the tensor where the first row begins.
+            columns: the first one that is taken, and the one behind the last.
+            width: elements of a row.
+            out: (rows, …) of the taken elements.
+        """
+        stored, taken = storage(info.dtype), columns[1] - columns[0]
+        apart = taken < width and taken * stored.itemsize >= NARROW
+        whole = taken if apart else width
+        straight = taken == width and out.dtype == stored and info.dtype == target and out.flags.c_contiguous
+        step = max(1, CHUNK // (whole * stored.itemsize))
+        buffer = None if straight else np.empty(min(step, len(out)) * whole, stored)
+        for first in range(0, len(out), step):
+            rows = out[first : first + step]
+            piece = rows.reshape(-1) if straight else buffer[: len(rows) * whole]
+            start = info.start + (begin + first * width + apart * columns[0]) * stored.itemsize
+            self._ahead(start)
+            for number, run in enumerate(piece.view(np.uint8).reshape(len(rows) if apart else 1, -1)):
+                self._bytes.read_into(start + number * width * stored.itemsize, run)
+            if not straight:
+                part = piece if apart else piece.reshape(-1, width)[:, slice(*columns)]
+                rows[...] = convert(part.reshape(rows.shape), info.dtype, target)
+
+    def _ahead(self, start: int) -> None:
         """Asks the system for the chunk that lies `AHEAD` of this place."""
-        if hasattr(mmap, "MADV_WILLNEED"):
-            start += AHEAD - start % mmap.PAGESIZE
-            if start < len(self._map):
-                self._map.madvise(mmap.MADV_WILLNEED, start, min(CHUNK, len(self._map) - start))
-
-    def _forget(self, start: int, stop: int) -> None:
-        """Gives the pages of a range that has been read back to the system: a mapped page counts as our memory."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            start -= start % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        progress.tick()
+        self._bytes.ahead(start + AHEAD, CHUNK)
 
 
 def _bounds(shape: tuple[int, ...], slices: Slices | None, name: str) -> list[tuple[int, int]]:
@@ -208,20 +226,21 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
     return result
 
 
-def _read_header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+def _read_header(file: FileBytes, path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    size = file.size
+
     def corrupt(reason: str) -> InputError:
         return InputError(f"{path}: not a whole safetensors file: {reason}; download or write it again")
 
     if size < 8:
         raise corrupt(f"it has {size} bytes")
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
+    length = int.from_bytes(file[0:8], "little")
     if length > MAX_HEADER or length < 2:
         raise corrupt(f"its header claims {length} bytes (is it really a safetensors file?)")
     if length + 8 > size:
         raise corrupt(f"its header claims {length} bytes, the file has {size}")
     try:
-        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_unique)
+        header = json.loads(file[8 : 8 + length].decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise corrupt(f"its header is not valid JSON ({error})") from None
     if not isinstance(header, dict):

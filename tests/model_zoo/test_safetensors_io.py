@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.numpy import load_file, save
 
+from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.dtypes import convert, float_name, from_bfloat16, to_bfloat16
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, read_file, write_file, write_stream
 from model_zoo.errors import InputError
@@ -215,3 +217,55 @@ def test_writer_refuses_what_was_not_announced(tmp_path):
         write_stream(file, {"a": ("float32", (2, 3))}, lambda name: np.zeros((3, 2), np.float32))
     with open(tmp_path / "x", "wb") as file, pytest.raises(ValueError, match="bytes were given"):
         write_stream(file, {"a": ("float32", (2, 3))}, lambda name: [memoryview(b"abc")])
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+    """A mapped file would end the process."""
+    path, array = tmp_path / "x.safetensors", np.arange(1 << 15, dtype=np.float32).reshape(128, 256)
+    write_file(path, {"x": array})
+    with SafetensorsFile(path) as file:
+        os.truncate(path, 4096 + 512)
+        for read in (
+            lambda: file.read("x"),
+            lambda: file.read("x", (slice(None), slice(3, 9))),
+            lambda: file.read("x", dtype="float16"),
+            lambda: list(file.blocks("x")),
+        ):
+            with pytest.raises(
+                InputError, match=r"x\.safetensors: ends at byte 4608 and had \d+ bytes when it was opened"
+            ):
+                read()
+    write_ckpt(tmp_path / "x.ckpt", {"x": ("float32", array.shape)}, lambda name: array)
+    with CkptFile(tmp_path / "x.ckpt") as file:
+        os.truncate(tmp_path / "x.ckpt", 4096)
+        with pytest.raises(InputError, match=r"x\.ckpt: ends at byte 4096"):
+            file.read("x")
+
+
+def test_a_file_that_is_replaced_or_deleted_is_read_as_it_was_opened(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": np.arange(4)})
+    with SafetensorsFile(path) as file:
+        write_file(path, {"x": np.zeros(9)})
+        path.unlink()
+        assert file.read("x").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("narrow", [0, 8, 10_000])
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+def test_any_block_is_the_array_s(tmp_path, monkeypatch, narrow, chunk):
+    monkeypatch.setattr("model_zoo.checkpoint.safetensors_io.CHUNK", chunk)
+    monkeypatch.setattr("model_zoo.checkpoint.safetensors_io.NARROW", narrow)
+    random = np.random.default_rng(0)
+    array = random.standard_normal((4, 5, 6)).astype(np.float32)
+    write_file(tmp_path / "x.safetensors", {"pad": np.zeros(3, np.float16), "x": array})
+    with SafetensorsFile(tmp_path / "x.safetensors") as file:
+        for _ in range(60):
+            slices = tuple(
+                slice(*sorted(random.integers(0, size + 1, 2).tolist())) if random.random() < 0.6 else slice(None)
+                for size in array.shape[: random.integers(1, 4)]
+            )
+            np.testing.assert_array_equal(file.read("x", slices), array[slices])
+            turned = np.zeros(array[slices].shape[::-1], np.float64).T
+            file.read_into("x", turned, slices)
+            np.testing.assert_array_equal(turned, array[slices])

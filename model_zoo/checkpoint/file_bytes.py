@@ -1,0 +1,83 @@
+"""The bytes of a file, read where they are asked for.
+
+Files are not mapped into memory: where somebody cuts a mapped file off, the system ends the process that reads it
+(SIGBUS), without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from model_zoo.atomic import open_file
+from model_zoo.errors import InputError
+
+WINDOW = 4096
+"""Bytes that are kept of what stands around a few that were asked for."""
+
+
+class FileBytes:
+    """An open file. Several threads may read at once.
+
+    Attributes:
+        size: in bytes, when it was opened.
+
+    Raises:
+        InputError: it is no regular file.
+        OSError: as ``open`` does.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._file = open_file(path, buffering=0)
+        self.size = self._file.seek(0, 2)
+        self._lock = threading.Lock()
+        self._window, self._begin = b"", 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+    def read_into(self, start: int, out) -> None:
+        """Fills a buffer of bytes with those from ``start`` on.
+
+        Raises:
+            InputError: the file is shorter than it was.
+        """
+        view, done = memoryview(out), 0
+        while done < len(view):
+            count = self._read(start + done, view[done:])
+            if not count:
+                raise InputError(
+                    f"{self.path}: ends at byte {start + done} and had {self.size} bytes when it was opened: somebody "
+                    "writes to it; start again when it is whole"
+                )
+            done += count
+
+    def _read(self, start: int, view: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [view], start)
+        with self._lock:
+            self._file.seek(start)
+            return self._file.readinto(view)
+
+    def ahead(self, start: int, count: int) -> None:
+        """Asks the system for bytes that will be read soon."""
+        if hasattr(os, "posix_fadvise") and start < self.size:
+            os.posix_fadvise(self._file.fileno(), start, count, os.POSIX_FADV_WILLNEED)
+
+    def __getitem__(self, place: int | slice) -> int | bytes:
+        """A byte, or the few in a slice, which ends at the end of the file."""
+        start, stop = (place, place + 1) if isinstance(place, int) else (place.start, min(place.stop, self.size))
+        if stop > self.size:
+            raise IndexError(place)
+        if not self._begin <= start <= stop <= self._begin + len(self._window):
+            window = bytearray(min(max(WINDOW, stop - start), self.size - start))
+            self.read_into(start, window)
+            self._window, self._begin = bytes(window), start
+        found = self._window[start - self._begin : stop - self._begin]
+        return found[0] if isinstance(place, int) else found
