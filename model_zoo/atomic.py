@@ -36,23 +36,64 @@ REASONS = {
     errno.EEXIST: ("a file is in the way", "write to another place"),
     errno.ENOTDIR: ("a file is in the way", "write to another place"),
     errno.EPERM: ("not permitted", "change the permissions or write to another place"),
+    errno.EIO: ("the disk reports an error", "see the system's log, or write to another place"),
 }
+UNSYNCED = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the system says of bytes that it had taken and could not put on the disk."""
 
 
 class CannotWrite(OSError):
     """A file cannot be written; the message says which, why, how much is needed, and what to do."""
 
+    def __str__(self) -> str:
+        return self.strerror
+
 
 def _final(path: str | Path) -> Path:
     """A path whose parts have the names that they get at the end."""
-    return Path(*(re.sub(rf"^\.(.+){re.escape(UNFINISHED)}.*$", r"\1", part) for part in Path(path).parts))
+    mark, parts = re.compile(rf"^\.(.+){re.escape(UNFINISHED)}.*$"), list(Path(path).parts)
+    while any(map(mark.match, parts)):  # one within another has the marks of both
+        parts = [mark.sub(r"\1", part) for part in parts]
+    return Path(*parts)
+
+
+def _place_of(error: OSError) -> str | os.PathLike | None:
+    """The file that an error names, of a copy the one that is written; None where it names none."""
+    place = error.filename if error.filename2 is None else error.filename2
+    return place if isinstance(place, (str, os.PathLike)) else None
 
 
 def what_is_in_the_way(error: OSError) -> str | None:
     """``place: reason`` of a system's error that a user can mend, of reading or writing; None of others."""
-    place = error.filename if error.filename2 is None else error.filename2  # of a copy, where it goes to
-    known = error.errno in REASONS and isinstance(place, (str, os.PathLike))
-    return f"{_final(place)}: {REASONS[error.errno][0]}" if known else None
+    place = _place_of(error)
+    return f"{_final(place)}: {REASONS[error.errno][0]}" if error.errno in REASONS and place is not None else None
+
+
+def _is_about(error: OSError, path: Path) -> bool:
+    """Whether an error may be of writing `path`, and not of another file that is read meanwhile."""
+    place = _place_of(error)
+    if place is None or UNFINISHED in os.fspath(place):
+        return True
+    place, path = Path(place).absolute(), path.absolute()
+    return place.is_relative_to(path) or path.is_relative_to(place)
+
+
+def _number(error: OSError) -> int | None:
+    """The system's number of an error; NumPy's ``tofile`` says only how little of an array was taken."""
+    return errno.ENOSPC if re.fullmatch(r"\d+ requested and \d+ written", str(error)) else error.errno
+
+
+def _reason(number: int, path: Path, size: int | None) -> tuple[str, str]:
+    """Why `path` cannot be written, and what helps."""
+    what, remedy = REASONS[number]
+    if number not in (errno.ENOSPC, errno.EDQUOT):
+        return what, remedy
+    place = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
+    system = os.statvfs(place) if hasattr(os, "statvfs") else None
+    if number == errno.ENOSPC and system is not None and system.f_files and not system.f_favail:
+        return f"the disk takes no more than its {system.f_files:,} files", "delete some or write to another place"
+    needed = f", {size / 1e6:.1f} MB are needed" if size is not None else ""
+    return f"{what}: {shutil.disk_usage(place).free / 1e6:.1f} MB are free{needed}", remedy
 
 
 @contextmanager
@@ -60,7 +101,8 @@ def explained(path: str | Path, size: int | None = None) -> Iterator[None]:
     """Turns the system's error of writing `path` into `CannotWrite`.
 
     Args:
-        path: what is written; parts of it that are called so only while they are written get their final name.
+        path: what is written; parts of it that are called so only while they are written get their final name. Errors
+            of files elsewhere pass through.
         size: bytes that it will have, where that is known.
     """
     try:
@@ -68,14 +110,11 @@ def explained(path: str | Path, size: int | None = None) -> Iterator[None]:
     except CannotWrite:
         raise
     except OSError as error:
-        if error.errno not in REASONS:
+        number = _number(error)
+        if number not in REASONS or not _is_about(error, Path(path)):
             raise
-        what, remedy = REASONS[error.errno]
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            place = next((parent for parent in Path(path).absolute().parents if parent.exists()), Path("/"))
-            free = shutil.disk_usage(place).free / 1e6
-            what += f": {free:.1f} MB are free" + (f", {size / 1e6:.1f} MB are needed" if size is not None else "")
-        raise CannotWrite(error.errno, f"{_final(path)}: cannot be written: {what}; {remedy}") from error
+        what, remedy = _reason(number, Path(path), size)
+        raise CannotWrite(number, f"{_final(path)}: cannot be written: {what}; {remedy}") from error
 
 
 @contextmanager
@@ -98,7 +137,8 @@ def replacing(path: str | Path, suffix: str = "", size: int | None = None) -> It
         handle, temporary = tempfile.mkstemp(prefix=f".{stem}{UNFINISHED}", suffix=suffix, dir=path.parent)
         os.close(handle)
         try:
-            yield temporary
+            with explained(path, size):  # looks at the disk before what was written is deleted
+                yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.chmod(temporary, default_mode(0o666))
@@ -125,7 +165,7 @@ def write_json(path: str | Path, value: object, **options) -> None:
 
 
 @contextmanager
-def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path]:
+def staged(directory: str | Path, replaces: Iterable[str] = (), size: int | None = None) -> Iterator[Path]:
     """A staging directory whose files take their places in `directory` when the block ends well.
 
     Args:
@@ -133,10 +173,20 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
             files of the same name are replaced one by one, and others stay; as they are in one that cannot be
             replaced: a mount point, or one in a directory that may not be written to. A link is followed.
         replaces: globs of older files that must not stay beside the new ones (the shards of another checkpoint).
+        size: bytes that the files will have, where that is known.
 
     When the block raises, `directory` is as it was, also if that is absent.
+
+    Raises:
+        CannotWrite: the disk is full or may not be written to.
     """
-    directory = Path(directory).resolve()
+    place = Path(directory).resolve()
+    with explained(directory, size), _taking_place(place, replaces) as stage, explained(directory, size):
+        yield stage
+
+
+@contextmanager
+def _taking_place(directory: Path, replaces: Iterable[str]) -> Iterator[Path]:
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory}: is a file, a directory was expected")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -146,19 +196,23 @@ def staged(directory: str | Path, replaces: Iterable[str] = ()) -> Iterator[Path
     try:
         yield stage
         os.chmod(stage, default_mode(0o777))
-        for file in stage.iterdir():
+        written = files_below(stage)
+        for file in written:
             sync(file)
+        for folder in {file.parent for file in written}:
+            sync(folder)
         if not directory.exists() or not any(directory.iterdir()):
             os.replace(stage, directory)
         else:
-            written = sorted(file.name for file in stage.iterdir())
-            for name in written:
-                os.replace(stage / name, directory / name)
+            places = [directory / file.relative_to(stage) for file in written]
+            for file, place in zip(written, places, strict=True):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, place)
             for pattern in replaces:
                 for old in directory.glob(pattern):
-                    if old.name not in written:
+                    if old not in places:
                         old.unlink()
-            stage.rmdir()
+            shutil.rmtree(stage)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         raise
@@ -275,13 +329,22 @@ def read_json(path: str | Path, expected: str = "a JSON object") -> dict:
 
 
 def sync(path: Path) -> None:
-    """Makes what was written outlast a power cut; a file system that cannot do so is left alone."""
-    with suppress(OSError):
+    """Makes what was written outlast a power cut; a file system that cannot do so is left alone.
+
+    Raises:
+        OSError: what was written did not get to the disk: some file systems (NFS, quotas) say so only now.
+    """
+    try:
         handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in UNSYNCED:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -289,8 +352,10 @@ def locked(path: Path) -> Iterator[bool]:
     """One process at a time; the others wait. Where the file system has no locks all go on, and are told False."""
     import fcntl
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as stream:
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = open(path, "w")  # noqa: SIM115 - closed below
+    with stream:
         try:
             with progress.pausing():
                 fcntl.flock(stream, fcntl.LOCK_EX)

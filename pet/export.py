@@ -1,6 +1,6 @@
 """Merging adapters into a checkpoint, from disk to disk, one tensor at a time and without MindSpore.
 
-Each weight is read from the mapped base, changed in blocks of a few rows in float64, rounded once, and written into its
+Each weight is read from the base, changed in blocks of a few rows in float64, rounded once, and written into its
 shard: memory holds one tensor and a block, however large the model is. The result is bit for bit what merging the
 loaded model and saving it gives, since both use the formulas of `adapters.deltas`.
 """
@@ -307,7 +307,7 @@ class _Merge:
 
         _, sizes = plan_shards(described, limit)
         check_room(output, sum(sizes.values()))
-        with staged(output, replaces=WEIGHTS) as stage:
+        with staged(output, WEIGHTS, sum(sizes.values())) as stage:
             write_shards(stage, described, data, limit)
             stored = types.pop() if len(types) == 1 else None
             write_json(stage / "config.json", self.base.for_file(config, stored))

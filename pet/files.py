@@ -33,9 +33,16 @@ __all__ = [
 
 
 def append_text(path: str | os.PathLike, text: str) -> None:
-    """Puts ``text`` at the end of the file ``path``."""
-    with explained(path, len(text)), open(path, "a", encoding="utf-8", newline="") as stream:
-        stream.write(text)
+    """Puts ``text`` at the end of the file ``path`` as UTF-8, all of it or nothing."""
+    content = memoryview(text.encode("utf-8"))
+    with explained(path, len(content)), open(path, "ab", buffering=0) as stream:
+        before, done = stream.seek(0, os.SEEK_END), 0
+        try:
+            while done < len(content):
+                done += stream.write(content[done:])
+        except OSError:
+            stream.truncate(before)
+            raise
 
 
 def write_json(path: str | os.PathLike, value: Any, indent: int | None = 2) -> None:
@@ -70,7 +77,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     directory cannot be replaced in one step, so between the two renames the old one is under its ``.unfinished-``
     name, and :func:`recover` puts it back after a crash in that moment.
     """
-    with explained(path), _filled(Path(path)) as stage:
+    with explained(path), _filled(Path(path)) as stage, explained(path):
         yield stage
 
 

@@ -104,7 +104,7 @@ def quantize_checkpoint(
         left = projections(config, {f"{path}.weight" for path in places})
         size = sum(nbytes(dtype, shape) for dtype, shape in tensors.values())
         check_room(Path(output), size)
-        with staged(output, replaces=WEIGHTS) as stage:
+        with staged(output, WEIGHTS, size) as stage:
             write_weights(stage, tensors, data, limit)
             values["quantization_config"] = config_section(storage, left)
             write_json(stage / "config.json", config.for_file(values))

@@ -238,5 +238,7 @@ def main(arguments: Sequence[str]) -> int:
     lines += ["", f"{bad} known problem{'s' if bad != 1 else ''}." if bad else "No known problems."]
     print("\n".join(lines[-2:]))
     if options.report:
-        Path(options.report).write_text("\n".join(lines) + "\n", "utf-8")
+        from pet.files import write_text
+
+        write_text(options.report, "\n".join(lines) + "\n")
     return 1 if bad else 0

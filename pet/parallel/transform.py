@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model_zoo.atomic import staged
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint
 from model_zoo.errors import InputError, nearest
@@ -60,12 +61,13 @@ def transform(
 
     Raises:
         InputError: files or ranks that are missing, tensors that do not fit the strategy, a full output directory.
+        CannotWrite: no room on the disk. Nothing is at `output` then.
     """
     output = Path(output).expanduser()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: is there already; give another directory")
     before, after = read_strategy(source_strategy), read_strategy(output_strategy)
-    with Source(Path(source).expanduser(), before) as tensors:
+    with Source(Path(source).expanduser(), before) as tensors, staged(output) as place:
         if after is not None:
             check_known(tensors, after)
         written: dict[tuple, Path] = {}
@@ -74,8 +76,8 @@ def transform(
             stage, device = (0, 0) if after is None else divmod(rank, after.devices)
             names = [name for name in tensors.shapes if after is None or after.held(stage, name)]
             parts = {name: Part(name, tensors, after and after.layout(stage, name), device) for name in names}
-            path = output / f"rank_{rank}" / f"{prefix}{rank}.ckpt"
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = place / f"rank_{rank}" / f"{prefix}{rank}.ckpt"
+            path.parent.mkdir()
             same = tuple((name, part.key) for name, part in parts.items())
             if same in written:  # a replica
                 shutil.copyfile(written[same], path)

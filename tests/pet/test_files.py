@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from shutil import copyfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from model_zoo.atomic import CannotWrite, explained, staged, what_is_in_the_way
+from model_zoo.atomic import CannotWrite, explained, staged, sync, what_is_in_the_way
 from model_zoo.checkpoint.safetensors_io import write_file
 from pet import files
 
@@ -211,3 +212,91 @@ def test_a_copy_is_whole_or_absent_and_says_where_it_was_to_go(tmp_path, monkeyp
 def test_other_errors_pass_as_they_are(tmp_path):
     with pytest.raises(FileNotFoundError), explained(tmp_path / "x"):
         (tmp_path / "x").read_text()
+
+
+def test_an_error_of_a_file_that_is_read_meanwhile_is_not_one_of_writing(tmp_path):
+    base = tmp_path / "base" / "model.safetensors"
+    with pytest.raises(PermissionError) as caught, staged(tmp_path / "out"):
+        raise PermissionError(errno.EACCES, "Permission denied", str(base))
+    assert what_is_in_the_way(caught.value) == f"{base}: permission denied" and not (tmp_path / "out").exists()
+
+
+def test_a_directory_that_is_filled_says_what_is_in_the_way(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")  # as a file's own write has it, without a name
+    for error in (full, OSError("65536 requested and 160 written")):  # the second is NumPy's
+        with (
+            pytest.raises(
+                CannotWrite, match=r"/out: cannot be written: the disk is full: .* 2.0 MB are needed"
+            ) as caught,
+            staged(tmp_path / "out", size=2_000_000) as stage,
+        ):
+            (stage / "a").write_text("x")
+            raise error
+        assert str(caught.value).startswith(str(tmp_path)), "without the system's number"
+    assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(CannotWrite, match=rf"^.*{tmp_path}/out: cannot be written"),
+        staged(tmp_path / "out") as stage,
+        staged(stage),
+    ):
+        raise full
+
+
+@pytest.mark.parametrize("write", [files.atomic_directory, staged])
+def test_a_disk_without_room_for_another_file_is_not_called_full(tmp_path, monkeypatch, write):
+    """It is looked at while what was written is still there: deleting that makes room."""
+    found = os.statvfs(tmp_path)
+
+    def statvfs(place):
+        left = 0 if any(files.UNFINISHED in entry.name for entry in tmp_path.iterdir()) else 3
+        return SimpleNamespace(f_files=16384, f_favail=left, f_bavail=found.f_bavail, f_frsize=found.f_frsize)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    with pytest.raises(CannotWrite, match="takes no more than its 16,384 files; delete some"), write(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_what_does_not_get_to_the_disk_is_not_called_written(tmp_path, monkeypatch, number):
+    """Network file systems take the bytes, and say only when they are asked to keep them that there was no room."""
+    files.write_text(tmp_path / "out" / "a", "old")
+    synced, real = [], os.fsync
+
+    def fsync(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        if synced[-1].endswith("/below/b"):
+            raise OSError(number, os.strerror(number))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CannotWrite, match=r"/out: cannot be written: the disk"), staged(tmp_path / "out") as stage:
+        (stage / "a").write_text("new")
+        (stage / "below").mkdir()
+        (stage / "below" / "b").write_text("new")
+    assert (tmp_path / "out" / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(os, "fsync", lambda handle: os.fstat(-1))  # EBADF, as of what cannot be synced
+    sync(tmp_path / "out" / "a")
+
+
+def test_directories_within_a_directory_are_replaced_file_by_file(tmp_path):
+    for content in ("old", "new"):
+        with staged(tmp_path / "out") as stage:
+            files.write_text(stage / "below" / content, content)
+            files.write_text(stage / "below" / "same", content)
+    assert {file.name: file.read_text() for file in (tmp_path / "out" / "below").iterdir()} == {
+        "old": "old",
+        "new": "new",
+        "same": "new",
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path, limited):
+    path = tmp_path / "metrics.jsonl"
+    files.append_text(path, "a" * 65530 + "\n")
+    with pytest.raises(CannotWrite, match=r"metrics\.jsonl: cannot be written"):
+        files.append_text(path, '{"step": 12, "loss": 0.5}\n')
+    assert path.read_text() == "a" * 65530 + "\n"
+    files.append_text(path, "é\n")
+    assert path.read_text().endswith("a\né\n")

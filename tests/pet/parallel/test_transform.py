@@ -1,5 +1,6 @@
 """Sharded checkpoints: to any layout and back bit for bit, by our strategy files and by MindSpore's."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from mindspore.common.np_dtype import bfloat16
 from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
 from adapters.lora import LoRAConfig
+from model_zoo.atomic import CannotWrite
 from model_zoo.checkpoint.ckpt_io import CkptFile, write_ckpt
 from model_zoo.checkpoint.reading import Checkpoint, read_config
 from model_zoo.checkpoint.safetensors_io import write_file
 from model_zoo.errors import InputError
 from pet.cli.main import main
 from pet.meta_model import MetaModel
+from pet.parallel import transform as transform_module
 from pet.parallel.shares import shares
 from pet.parallel.strategy import TensorLayout, read_strategy, write_strategies
 from pet.parallel.transform import transform
@@ -168,6 +171,24 @@ def test_bfloat16_and_hugging_face_directories(tmp_path):
     with CkptFile(tmp_path / "parts/rank_1/checkpoint_1.ckpt") as file:
         assert file.info("w") == ("bfloat16", (8, 4))
         assert np.array_equal(file.read("w").view(np.uint16), bits[:, 4:])
+
+
+def test_a_disk_that_fills_leaves_no_part_of_a_layout(fixtures, tmp_path, monkeypatch):
+    """Some ranks of it would be taken for a whole checkpoint, and the command could not be repeated."""
+    strategy(fixtures, "llama_gqa", tmp_path / "s", tensor=2)
+    real = transform_module.write_ckpt
+
+    def full(path, *more):
+        if "rank_1" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, *more)
+
+    monkeypatch.setattr(transform_module, "write_ckpt", full)
+    with pytest.raises(CannotWrite, match=r"/parts: cannot be written: the disk is full"):
+        transform(fixtures / "llama_gqa", tmp_path / "parts", None, tmp_path / "s")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+    monkeypatch.undo()
+    assert transform(fixtures / "llama_gqa", tmp_path / "parts", None, tmp_path / "s").ranks == 2
 
 
 def test_the_command_and_what_it_refuses(fixtures, tmp_path, capsys, monkeypatch):
