@@ -260,12 +260,21 @@ class _Workers:
 
     @staticmethod
     def _copy(source, log: Path) -> None:
-        """Rank 0's output: to its log and to the terminal."""
-        with log.open("wb", buffering=0) as file, contextlib.suppress(OSError, ValueError):
-            while chunk := os.read(source.fileno(), 65536):
-                file.write(chunk)
+        """Rank 0's output: to its log and to the terminal, to each until it takes no more (a full disk, a closed
+        terminal). It is read to its end all the same, since the worker would wait."""
+        with log.open("wb", buffering=0) as file:
+
+            def show(chunk: bytes) -> None:
                 sys.stdout.write(chunk.decode(errors="replace"))
                 sys.stdout.flush()
+
+            takers = [file.write, show]
+            while chunk := os.read(source.fileno(), 65536):
+                for taker in list(takers):
+                    try:
+                        taker(chunk)
+                    except (OSError, ValueError):
+                        takers.remove(taker)
 
     def wait(self) -> int:
         """Until all workers of all machines are through, or one has failed."""

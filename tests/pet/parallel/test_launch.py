@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -590,3 +591,14 @@ def test_a_line_of_the_worker_renews_its_time(times, tmp_path):
     watch.look()
     watch.clock.fair = 11.0
     assert watch.state == WORKING and not watch.overdue
+
+
+def test_output_is_read_to_its_end_when_its_log_takes_no_more(capsys):
+    """A worker that nobody reads would wait for ever."""
+    reading, writing = os.pipe()
+    writer = Thread(target=lambda: (os.write(writing, b"line\n" * 50_000), os.close(writing)))
+    writer.start()
+    with open(reading, "rb") as source:
+        launcher._Workers._copy(source, Path("/dev/full"))
+    writer.join()
+    assert capsys.readouterr().out == "line\n" * 50_000
