@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from model_zoo.atomic import check_name
 from model_zoo.errors import SYNONYMS, InputError, nearest
@@ -16,6 +16,16 @@ from model_zoo.errors import SYNONYMS, InputError, nearest
 PATHS = {"adapter", "base", "file", "model", "output", "run", "DIR", "FILE", "PATH", "PLACE"}
 PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
+
+
+LITERAL = "\ue000"
+"""Stands before a word that begins with a dash and is no option: a character that no name has."""
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unmarked(one) for one in value]
+    return value.removeprefix(LITERAL) if isinstance(value, str) else value
 
 
 def wrapped(text: str, width: int | None = None) -> str:
@@ -79,9 +89,15 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse ``arguments``, options and positionals in any order; an unknown option is an error.
 
-        What follows a lone ``--`` is taken as it is.
+        What follows a lone ``--`` is taken as it is, also where it begins with a dash.
         """
-        known, rest = self.parse_known_intermixed_args(arguments)
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        # argparse itself takes them for options again, once it mixes them with those before
+        literal = [LITERAL + word if word.startswith("-") else word for word in arguments[end + 1 :]]
+        known, rest = self.parse_known_intermixed_args([*arguments[:end], *literal])
+        for name, value in vars(known).items():
+            setattr(known, name, _unmarked(value))
+        rest = _unmarked(rest)
         unknown = [word for word in rest if word.startswith("-")] or rest
         if unknown:
             word, given, _ = unknown[0].partition("=")

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -17,6 +18,7 @@ from model_zoo.errors import InputError
 from pet import names
 from pet.cli.commands import COMMANDS
 from pet.cli.main import main
+from pet.cli.parser import Parser
 from pet.recipe import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -374,3 +376,21 @@ def test_a_report_fits_on_a_terminal(capsys):
     assert len(lines) == 20 and lines[-1] == "… and 22 more lines (--debug shows all)"
     assert main(["validate", "glm_lora", *settings, "--debug"]) == 2
     assert len([line for line in capsys.readouterr().err.splitlines() if "no_such_key" in line]) >= 40
+
+
+@pytest.mark.parametrize("arguments", [["a", "--", "-b", "--c=1", "d"], ["--", "a", "-b", "--c=1", "d"]])
+def test_what_follows_two_dashes_is_no_option(arguments):
+    parser = Parser("pet merge", "Merge.", [])
+    parser.add_argument("--output")
+    parser.add_argument("name")
+    parser.add_argument("adapters", nargs="*")
+    options = parser.read(["--output", "o", *arguments])
+    assert (options.output, options.name, options.adapters) == ("o", "a", ["-b", "--c=1", "d"])
+
+
+def test_a_directory_whose_name_begins_with_a_dash(fixtures, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(fixtures / "gpt2", tmp_path / "-gpt2")
+    assert main(["info", "--json", "--", "-gpt2"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "model"
+    assert main(["info", "-gpt2"]) == 2
