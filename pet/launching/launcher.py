@@ -27,6 +27,7 @@ from model_zoo.cores import accelerators_present, available_cores
 from model_zoo.errors import InputError
 from pet import interrupts
 from pet.launching.control import JOIN_LIMIT, SECRET, Alone, Control, job_secret
+from pet.launching.ends import describe_end, exit_code
 from pet.launching.environment import read_job, split_address
 from pet.launching.heartbeat import BEAT_FILE
 from pet.launching.stacks import file_of
@@ -306,12 +307,12 @@ class _Workers:
                 rank = self.control.first_rank + local
                 if local in ended:
                     continue
-                code = _exit_code(process)
+                code = exit_code(process)
                 if code is not None:
                     ended.add(local)
                     self.watches[local].running = False
                     if code:
-                        self.failure = (*_describe(rank, code), rank)
+                        self.failure = (*describe_end(rank, code), rank)
                         break
             if self.failure is not None:
                 return
@@ -348,7 +349,7 @@ class _Workers:
             begin, running = time.monotonic(), True
             while running and time.monotonic() - begin < min(grace, self.grace):
                 time.sleep(0.05)
-                running = any(_exit_code(each) is None for each in self.processes)
+                running = any(exit_code(each) is None for each in self.processes)
         # also where all went well: a worker may have left children behind
         self._signal_all(signal.SIGKILL)
         for process in self.processes:
@@ -385,22 +386,3 @@ class _Workers:
         if max(starts) < 0:
             lines = lines[-20:]
         print("\n".join(f"[rank {rank}] {line}" for line in lines[:60]), file=sys.stderr)
-
-
-def _exit_code(process: subprocess.Popen) -> int | None:
-    """None while it runs, else its exit code, or minus the signal that killed it.
-
-    The process is left unreaped: until then its group's number belongs to it, and the group can be killed safely.
-    """
-    if process.returncode is not None:
-        return process.returncode
-    state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if state is None:
-        return None
-    return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
-
-
-def _describe(rank: int, code: int) -> tuple[int, str]:
-    if code < 0:
-        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"
-    return code, f"rank {rank} ended with exit code {code}"

@@ -1,0 +1,27 @@
+"""How a worker ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+
+def exit_code(process: subprocess.Popen) -> int | None:
+    """None while it runs, else its exit code, or minus the signal that killed it.
+
+    The process is left unreaped: until then its group's number belongs to it, and the group can be killed safely.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if state is None:
+        return None
+    return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+
+def describe_end(rank: int, code: int) -> tuple[int, str]:
+    """The exit code of a job of which this worker ended so, and what is said of it."""
+    if code < 0:
+        return 128 - code, f"rank {rank} was killed by {signal.Signals(-code).name}"
+    return code, f"rank {rank} ended with exit code {code}"
