@@ -16,6 +16,8 @@ from .records import Place, Problems, Record
 
 ROWS_AT_ONCE = 1024
 """Rows that are Python's objects at a time; a file's own batches may be the whole of it."""
+READ_AT_ONCE = 1 << 20
+"""Bytes of a column that are read at a time: else all that a row group has of it, which may be the whole file."""
 JSON, EXTENSION = "arrow.json", b"ARROW:extension:name"
 """Arrow's type of texts that are JSON, and where a field says its type to a pyarrow that does not know it."""
 
@@ -82,7 +84,7 @@ def _batches(path: Path, skipped: int) -> Iterator[tuple[int, Any]]:
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, buffer_size=READ_AT_ONCE) as file:
             groups = range(file.num_row_groups)
             ends = list(accumulate(file.metadata.row_group(group).num_rows for group in groups))
             first = bisect_right(ends, skipped)

@@ -729,3 +729,20 @@ def test_a_long_value_is_decoded_few_times(write, monkeypatch):
     path = write("long.json", json.dumps([{"text": "a"}, {"text": "b" * 50_000}, {"text": "c"}]))
     assert [len(row.text) for row in read_rows(path)] == [1, 50_000, 1]
     assert len(decoded) < 20
+
+
+def test_a_row_group_is_not_held_in_memory(tmp_path):
+    """One may be the whole file, as pandas writes up to a million rows."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = [f"{number:06}" * 160 for number in range(10_000)]
+    parquet.write_table(
+        pyarrow.table({"text": texts}), tmp_path / "x.parquet", compression="none", use_dictionary=False
+    )
+    pool = pyarrow.default_memory_pool()
+    before, most, found = pool.bytes_allocated(), 0, []
+    for row in read_rows(tmp_path / "x.parquet"):
+        most = max(most, pool.bytes_allocated() - before)
+        found.append(row.text)
+    assert found == texts and 0 < most < 5_000_000 < (tmp_path / "x.parquet").stat().st_size
