@@ -55,6 +55,7 @@ def tokenizer_of(base: Path, recipe: Recipe | None, result: Path) -> Tokenizer:
     if (jinja := chat_template(template)) is not None:
         tokenizer = tokenizer.with_chat_template(*jinja)
     elif template is not None:
+        template = recipe.data.template_without_input or template  # messages have none
         opening = "".join(filter(None, map(tokenizer.control_text, tokenizer.around[0])))
         text = as_chat_template(template, opening, recipe.data.system)
         tokenizer = tokenizer.with_chat_template(text, "data.template")
@@ -130,13 +131,15 @@ def _summary(run: Path) -> dict[str, Any]:
 
 def _facts(recipe: Recipe, run: Path | None) -> list[str]:
     summary = _summary(run) if run is not None else {}
+    share = recipe.data.eval_fraction
     files = ", ".join(Path(path).name for path in recipe.data.train or []) or "objects of a program"
     held_out = ", ".join(Path(path).name for path in recipe.data.eval or [])
     adapter, train, template = recipe.adapter, recipe.train, recipe.data.template
     trained, total = summary.get("trainable"), summary.get("total")
     shown = {
         "trained on": files,
-        "evaluated on": held_out or (f"{recipe.data.eval_fraction:.0%} of it" if recipe.data.eval_fraction else None),
+        "rows": recipe.data.rows and ", ".join(recipe.data.rows),
+        "evaluated on": held_out or (share and (f"{share:.0%} of it" if share < 1 else f"{share} rows of it")) or None,
         "prompt": None if template is None or is_jinja(template) else f"`{json.dumps(template)}`",
         "labels": recipe.data.train_on,
         "longest row": f"{recipe.data.max_length} tokens",

@@ -44,12 +44,14 @@ DECIDING = (
     "format",
     "columns",
     "template",
+    "template_without_input",
     "enable_thinking",
     "system",
     "train_on",
     "max_length",
     "too_long",
     "max_samples",
+    "rows",
 )
 # What a tokenizer is asked so that a change in its code, and not only in its files, is noticed.
 PROBE = [

@@ -78,8 +78,9 @@ class Encoder:
         if (jinja := chat_template(template)) is not None:
             self.tokenizer = self.tokenizer.with_chat_template(*jinja)
             self.settings = replace(self.settings, template=None)
-        elif template is not None:
-            fill_template(template, {})
+        else:
+            for text in filter(None, (template, self.settings.template_without_input)):
+                fill_template(text, {})
 
     def options(self, row: Row) -> dict[str, Any]:
         """What of a row and of the settings goes to the tokenizer's ``prompt`` and ``example`` beside messages."""
@@ -177,7 +178,8 @@ class Encoder:
         if sum(message["role"] == "user" for message in messages) > 1:
             raise InputError(f"{row.where}: several questions, but data.template has room for one")
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""
-        text = fill_template(self.settings.template, {"prompt": row.prompt, "input": row.input, "system": system})
+        template = (not row.input and self.settings.template_without_input) or self.settings.template
+        text = fill_template(template, {"prompt": row.prompt, "input": row.input, "system": system})
         return self._without_end(self.tokenizer.encode(text, add_special_tokens=True))
 
     def _opening(self) -> list[int]:

@@ -22,9 +22,9 @@ In CSV and MindRecord a list is written as JSON in a string.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ from .messages import (
     thinking_of,
     tools_of,
 )
+from .parts import part_of, with_parts
 from .preferences import SAYING_THE_SAME
-from .readers import find_files, read_records
+from .readers import read_records
 from .records import BEGINNING, Place, Problems, Record, type_name
 
 # format -> role -> the names its column may have; required roles first
@@ -119,12 +120,19 @@ class Row:
         return sum(len(message["content"]) for messages in (self.messages, *self.others) for message in messages)
 
 
-def read_rows(paths: str | Path | Iterable[str | Path], *, limit: int | None = None, **options: Any) -> Iterator[Row]:
+def read_rows(
+    paths: str | Path | Iterable[str | Path],
+    *,
+    limit: int | None = None,
+    parts: Sequence[str] | None = None,
+    **options: Any,
+) -> Iterator[Row]:
     """The rows of files or directories, one at a time.
 
     Args:
         paths: a file, a directory, or several.
         limit: stop after so many rows.
+        parts: which rows of each path, see :mod:`pet.data.parts`.
         options: of :func:`read_file`.
 
     Raises:
@@ -132,8 +140,9 @@ def read_rows(paths: str | Path | Iterable[str | Path], *, limit: int | None = N
     """
     problems = Problems()
     left = limit
-    for path in find_files(paths):
-        for row in islice(read_file(path, problems, **options), left):
+    for files, part in with_parts(paths, parts):
+        rows = chain.from_iterable(read_file(path, problems, **options) for path in files)
+        for row in islice(part_of(part, rows, files), left):
             yield row
             left = None if left is None else left - 1
     problems.raise_if_any()

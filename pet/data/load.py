@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from model_zoo.errors import InputError
 from .cache import cached
 from .dataset import TokenDataset
 from .encode import Encoder, tell
-from .formats import Row, read_rows
+from .formats import read_rows
 from .readers import find_files
 from .settings import DataSettings
 from .streaming import StreamDataset
@@ -42,13 +42,16 @@ def load_dataset(
         InputError: what is wrong with the files, all of it together; or no sample is left.
     """
     settings = settings if isinstance(settings, DataSettings) else DataSettings.of(settings)
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = find_files(paths)
     encoder = Encoder(tokenizer, settings)
     if settings.streaming:
-        if settings.deduplicate:
-            raise InputError("data.deduplicate: streaming data cannot be compared; leave out data.streaming")
+        for name, why in {"deduplicate": "data cannot be compared", "rows": "files are read as a whole"}.items():
+            if getattr(settings, name):
+                raise InputError(f"data.{name}: streaming {why}; leave out data.streaming")
         return StreamDataset(files, encoder)
-    dataset = cached(_rows(files, settings), encoder, files, progress=progress)
+    rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, **settings.reading)
+    dataset = cached(rows, encoder, files, progress=progress)
     if settings.deduplicate:
         dataset = dataset.without_repeated(unlike)
     source = ", ".join(map(str, files[:3]))
@@ -56,10 +59,6 @@ def load_dataset(
         raise InputError(f"{source}: no sample is left: {dataset.counts}")
     tell(dataset.counts, settings.max_length, source)
     return dataset
-
-
-def _rows(files: Iterable[Path], settings: DataSettings, answers: bool = True) -> Iterator[Row]:
-    return read_rows(files, limit=settings.max_samples, answers=answers, **settings.reading)
 
 
 def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], seed: int = 0) -> TokenDataset:
@@ -97,24 +96,27 @@ def mix_dataset(dataset: TokenDataset, paths: Paths, weights: Sequence[float], s
 
 
 def split_dataset(dataset: TokenDataset, fraction: float, seed: int = 0) -> tuple[TokenDataset, TokenDataset]:
-    """Hold out a share of the rows: (what remains, what is held out).
+    """Hold out a share of the rows, or a number of them: (what remains, what is held out).
 
     Whole rows are held out, so that no piece of a text that was cut into several samples is on both sides. The choice
     is a function of the seed and of the number of rows.
 
     Raises:
-        InputError: the data streams, there are fewer than two rows, or the fraction is not between 0 and 1.
+        InputError: the data streams, there are fewer than two rows or none would remain, or the fraction is neither
+            below 1 nor a whole number.
     """
     if isinstance(dataset, StreamDataset):
         raise InputError("data.eval_fraction: streaming data cannot be divided; give data.eval a file of its own")
-    if not 0 < fraction < 1:
-        raise InputError(f"data.eval_fraction: expected a number between 0 and 1, found {fraction}")
+    if not (0 < fraction < 1 or (fraction >= 1 and fraction == int(fraction))):
+        raise InputError(f"data.eval_fraction: expected a share below 1 or a number of rows, found {fraction}")
     _, row_of = np.unique(np.asarray(dataset.origin), axis=0, return_inverse=True)
     row_of = row_of.reshape(-1)
     rows = int(row_of.max()) + 1 if len(row_of) else 0
     if rows < 2:
         raise InputError(f"data.eval_fraction: rows to hold some out of: {rows}; at least 2 were expected")
-    held = min(max(1, round(rows * fraction)), rows - 1)
+    if fraction >= rows:
+        raise InputError(f"data.eval_fraction: {int(fraction)} of {rows} rows leaves none to train on")
+    held = int(fraction) if fraction >= 1 else min(max(1, round(rows * fraction)), rows - 1)
     chosen = np.zeros(rows, bool)
     chosen[np.random.default_rng([seed, 0x5EED]).permutation(rows)[:held]] = True
     out = chosen[row_of]
@@ -163,7 +165,7 @@ def load_questions(
     else:
         files = find_files(source)
     questions: list[Question] = []
-    for row in _rows(files, settings, answers=wanted is not None):
+    for row in read_rows(files, limit=settings.max_samples, answers=wanted is not None, **settings.reading):
         if len(questions) == limit:
             if wanted is not None:
                 break

@@ -26,6 +26,7 @@ class DataSettings:
     format: str = "auto"
     columns: Mapping[str, str] | None = None
     template: str | None = None
+    template_without_input: str | None = None
     enable_thinking: bool | None = None
     system: str | None = None
     train_on: str = "answers"
@@ -34,6 +35,7 @@ class DataSettings:
     packing: str = "pack"
     buckets: Sequence[int] | None = None
     max_samples: int | None = None
+    rows: Sequence[str] | None = None
     deduplicate: bool = False
     shuffle: bool = True
     seed: int | None = None

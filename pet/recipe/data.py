@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pet.recipe.fields import HerePath, RecipePaths, Section, TemplatePath
+from pet.recipe.fields import HerePath, Parts, RecipePaths, Section, StepsOrShare, TemplatePath
 
 Role = Literal[
     "prompt", "input", "answer", "system", "history", "messages", "tools", "text", "chosen", "rejected", "label"
@@ -29,12 +29,18 @@ class Data(Section):
         description="A weight for each path of train: how often its samples occur in an epoch. 2: twice; 0.25: a "
         "quarter of them, chosen by the seed.",
     )
+    rows: Parts | None = Field(
+        None,
+        description='Part of the rows of each path of train: ":1000", ":5%", "80%:" or "100:200"; one for all '
+        "paths, or one for each. Default: all rows.",
+    )
     eval: RecipePaths | None = Field(None, description="Files to evaluate on during and after training.")
     test: RecipePaths | None = Field(
         None, description="Files that pet evaluate uses in preference to eval; never used in training."
     )
-    eval_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Fraction of the training rows held out as eval where eval is not given."
+    eval_fraction: StepsOrShare = Field(
+        0.0,
+        description="Fraction of the training rows held out as eval where eval is not given; from 1 on their number.",
     )
     format: Format = Field(
         "auto",
@@ -50,10 +56,17 @@ class Data(Section):
     eval_columns: dict[Role, str] | None = Field(
         None, description="Column names in eval and test. Default: those of columns, unless eval_format is given."
     )
+    eval_rows: Parts | None = Field(None, description="Part of the rows of each path of eval and test; see rows.")
     template: TemplatePath | None = Field(
         None,
         description="A custom prompt template instead of the model's: text with {prompt}, and {input} or {system} "
         "where the rows have them, which ends where the answer begins; or a Jinja chat template, or its path (.jinja).",
+    )
+    template_without_input: str | None = Field(
+        None,
+        min_length=1,
+        description="In place of template for rows without an input: text with {prompt}. Default: template, in which "
+        "{input} is empty then.",
     )
     enable_thinking: bool | None = Field(
         None, description="The switch of that name in chat templates that have it (Qwen3). Default: the template's own."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -63,6 +64,23 @@ RecipePaths = Annotated[
 ]
 # "q_proj" means ["q_proj"]
 Names = Annotated[list[str], BeforeValidator(_as_list), WithJsonSchema(_one_or_many({"type": "string"}))]
+
+
+def _check_parts(value: list[str]) -> list[str]:
+    for entry in value:
+        if not re.fullmatch(r"(\d+|\d\d?%|100%)?:(\d+|\d\d?%|100%)?", entry):
+            raise ValueError(f"{entry!r} is no part of a file's rows; write :1000, :5%, 80%: or 100:200")
+    return value
+
+
+# ":5%" means [":5%"]
+Parts = Annotated[
+    list[str],
+    BeforeValidator(_as_list),
+    AfterValidator(_check_parts),
+    Field(min_length=1),
+    WithJsonSchema(_one_or_many({"type": "string"})),
+]
 
 
 def _check_layers(value: list[int | str]) -> list[int | str]:

@@ -185,10 +185,10 @@ def evaluation(recipe: Recipe) -> Iterator[Finding]:
         yield _find("data.eval_fraction", "data.eval", "has no effect beside data.eval; keep one of them")
     if data.eval_fraction and not data.train:
         yield _find("data.eval_fraction", "data.train", "takes rows out of data.train, which is missing")
-    for name in ("eval_format", "eval_columns"):
+    for name in ("eval_format", "eval_columns", "eval_rows"):
         if getattr(data, name) is not None and not (data.eval or data.test):
             yield _find(f"data.{name}", "data.eval", "is about the files of data.eval and data.test, which are missing")
-        elif getattr(data, name) is not None and data.eval_fraction:
+        elif name != "eval_rows" and getattr(data, name) is not None and data.eval_fraction:
             yield _find(f"data.{name}", "data.eval_fraction", "rows held out of data.train are in its format")
     schedule = evaluation.every_steps or evaluation.every_epochs
     if evaluation.every_steps and evaluation.every_epochs:
@@ -240,16 +240,23 @@ def data(recipe: Recipe) -> Iterator[Finding]:
         if sorted(set(settings.buckets)) != settings.buckets:
             yield _find("data.buckets", "", "expected rising lengths, such as [128, 256, 512]")
         elif settings.buckets[-1] != settings.max_length:
-            yield _find(
-                "data.buckets", "data.max_length", f"the longest must be data.max_length ({settings.max_length})"
-            )
-    if settings.mix is not None and len(settings.mix) != len(settings.train or []):
-        yield _find(
-            "data.mix", "data.train", f"{len(settings.mix)} weights for {len(settings.train or [])} paths in data.train"
-        )
+            why = f"the longest must be data.max_length ({settings.max_length})"
+            yield _find("data.buckets", "data.max_length", why)
+    for name, path in (("mix", "train"), ("rows", "train"), ("eval_rows", "eval"), ("eval_rows", "test")):
+        count, paths = len(getattr(settings, name) or []), len(getattr(settings, path) or [])
+        fits = count in (0, paths) or (name != "mix" and count == 1) or (path != "train" and not paths)
+        if not fits:
+            what = "weights" if name == "mix" else "parts"
+            yield _find(f"data.{name}", f"data.{path}", f"{count} {what} for {paths} paths in data.{path}")
     written = settings.template is not None and not is_jinja(settings.template)
-    if written and "{prompt}" not in settings.template:
-        yield _find("data.template", "", "the text must hold {prompt}, where the question goes")
+    for name in ("template", "template_without_input"):
+        text = getattr(settings, name)
+        if text is not None and "{prompt}" not in text and (written or name != "template"):
+            yield _find(f"data.{name}", "", "the text must hold {prompt}, where the question goes")
+    if settings.template_without_input is not None and not written:
+        yield _find(
+            "data.template_without_input", "data.template", "belongs to a template that is a text with {prompt}"
+        )
     if written and settings.enable_thinking is not None:
         yield _find("data.enable_thinking", "data.template", "a text has no such switch; a chat template may have one")
     if settings.format in ("text", "tokens"):
@@ -265,7 +272,7 @@ def data(recipe: Recipe) -> Iterator[Finding]:
 def _without_questions(recipe: Recipe) -> Iterator[Finding]:
     """Rows of raw text or of ids: nobody asks and nobody answers in them."""
     settings = recipe.data
-    for name in ("template", "enable_thinking", "system"):
+    for name in ("template", "template_without_input", "enable_thinking", "system"):
         if getattr(settings, name) is not None:
             yield _find(f"data.{name}", "data.format", f"{settings.format} rows have no question that it could go with")
     # of a text everything is learnt, so "all" says what happens; of ids what their own labels say
@@ -280,16 +287,15 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
         if _changed(recipe, "data", "stream_window"):
             yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
         return
-    if settings.eval_fraction:
-        yield _find(
-            "data.eval_fraction",
-            "data.streaming",
-            "rows that stream cannot be divided; give data.eval a file of its own",
-        )
-    if settings.mix:
-        yield _find("data.mix", "data.streaming", "streaming data cannot be mixed")
-    if settings.deduplicate:
-        yield _find("data.deduplicate", "data.streaming", "samples that stream cannot be compared")
+    whole = {
+        "eval_fraction": "rows that stream cannot be divided; give data.eval a file of its own",
+        "mix": "streaming data cannot be mixed",
+        "rows": "files stream as a whole",
+        "deduplicate": "samples that stream cannot be compared",
+    }
+    for name, why in whole.items():
+        if getattr(settings, name):
+            yield _find(f"data.{name}", "data.streaming", why)
     if settings.packing == "buckets" and settings.buckets is None:
         yield _find(
             "data.buckets",
@@ -297,18 +303,11 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
             f"streaming cannot choose the lengths by the data; give them, such as "
             f"[{settings.max_length // 4}, {settings.max_length // 2}, {settings.max_length}]",
         )
+    unknown = "how long an epoch is shows only at its end"
     if recipe.train.steps is None:
-        yield _find(
-            "train.steps",
-            "train.epochs data.streaming",
-            "is needed with data.streaming: how long an epoch is shows only at its end",
-        )
+        yield _find("train.steps", "train.epochs data.streaming", f"is needed with data.streaming: {unknown}")
     if recipe.eval.every_epochs is not None:
-        yield _find(
-            "eval.every_epochs",
-            "data.streaming",
-            "how long an epoch is shows only at its end when data streams; set eval.every_steps",
-        )
+        yield _find("eval.every_epochs", "data.streaming", f"{unknown} when data streams; set eval.every_steps")
 
 
 def model(recipe: Recipe) -> Iterator[Finding]:

@@ -225,7 +225,7 @@ def load_data(recipe, tokenizer) -> tuple[Any, Any]:
 
 def held_out_settings(recipe, **changes):
     """Evaluation data: all of it, in its own order, never streaming, in a format and with columns of its own."""
-    data, own = recipe.data, changes
+    data, own = recipe.data, {"rows": recipe.data.eval_rows, **changes}
     if data.eval_format is not None:
         own.update(format=data.eval_format, columns={})
     if data.eval_columns is not None:

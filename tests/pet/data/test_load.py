@@ -115,6 +115,14 @@ def test_answers_without_the_thought_of_their_prompt_are_said(write, tmp_path, s
     assert [text.count("</think>") for text in learnt] == [1, 1, 1]
 
 
+def test_rows_without_an_input_have_a_template_of_their_own(write, letters, settings):
+    path = write("rows.jsonl", [{"instruction": "q", "input": more, "output": "a"} for more in ("i", "")])
+    dataset = load_dataset(
+        path, letters, settings=settings(template="{prompt}+{input}=", template_without_input="{prompt}=")
+    )
+    assert [text for text, _ in spelled(dataset)] == ["<q+i=a>", "<q=a>"]
+
+
 def test_a_template_needs_questions(write, letters, settings):
     with pytest.raises(InputError, match=r"text\.jsonl:1: no question and answer, which data\.template needs"):
         load_dataset(write("text.jsonl", [{"text": "a"}]), letters, settings=settings(template="{prompt}"))
@@ -205,6 +213,35 @@ def test_only_the_first_samples(write, letters, settings):
     path = write("rows.jsonl", "x\n" + '{"text": "a"}\n' * 9)
     with pytest.raises(InputError, match=":1: broken"):
         load_dataset(path, letters, settings=settings(max_samples=4))
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([":2"], "ab de"),
+        ([":34%", "1:"], "a e"),
+        (["50%:", "1:1"], "c"),  # of 3 rows half is 2, as datasets rounds
+        ([":"], "abc de"),
+    ],
+)
+def test_parts_of_sets(write, letters, settings, parts, expected):
+    paths = [write(f"{name}.jsonl", [{"text": one} for one in name]) for name in ("abc", "de")]
+    dataset = load_dataset(paths, letters, settings=settings(rows=parts))
+    found = [text.strip("<>") for text, _ in spelled(dataset)]
+    assert found == list(expected.replace(" ", ""))
+    assert len(load_dataset(paths, letters, settings=settings(rows=parts, max_samples=1))) == 1
+
+
+def test_parts_that_cannot_be(write, letters, settings):
+    path = write("rows.jsonl", [{"text": "a"}])
+    for given, message in (
+        ({"rows": [":1", ":2"]}, "data.rows: 2 parts for 1 paths"),
+        ({"rows": [":1"], "streaming": True}, "data.rows: streaming files are read as a whole"),
+        ({"rows": ["5"]}, r"data\.rows"),
+        ({"rows": [":101%"]}, r"data\.rows"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_dataset(path, letters, settings=settings(**given))
 
 
 @pytest.fixture
@@ -471,6 +508,9 @@ def test_a_held_out_part(write, letters, settings):
     assert spelled(split_dataset(dataset, 0.25, seed=3)[1]) == spelled(held)
     assert spelled(split_dataset(dataset, 0.25, seed=4)[1]) != spelled(held)
     assert held.where(0).startswith(str(path))
+    assert [len(np.unique(part.origin, axis=0)) for part in split_dataset(dataset, 4)] == [16, 4], "a number of rows"
+    with pytest.raises(InputError, match="20 of 20 rows leaves none to train on"):
+        split_dataset(dataset, 20)
     with pytest.raises(InputError, match="rows to hold some out of: 1; at least 2 were expected"):
         split_dataset(TokenDataset.from_samples([([1, 2], [1, 1])]), 0.5)
 

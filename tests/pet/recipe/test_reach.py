@@ -123,7 +123,7 @@ def test_data_settings():
     fields = {field.name: field.default for field in dataclasses.fields(DataSettings)}
     assert Data.model_fields.keys() - fields.keys() == {
         *("train", "mix", "eval", "test", "eval_fraction"),
-        *("eval_format", "eval_columns"),  # the others' `format` and `columns`, see `held_out_settings`
+        *("eval_format", "eval_columns", "eval_rows"),  # the others' `format`, `columns`, `rows`: `held_out_settings`
     }
     for name in ("conversations", "documents", "share_question"):  # an objective's
         assert name not in Data.model_fields and fields.pop(name) in (None, 1, False)
