@@ -104,6 +104,8 @@ class Tokenizer(InPieces, ABC):
             names = {key: name for key, name in names.items() if name}
             spaces, strips = self.adds_space and not self.first_space_only, stripping(self.added, self._settings)
             self.template = ChatTemplate(text, source, self.special_tokens, self._stops, names, spaces, strips)
+            ends = [self.special_tokens[name] for name in self.template.ends]
+            self.eos_token_ids = list(dict.fromkeys([*self.eos_token_ids, *ends]))
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, prompt_style: str | None = None) -> Tokenizer:

@@ -31,10 +31,11 @@ LONGEST = 1 << 22
 SECONDS = 5.0
 """Processor time of rendering one conversation, which takes about a millisecond."""
 
-# Characters that no text has: the first is put into control tokens' names within messages, the others enclose answers.
-INSIDE, OPENING, CLOSING = "\U0010fff0", "\U0010fff1", "\U0010fff2"
-MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}]")
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# Characters that no text has: one is put into control tokens' names within messages, two enclose answers, and what is
+# behind the last, which a template may write as {{ cut }}, is read as a text of its own.
+INSIDE, OPENING, CLOSING, CUT = "\U0010fff0", "\U0010fff1", "\U0010fff2", "\U0010fff3"
+MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}{CUT}]")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}(.*?)\{%-?\s*endgeneration\s*-?%\}", re.DOTALL)
 
 SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
@@ -158,6 +159,7 @@ class ChatTemplate:
 
     Attributes:
         empty_thoughts: examples so far whose prompt opens a thought and whose data has none.
+        ends: the control tokens that the template itself writes last in the answers that it marks.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class ChatTemplate:
         self.marks_answers = _GENERATION.search(text) is not None
         ordered = sorted(filter(None, controls), key=len, reverse=True)  # the longest of two that begin alike
         self.control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.ends = [named[-1] for block in _GENERATION.findall(text) if (named := self.control.findall(block))]
 
     def prompt(self, messages: Messages, options: Mapping[str, Any]) -> Iterator[Part]:
         """The parts of a conversation that the model is to answer.
@@ -257,7 +260,7 @@ class ChatTemplate:
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
         said = self._guarded({"messages": spoken, **given})
-        return {**self.variables, **said, "add_generation_prompt": open_answer}
+        return {**self.variables, "cut": CUT, **said, "add_generation_prompt": open_answer}
 
     @functools.cached_property
     def call_form(self) -> tuple[str | None, bool]:
@@ -316,17 +319,18 @@ class ChatTemplate:
         borders = {border for span in spans for border in span if start < border < stop}
         # the model writes an answer on its own, but what follows is read as one text with it
         starts = sorted({first for first, _ in spans} & borders)
-        cuts = [border for border in starts if not self.adds_space or text[border] == " "]
+        cuts = {border for border in starts if not self.adds_space or text[border] == " "}
+        cuts = sorted(cuts | {place for place in range(start + 1, stop) if text[place] == CUT})
         for first, last in zip([start, *cuts], [*cuts, stop], strict=True):
-            piece = MARKS.sub("", text[first:last])
-            after_space = first > start and piece.startswith(" ") and self.adds_space
+            piece, own = MARKS.sub("", text[first:last]), text[first:last].startswith(CUT)
+            after_space = (own or first > start) and piece.startswith(" ") and self.adds_space
             piece = piece[after_space:]
             if not piece:
                 continue
             answer, inner = _answer_at(first, spans), ()
             if any(first < border < last for border in borders):
                 answer, inner = None, tuple(self._within(text, first + after_space, last, spans))
-            yield Part("text", piece, answer, inner, after_space, first > 0)
+            yield Part("text", piece, answer, inner, after_space, first > 0 and not own)
 
     def _within(self, text: str, first: int, last: int, spans: Sequence[tuple[int, int]]) -> Iterator[tuple]:
         """The answers in a piece of the text, by the places that they have without marks."""

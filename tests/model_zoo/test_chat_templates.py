@@ -125,6 +125,14 @@ def test_examples_have_the_ids_and_the_labels_of_transformers(made):
     assert trained == [bool(mark) for mark in expected["assistant_masks"]]
 
 
+def test_what_a_template_writes_last_into_answers_ends_them(made):
+    tokenizer = AutoTokenizer.from_pretrained(made("", ("<|endoftext|>", "<end>"), "<|endoftext|>"))
+    text = "{% for m in messages %}{% generation %}{{ m.content + '<end>\n' }}{% endgeneration %}{% endfor %}"
+    ends = [tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<end>")]
+    assert tokenizer.with_chat_template(text, "own").eos_token_ids == ends
+    assert tokenizer.eos_token_ids == ends[:1]
+
+
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["chatml", "marked"])
 def test_labels_are_the_answers_with_their_ends(made, template):
     ours = AutoTokenizer.from_pretrained(made(template))
