@@ -192,6 +192,7 @@ SCHEDULE_NUMBERS = {
     ("polynomial", "power"): number("train.power"),
     ("polynomial", "lr_end"): final_rate,
     ("warmup_stable_decay", "num_decay_steps"): number("train.decay", int),
+    ("warmup_stable_decay", "min_lr_ratio"): number("train.final_ratio"),
     ("warmup_stable_decay", "decay_type"): choice("train.decay_shape", _words(dict.fromkeys(DESCENTS, ""))),
 }
 """What ``lr_scheduler_kwargs`` may hold, by the schedule's name there and the number's."""

@@ -130,7 +130,10 @@ class Schedule:
     def factor(self, step: int) -> float:
         """The share of the peak at ``step``, counted from 0."""
         if step < self.warmup:
-            return ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
+            share = ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
+            # transformers' wsd rises from where it ends, all other schedules from 0
+            lowest = self.final_ratio if (self.name, self.warmup_like) == ("wsd", "transformers") else 0.0
+            return lowest + (1.0 - lowest) * share
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0
         value = BODIES[self.name](progress, self)
