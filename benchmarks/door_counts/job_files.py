@@ -98,6 +98,7 @@ def settings(values: dict[str, Any], translate: Callable, path: Path, base: Path
     if too_long or any(key.startswith("data.") for key, _ in t.missing) or "data.train" not in said:
         data = str(rows(kind, said.get("data.columns", {}), work))
         given |= {"data.train": data} | ({"data.eval": data} if "data.eval" in said else {})
+        given |= dict.fromkeys({"data.rows", "data.eval_rows"} & set(said))  # these rows are few enough
     given |= dict.fromkeys({"eval.every_steps", "eval.every_epochs"} & set(said), 2)
     if said.get("adapter.method") == "none":
         given = {key: value for key, value in given.items() if not key.startswith("adapter.")}

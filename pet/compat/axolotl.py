@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pet.compat.axolotl_data import datasets, texts
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -23,47 +24,18 @@ from pet.compat.job_files import (
     TOKENS,
     base_model,
     packing,
-    part_problems,
     preferences,
-    put_data,
     revision,
     settle,
-    share,
     targets,
     template,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.translation import elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
+from pet.compat.prompts import AXOLOTL
+from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
 
-FORMATS = {
-    "alpaca": "alpaca",
-    "completion": "text",
-    "sharegpt": "sharegpt",
-    "chat_template": "chat",
-    "pretrain": "text",
-    "None": "tokens",
-}
-"""A data set's ``type`` up to its first dot or colon -> ``data.format``."""
-ENTRY = {
-    "field": "text",
-    "text_column": "text",
-    "field_messages": "messages",
-    "field_instruction": "prompt",
-    "field_input": "input",
-    "field_output": "answer",
-    "field_system": "system",
-    # read beside this table, or found by the reader itself
-    **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
-    **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
-    **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
-}
-"""Keys of a data set's entry -> the role of the column that they name."""
-RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
-RANKING |= {"field_completion": "answer", "field_label": "label"}
-RANKED_TYPES = ("chat_template", "chatml", "llama3", "zephyr", "bradley_terry", "None")
-"""Of data sets of preferences; their columns are recognised."""
 RL = ("dpo", "ipo", "simpo", "orpo", "kto")
 KEYS = {
     **dict.fromkeys(("rl_beta", "dpo_beta", "orpo_alpha"), "beta"),
@@ -77,47 +49,6 @@ KEYS = {
 PLUGINS = ("CutCrossEntropyPlugin", "LigerPlugin", "SpectrumPlugin", "SwanLabPlugin", "KernelsPlugin")
 PLUGINS += ("ExpertParallelPlugin",)
 """Plugins that change speed, logs, or how the work is divided."""
-
-
-def _datasets(t: Translation, name: str, value: Any) -> None:
-    found, key = [], "data.eval" if name == "test_datasets" else "data.train"
-    for entry in value:
-        kind = entry.get("type")
-        if isinstance(kind, Mapping):  # a prompt of the file's own
-            entry, kind = {**entry, **{k: v for k, v in kind.items() if k.startswith("field_")}}, "alpaca"
-            _prompt(t, f"{name}.type", entry["type"])
-        kind = str(kind).partition(".")[0].partition(":")[0]
-        ranked = t.get("train.objective") is not None
-        known = RANKED_TYPES if ranked else tuple(FORMATS)
-        if kind not in known:
-            t.lack(key, f"{name}.type", f"{entry.get('type')!r} is not supported; known: {', '.join(known)}")
-        part_problems(t, key, name, entry)
-        roles = {**ENTRY, **(RANKING if ranked else {})}
-        for field, given in entry.items():
-            if field not in roles and given:
-                t.refuse(f"{name}.{field}", f"{given!r} is not supported")
-        columns = {roles[field]: given for field, given in entry.items() if roles.get(field) and given}
-        files = entry.get("data_files") or entry.get("path")
-        found += [(file, FORMATS.get(kind, "auto"), columns) for file in ([files] if isinstance(files, str) else files)]
-    put_data(t, key, name, found)
-
-
-def _prompt(t: Translation, name: str, given: Mapping[str, Any]) -> None:
-    """A template of the file's own, where one is enough for rows with and without input."""
-    text, bare = given.get("format"), given.get("no_input_format")
-    if text and bare and text != bare:
-        t.refuse(name, "format and no_input_format differ; data.template is one text for all rows")
-    elif text or bare:
-        t.put("data.template", (text or bare).replace("{instruction}", "{prompt}"))
-    t.put("data.system", given.get("system_prompt") or None)
-
-
-def _texts(t: Translation, name: str, value: Any) -> None:
-    """Plain text, which is read as it is needed and fills the rows; one data set may stand by itself."""
-    every = [value] if isinstance(value, (str, Mapping)) else value
-    every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
-    _datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
-    t.settings.update({"data.streaming": True, "data.packing": "pack"})
 
 
 def _tokens(t: Translation, name: str, value: Any) -> None:
@@ -169,6 +100,19 @@ def _every_linear(t: Translation, name: str, value: Any) -> None:
     """All linear cells, beside what lora_target_modules names."""
     if value:
         t.put("adapter.targets", [*t.get("adapter.targets", []), "all-linear"])
+
+
+BNB = {
+    "bnb_4bit_use_double_quant": "model.quantization.double",
+    "bnb_4bit_quant_type": "model.quantization.type",
+    **same(SPEED, "bnb_4bit_compute_dtype bnb_4bit_quant_storage"),
+}
+INITS = {word: word for word in ("gaussian", "pissa", "olora", "loftq")}
+
+
+def _init(t: Translation, name: str, value: Any) -> None:
+    if value is not True:  # PEFT's own, as here
+        choice("adapter.init", INITS)(t, name, str(value).partition("_niter")[0])
 
 
 def _peft(t: Translation, name: str, value: Any) -> None:
@@ -236,7 +180,7 @@ TABLE = {
     "lora_fan_in_fan_out": MODEL,
     "load_in_8bit": lambda t, n, v: t.settings.update(BITS[8] if v else {}),
     "load_in_4bit": lambda t, n, v: t.settings.update(BITS[4] if v else {}),
-    "bnb_config_kwargs": Refused("4 bits are NF4, with quantised factors"),
+    "bnb_config_kwargs": lambda t, n, v: t.apply(v if t.get("model.quantization.type") else {}, BNB, f"{n}."),
     # the adapter
     "adapter": Refused("lora and qlora are supported", harmless=("lora", "qlora")),
     "lora_model_dir": "adapter.load",
@@ -246,6 +190,7 @@ TABLE = {
     "lora_modules_to_save": "adapter.modules_to_save",
     "peft_use_dora": flag("adapter.method", "dora"),
     "peft_use_rslora": "adapter.use_rslora",
+    "peft_init_lora_weights": _init,
     "peft_layers_to_transform": "adapter.layers",
     "peft_trainable_token_indices": "adapter.trainable_tokens",
     "lora_rank_pattern": "adapter.rank_pattern",
@@ -254,23 +199,24 @@ TABLE = {
     "unfrozen_parameters": _unfrozen,
     "relora*": Refused("an adapter is not merged and begun anew in training"),
     # data
-    **same(_datasets, "datasets test_datasets"),
+    **same(datasets, "datasets test_datasets"),
     "dataset_prepared_path": CACHE,
     **same("data.workers", "dataset_processes dataset_num_proc"),
     "dataset_exact_deduplication": "data.deduplicate",
     "hf_use_auth_token": DOWNLOADS,
-    "val_set_size": share("data.eval_fraction"),
+    "val_set_size": number("data.eval_fraction"),
     "sequence_len": "data.max_length",
+    "excess_length_strategy": choice("data.too_long", {"drop": "drop", "truncate": "cut"}),
     "max_packed_sequence_len": _packed_length,
     "sample_packing": packing,
-    "pretraining_dataset": _texts,
+    "pretraining_dataset": texts,
     "streaming": "data.streaming",
     "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
     "curriculum_sampling": flag("data.shuffle", False),
     "shuffle_merged_datasets": "data.shuffle",
     "train_on_inputs": flag("data.train_on", "all"),
-    "chat_template": template,
-    "chat_template_jinja": "data.template",
+    "chat_template": template(AXOLOTL),
+    "chat_template_jinja": lambda t, n, v: t.settings.setdefault("data.template", v),  # if nothing says another one
     "default_system_message": "data.system",
     "remove_unused_columns": Ignored("columns without a role are not read"),
     **same(MEDIA, "skip_prepare_dataset processor_type image_*"),
@@ -286,6 +232,11 @@ TABLE = {
     "batch_size": lambda t, n, v: t.put("train.accumulation", max(1, v // t.get("train.batch_size"))),
     "max_steps": "train.steps",
     "cosine_min_lr_ratio": number("train.final_ratio"),
+    "cosine_constant_lr_ratio": Refused("the schedule falls to its end"),
+    "lr_groups": lambda t, n, v: t.put(
+        "train.groups", [{"match": [f"*{m}*" for m in one["modules"]], "learning_rate": float(one["lr"])} for one in v]
+    ),
+    **same(Refused("see train.groups"), "embedding_lr embedding_lr_scale"),
     "lr_quadratic_warmup": _quadratic,
     "jagged_restart_*": Refused("the schedule has no such restarts; see train.schedule: cosine_restarts"),
     "loss_watchdog_*": Ignored("train.max_loss_ratio stops a run whose loss explodes"),
@@ -322,6 +273,7 @@ DEFAULTS = {
     "train.warmup": 0.03,
     "data.max_length": 512,
     "data.packing": "longest",
+    "data.too_long": "drop",
 }
 
 
@@ -343,5 +295,9 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler", given)
+    if isinstance(t.get("train.warmup"), float) and t.get("train.schedule") != "wsd":
+        t.put("train.warmup_like", "mindformers")  # which also rounds a share of all steps down
+    if t.get("data.format") == "text":  # which is divided, and nothing of it is left out
+        t.drop("data.too_long")
     settle(t)
     return t

@@ -29,12 +29,9 @@ DOWNLOADS = Ignored("nothing is downloaded")
 MEDIA = Refused("models here read text only")
 TOKENS = Refused("the tokenizer and the embedding stay as they are")
 LOSS = Refused("a loss that is not here; see train.objective")
-TEMPLATES = (
-    *("tokenizer_default", "jinja", "llama2", "llama3", "mistral", "chatml", "qwen", "qwen_25", "qwen3"),
-    *("qwen3_nothink", "chatglm2", "chatglm3", "glm4", "gemma", "gemma2", "gemma3", "mistral_small", "mistral_v1"),
-    *("mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken", "ministral", "smollm", "smollm2", "yi"),
-)
-"""Prompts of the families here, by both systems' names."""
+TEMPLATES = ("tokenizer_default", "jinja", "chatglm2", "chatglm3", "glm4", "gemma", "qwen3")
+TEMPLATES += ("mistral_v1", "mistral_v2v3", "mistral_v3_tekken", "mistral_v7_tekken")
+"""Prompts of the families here, by both systems' names: that of a model's own tokenizer, unless the text is here."""
 OWN_TOKENS = ("<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|endoftext|>")
 OWN_TOKENS += ("<|im_start|>", "<|im_end|>", "<|startoftext|>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 """Tokens that begin, end or stand for unknown text in the families here."""
@@ -72,12 +69,20 @@ def fit_targets(t: Translation, base: Any) -> None:
         t.put("adapter.targets", found or entries or None)
 
 
-def template(t: Translation, name: str, value: Any) -> None:
-    """A prompt's name."""
-    if value not in TEMPLATES:
-        t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
-    else:
-        t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+def template(prompts: Mapping[str, str]) -> Rules:
+    """A prompt's name, with those that have their text here."""
+
+    def rule(t: Translation, name: str, value: Any) -> None:
+        if t.get("data.template"):
+            t.ignore(name, "the data sets have a prompt of their own")
+        elif value in prompts:
+            t.put("data.template", prompts[value])
+        elif value in TEMPLATES:
+            t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+        else:
+            t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
+
+    return rule
 
 
 def packing(t: Translation, name: str, value: Any) -> None:
@@ -91,11 +96,6 @@ BITS = {
     8: {"model.quantization.type": "int8"},
 }
 """How both systems pack a base."""
-
-
-def share(key: str) -> Rules:
-    """A share of the training rows."""
-    return lambda t, n, v: t.put(key, float(v)) if v < 1 else t.refuse(n, f"{v}: a share below 1 is supported")
 
 
 def steps(key: str) -> Rules:
@@ -204,15 +204,24 @@ def settle(t: Translation) -> None:
 
 
 PARTS: dict[str, Callable[[Any], bool]] = {
-    "split": lambda value: "[" in str(value),  # train[:10%]
-    "shards": lambda value: value != 1,  # the first of so many
-    "num_samples": lambda value: True,
+    "shards": lambda value: value != 1,  # one of so many, after shuffling
+    "num_samples": lambda value: True,  # drawn without a seed
 }
-"""Keys of a data set's entry, and which of their values take a part of its rows only."""
+"""Keys of a data set's entry, and which of their values take a part of its rows by chance."""
 
 
-def part_problems(t: Translation, key: str, name: str, entry: Mapping[str, Any]) -> None:
-    """Notes what takes a part of a data set: files are read as a whole."""
+def part(t: Translation, key: str, name: str, entry: Mapping[str, Any]) -> str:
+    """Which rows of a data set are used, as the recipe has it: ``:5%`` of ``split: train[:5%]``."""
     for field, takes_part in PARTS.items():
         if (value := entry.get(field)) and takes_part(value):
             t.lack(key, f"{name}.{field}", f"{value!r} takes a part of the rows; a file with these alone is needed")
+    found = re.fullmatch(r"\w+(?:\[(.*)\])?", str(entry.get("split") or "train"))
+    if found is None:  # train+test, say
+        t.lack(key, f"{name}.split", f"{entry['split']!r}: one split, or a part of it as in train[:5%], is read")
+    return (found and found[1]) or ":"
+
+
+def put_parts(t: Translation, key: str, parts: list[str]) -> None:
+    """The parts of the data sets: none where all rows are used, one where it is the same of all."""
+    if set(parts) - {":"}:
+        t.put(key, parts if len(set(parts)) > 1 else parts[:1])

@@ -25,18 +25,18 @@ from pet.compat.job_files import (
     TOKENS,
     base_model,
     packing,
-    part_problems,
+    part,
     preferences,
     put_data,
+    put_parts,
     revision,
     settle,
-    share,
     targets,
     template,
 )
-from pet.compat.llama_factory_prompts import PROMPTS
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
-from pet.compat.translation import elsewhere, first_of, flag, same, schedule_of_transformers
+from pet.compat.prompts import LLAMA_FACTORY
+from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers
 from pet.data.messages import ROLE_NAMES
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
@@ -63,13 +63,6 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
     if value and value not in BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
     t.settings.update(BITS.get(value, {}))
-
-
-def _template(t: Translation, name: str, value: Any) -> None:
-    if str(value) in PROMPTS:
-        t.put("data.template", PROMPTS[value])
-    else:
-        template(t, name, value)
 
 
 TABLE = {
@@ -108,14 +101,13 @@ TABLE = {
     "use_llama_pro": Refused("no layers are added"),
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
-    **same(elsewhere, "dataset eval_dataset dataset_dir lr_scheduler_kwargs"),
-    "template": _template,
+    **same(elsewhere, "dataset eval_dataset dataset_dir max_samples lr_scheduler_kwargs"),
+    "template": template(LLAMA_FACTORY),
     "default_system": "data.system",
     "enable_thinking": lambda t, n, v: t.put("data.enable_thinking", None if v else v),
     "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
-    "max_samples": "data.max_samples",
-    "val_size": share("data.eval_fraction"),
+    "val_size": number("data.eval_fraction"),
     "packing": packing,
     **same(flag("data.packing", "pack"), "neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
@@ -180,6 +172,11 @@ COLUMNS = {
     "sharegpt": {"messages": "messages", "system": "system", "tools": "tools"},
 }
 """Roles of a data set's columns by LLaMA-Factory's names, for each formatting; stage pt takes one text of a row."""
+NAMED = {
+    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+}
+"""The columns of a data set whose entry names none."""
 READ = ("from", "role", "value", "content", *ROLE_NAMES)
 """Keys and roles of messages as they are read here."""
 
@@ -212,17 +209,21 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         base, adapter = values.get("model_name_or_path"), values.get("adapter_name_or_path") or "ADAPTER"
         t.refuse("export_dir", f"nothing is trained; pet merge {adapter} --base {base} --output {values['export_dir']}")
     home, texts = Path("data"), values.get("stage") == "pt"
-    if texts:  # which have no prompt
-        t.settings.pop("data.template", None)
     with t.reading("dataset_dir", values.get("dataset_dir")):
         home = Path(values.get("dataset_dir") or home)
-    for name, key in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+    first = given.get("max_samples")
+    for name, key, rows in (("dataset", "data.train", "data.rows"), ("eval_dataset", "data.eval", "data.eval_rows")):
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
                 put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
-                if len(every) > 1 and t.get("data.max_samples"):
-                    t.ignore("max_samples of each data set", "it is a number of all together")
+            with t.reading("max_samples", first):  # of each data set
+                put_parts(t, rows, [f":{int(first)}"] if first else [])
+    if texts:  # which have no prompt
+        t.drop("data.template")
+    elif "tools" in t.get("data.columns", {}) or (values.get("mask_history") and values.get("template") == "qwen3"):
+        t.drop("data.template")
+        t.ignore("template", "tools, and a thought in the last answer alone, are as the model's own tokenizer has them")
     settle(t)
     return t
 
@@ -240,12 +241,14 @@ def _dataset(
         return name, "auto", {}
     if not isinstance(entry, Mapping):
         return (name if Path(name).exists() else str(home / name)), "auto", {}
-    part_problems(t, key, name, entry)
+    if part(t, key, name, entry) != ":":
+        t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
     kind = str(entry.get("formatting", "alpaca")).replace("openai", "sharegpt")
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
         return name, "auto", {}
-    columns = {role: column for role, column in (entry.get("columns") or {}).items() if column}
+    columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
+    columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
     roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
     beyond = [role for role in columns if role not in roles]
     beyond += [f"{tag} {word}" for tag, word in (entry.get("tags") or {}).items() if word and word not in READ]

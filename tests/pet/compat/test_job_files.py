@@ -10,13 +10,10 @@ import pytest
 import yaml
 
 from model_zoo.errors import InputError
-from model_zoo.tokenizers import AutoTokenizer
 from pet.compat import axolotl, llama_factory
-from pet.compat.llama_factory_prompts import PROMPTS
+from pet.compat.prompts import ALPACA, AXOLOTL, LLAMA_FACTORY
 from pet.compat.yaml_files import load_any
-from pet.data.encode import Encoder
 from pet.data.formats import read_rows
-from pet.data.settings import DataSettings
 from pet.recipe.training import Train
 from pet.train.schedules import Schedule
 
@@ -63,7 +60,7 @@ def test_llama_factory(base, tmp_path):
     assert (recipe.data.format, recipe.data.columns) == ("auto", {"prompt": "question", "answer": "reply"})
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
-    assert recipe.eval.load_best_model_at_end and recipe.data.template == PROMPTS["default"]
+    assert recipe.eval.load_best_model_at_end and recipe.data.template == LLAMA_FACTORY["default"]
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
         ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo, kto, rm"),
@@ -74,45 +71,6 @@ def test_llama_factory(base, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             load_any(write(tmp_path / "lf.yaml", yaml.safe_dump({**file, **more})))
-
-
-# what LLaMA-Factory's own templates write: a conversation's first turn and its second, and a system text S; in brackets
-# what is learnt
-WRITTEN = {
-    "default": ("Human: A$\nAssistant:[B$]\n", "Human: C$\nAssistant:[D$]\n", "System: S$\n"),
-    "empty": ("A[B]", "C[D]", "S"),
-    "alpaca": (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nA\n\n### Response:\n[B$]\n\n",
-        "### Instruction:\nC\n\n### Response:\n[D$]\n\n",
-        "S",
-    ),
-    "vicuna": (
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-        "detailed, and polite answers to the user's questions.USER: A ASSISTANT:[B$]",
-        "USER: C ASSISTANT:[D$]",
-        "S",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_prompts_of_llama_factory_that_belong_to_no_model(fixtures, name):
-    first, later, own = (text.replace("$", "<|endoftext|>") for text in WRITTEN[name])
-    encoder = Encoder(AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=PROMPTS[name]))
-    talk = [{"role": "user" if word in "AC" else "assistant", "content": word} for word in "ABCD"]
-    opening = first.partition("[")[0]
-    for messages, expected in (
-        (talk, first + later),
-        ([{"role": "system", "content": "S"}, *talk[:2]], own + first[len(first) - len(later) :]),
-    ):
-        ids, learnt = encoder.tokenizer.example(messages, train_on="answers")
-        text, inside = "", False
-        for one, mark in zip(ids, learnt, strict=True):
-            text += "[" * (mark and not inside) + "]" * (inside and not mark)
-            text, inside = text + encoder.tokenizer.decode([one], skip_special_tokens=False), mark
-        assert text + "]" * inside == expected
-    assert encoder.tokenizer.decode(encoder.tokenizer.prompt(talk[:1]), skip_special_tokens=False) == opening
 
 
 def test_axolotl(base, tmp_path):
@@ -142,7 +100,9 @@ def test_axolotl(base, tmp_path):
     jinja = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     file |= {"noisy_embedding_alpha": 5, "chat_template": "jinja", "chat_template_jinja": jinja}
     recipe = load_any(write(tmp_path / "ax.yaml", yaml.safe_dump(file)), ["adapter.rank=6"])
-    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, jinja)
+    assert (recipe.train.neftune_alpha, recipe.data.template) == (5, ALPACA["instruct"][0])
+    talk = {**file, "datasets": [{"path": str(base / "data.jsonl"), "type": "chat_template"}]}
+    assert axolotl.translate(talk, tmp_path / "ax.yaml").get("data.template") == jinja
     assert (recipe.adapter.rank, recipe.adapter.targets, recipe.data.format) == (6, ["c_attn"], "alpaca")
     assert (recipe.train.steps, recipe.train.epochs, recipe.data.packing) == (6, None, "pack")
     assert recipe.eval.every_epochs == 0.5
@@ -252,7 +212,8 @@ def test_schedules_are_those_of_transformers(word, expected):
         values = {"learning_rate": 1e-3, "warmup_ratio": 0.1}
         found = system.translate({**values, key: word}, Path("x.yaml"))
         assert {name: found.get(name) for name in expected} == expected and not found.problems
-        assert found.get("train.warmup_like") == "transformers"
+        like = "mindformers" if system is axolotl and word != "constant" else "transformers"
+        assert found.get("train.warmup_like") == like  # axolotl rounds a share of all steps down
         for wrong, why in (
             ({key: "warmup_stable_decay"}, "needs lr_scheduler_kwargs: num_decay_steps"),
             ({key: "cosine_with_min_lr"}, "needs lr_scheduler_kwargs: min_lr or min_lr_rate"),
@@ -274,6 +235,7 @@ def test_schedules_are_those_of_transformers(word, expected):
         ("warmup_stable_decay", {"num_decay_steps": 7}),
         ("warmup_stable_decay", {"num_decay_steps": 9, "decay_type": "1-sqrt"}),
         ("warmup_stable_decay", {"num_decay_steps": 9, "decay_type": "linear"}),
+        ("warmup_stable_decay", {"num_decay_steps": 9, "min_lr_ratio": 0.2}),
     ],
 )
 def test_numbers_of_schedules_are_those_of_transformers(word, own):
@@ -356,11 +318,26 @@ def test_axolotls_loftq(tmp_path):
             {"type": "chat_template", "field_messages": "talk"},
             {"data.format": "chat", "data.columns": {"messages": "talk"}},
         ),
-        ({"type": "alpaca:chat", "ds_type": "json"}, {"data.format": "alpaca"}),
+        (
+            {"type": "alpaca", "split": "train[:5%]"},
+            {"data.format": "alpaca", "data.rows": [":5%"], "data.template": ALPACA["instruct"][0]}
+            | {"data.template_without_input": ALPACA["instruct"][1]},
+        ),
+        (
+            {"type": "alpaca:chat", "ds_type": "json"},
+            {"data.format": "alpaca", "data.template": ALPACA["chat"][0], "data.rows": None},
+        ),
         (
             {"type": {"field_instruction": "ask", "field_output": "reply", "format": "Q: {instruction}\nA: "}},
-            {"data.columns": {"prompt": "ask", "answer": "reply"}, "data.template": "Q: {prompt}\nA: "},
+            {"data.columns": {"prompt": "ask", "answer": "reply"}, "data.template": "{system}Q: {prompt}\nA: "}
+            | {"data.template_without_input": "{system}{prompt} "},
         ),
+        (
+            {"type": {"format": "{instruction}", "no_input_format": "{instruction}", "system_prompt": "Be short. "}},
+            {"data.template": "{system}{prompt}", "data.template_without_input": None, "data.system": "Be short. "},
+        ),
+        ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": AXOLOTL["chatml"]}),
+        ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": AXOLOTL["chatml"]}),
     ],
 )
 def test_axolotls_kinds_of_data(tmp_path, entry, settings):
@@ -427,7 +404,7 @@ def test_data_sets_to_evaluate_on_have_columns_of_their_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
-    [("split", "train", False), ("split", "train[:5%]", True), ("shards", 1, False), ("shards", 9, True)]
+    [("split", "train", False), ("split", "train+test", True), ("shards", 1, False), ("shards", 9, True)]
     + [("num_samples", 100, True), ("num_samples", None, False)],
 )
 def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path, field, value, part):
@@ -438,7 +415,56 @@ def test_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path, field, value,
     ):
         if (system, field) != ("axolotl", "num_samples"):  # which it does not have
             missing = translate({**JOBS[system], **given}, tmp_path / "job.yaml").missing
-            assert sum(f"{field}: {value!r} takes a part" in text for _, text in missing) == part
+            assert sum(f"{field}: {value!r}" in text for _, text in missing) == part
+
+
+def test_rows_of_each_data_set(tmp_path):
+    """A split's part of each set of axolotl's, the first of all sets of LLaMA-Factory's."""
+    entries = [{"path": name, "type": "alpaca", "split": part} for name, part in (("a", "train[:5%]"), ("b", "train"))]
+    t = axolotl.translate({**JOBS["axolotl"], "datasets": entries, "test_datasets": entries[:1]}, tmp_path / "job.yaml")
+    assert (t.get("data.rows"), t.get("data.eval_rows")) == ([":5%", ":"], [":5%"])
+    several = [{**entries[0], "data_files": ["a", "b"]}]
+    missing = axolotl.translate({**JOBS["axolotl"], "datasets": several}, tmp_path / "job.yaml").missing
+    assert any("datasets.split: 'train[:5%]' of several files" in problem for _, problem in missing)
+    file = {**JOBS["llama_factory"], "dataset": "a, b", "eval_dataset": "c", "max_samples": 9, "val_size": 20}
+    t = llama_factory.translate(file, tmp_path / "job.yaml")
+    assert (t.get("data.rows"), t.get("data.eval_rows"), t.get("data.eval_fraction")) == ([":9"], [":9"], 20)
+
+
+def test_data_sets_with_prompts_of_different_kinds_are_said(tmp_path):
+    entries = [{"path": "a", "type": "alpaca"}, {"path": "b", "type": "chat_template"}]
+    for file in ({"datasets": entries}, {"datasets": entries[:1], "test_datasets": entries[1:]}):
+        missing = axolotl.translate({**JOBS["axolotl"], **file}, tmp_path / "job.yaml").missing
+        assert sum("the data sets have different prompts" in text for _, text in missing) == 1
+    t = axolotl.translate(
+        {**JOBS["axolotl"], "datasets": entries[:1], "chat_template": "llama3"}, tmp_path / "job.yaml"
+    )
+    assert t.ignored["chat_template"] == "the data sets have a prompt of their own"
+
+
+def test_axolotls_smaller_keys(tmp_path):
+    """Long rows are left out unless the file says otherwise, and texts are divided."""
+    for given, expected in (
+        ({}, {"data.too_long": "drop"}),
+        ({"excess_length_strategy": "truncate"}, {"data.too_long": "cut"}),
+        ({"datasets": [{"path": "a", "type": "completion"}]}, {"data.too_long": None}),
+        ({"peft_init_lora_weights": "pissa_niter_4"}, {"adapter.init": "pissa"}),
+        ({"peft_init_lora_weights": True}, {"adapter.init": None}),
+        (
+            {"load_in_4bit": True, "bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
+            {"model.quantization.double": False},
+        ),
+        (
+            {"lr_groups": [{"name": "o", "modules": ["o_proj"], "lr": "1e-6"}]},
+            {"train.groups": [{"match": ["*o_proj*"], "learning_rate": 1e-6}]},
+        ),
+    ):
+        t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
+        assert not t.problems
+        assert {key: t.get(key) for key in expected} == expected
+    for wrong in ({"excess_length_strategy": "raise"}, {"peft_init_lora_weights": "eva"}, {"embedding_lr": 1e-5}):
+        t = axolotl.translate({**JOBS["axolotl"], **wrong}, tmp_path / "job.yaml")
+        assert len(t.problems) == 1
 
 
 def test_llama_factorys_list_of_data_sets(tmp_path):
@@ -456,6 +482,12 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
         {"messages": "turns", "tools": "t"},
     )
     assert translation.get("data.enable_thinking") is False
+    # tools, and thoughts in the last answer alone, go through the tokenizer's own template
+    translation = llama_factory.translate({**file, "template": "qwen"}, tmp_path / "job.yaml")
+    assert translation.get("data.template") is None and "template" in translation.ignored
+    file |= {"template": "qwen3", "dataset": None, "mask_history": True}
+    assert llama_factory.translate(file, tmp_path / "job.yaml").get("data.template") is None
+    file |= {"dataset": "talk"}
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
     with pytest.raises(InputError, match="seen: images: such data cannot be read"):
         load_any(path, ["model.path=llama_tiny"])

@@ -1,0 +1,103 @@
+"""The data sets of axolotl's job files: their files, parts, formats, columns and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pet.compat.job_files import part, put_data, put_parts
+from pet.compat.prompts import ALPACA, AXOLOTL
+from pet.recipe.translation import Translation
+
+FORMATS = {
+    "alpaca": "alpaca",
+    "completion": "text",
+    "sharegpt": "sharegpt",
+    "chat_template": "chat",
+    "pretrain": "text",
+    "None": "tokens",
+}
+"""A data set's ``type`` up to its first dot or colon -> ``data.format``."""
+ENTRY = {
+    "field": "text",
+    "text_column": "text",
+    "field_messages": "messages",
+    "field_instruction": "prompt",
+    "field_input": "input",
+    "field_output": "answer",
+    "field_system": "system",
+    # read beside this table, or found by the reader itself
+    **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
+    **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
+    **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
+}
+"""Keys of a data set's entry -> the role of the column that they name."""
+RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
+RANKING |= {"field_completion": "answer", "field_label": "label"}
+RANKED_TYPES = ("chat_template", "chatml", "llama3", "bradley_terry", "None")
+"""Of data sets of preferences; their columns are recognised."""
+
+
+def datasets(t: Translation, name: str, value: Any) -> None:
+    """A list of data sets, to train or to evaluate on."""
+    key, ranked = "data.eval" if name == "test_datasets" else "data.train", t.get("train.objective") is not None
+    known, roles = RANKED_TYPES if ranked else tuple(FORMATS), {**ENTRY, **(RANKING if ranked else {})}
+    found, prompts, parts = [], [], []
+    for entry in value:
+        given = entry.get("type")
+        kind, _, style = str(given).partition(":")
+        kind = kind.partition(".")[0]
+        if isinstance(given, Mapping):  # a prompt of the file's own
+            entry = {**entry, **{k: v for k, v in given.items() if k.startswith("field_")}}
+            kind, own = "alpaca", _own_prompt(t, f"{name}.type", given)
+        elif kind not in known or style not in ("", *ALPACA):
+            t.lack(key, f"{name}.type", f"{given!r} is not supported; known: {', '.join(known)}")
+            own = (None, None)
+        else:
+            own = ALPACA[style or "instruct"] if kind == "alpaca" else _prompt(t, name, entry, kind)
+        prompts.append(own)
+        for field, there in entry.items():
+            if field not in roles and there:
+                t.refuse(f"{name}.{field}", f"{there!r} is not supported")
+        columns = {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
+        files = entry.get("data_files") or entry.get("path")
+        files = [files] if isinstance(files, str) else list(files)
+        parts += [part(t, key, name, entry)] * len(files)
+        if len(files) > 1 and parts[-1] != ":":
+            t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
+        found += [(file, FORMATS.get(kind, "auto"), columns) for file in files]
+    put_data(t, key, name, found)
+    put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
+    texts = ("data.template", "data.template_without_input")
+    every = [*prompts, *([tuple(map(t.get, texts))] if key == "data.eval" and t.get("data.train") else [])]
+    if len(set(every)) > 1:
+        t.lack(key, f"{name}.type", "the data sets have different prompts; one data.template is for all")
+    for text, put in zip(texts, every[0] if every else (), strict=False):
+        t.put(text, put)
+
+
+def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> tuple[str | None, None]:
+    """A data set's chat template; none where ``chat_template`` of the file, or the tokenizer's own, is meant."""
+    named = entry.get("chat_template") or entry.get("conversation") or kind
+    if named not in AXOLOTL and (named != kind or kind == "sharegpt"):
+        t.ignore(f"{name}: the prompt {named}", "the prompt is that of the model's own tokenizer, or data.template")
+    return AXOLOTL.get(named), None
+
+
+def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The file's own prompt of rows with an input and of those without."""
+    before = given.get("system_format") or "{system}"
+    if before != "{system}" and not given.get("system_prompt"):
+        t.refuse(name, "system_format without system_prompt: data.template has the same text for rows without a system")
+    t.put("data.system", given.get("system_prompt") or None)
+    turns = given.get("format") or "{instruction} {input} ", given.get("no_input_format") or "{instruction} "
+    texts = [before + turn.replace("{instruction}", "{prompt}") for turn in turns]
+    return texts[0], texts[1] if texts[1] != texts[0] else None
+
+
+def texts(t: Translation, name: str, value: Any) -> None:
+    """Plain text, which is read as it is needed and fills the rows; one data set may stand by itself."""
+    every = [value] if isinstance(value, (str, Mapping)) else value
+    every = [{"path": entry} if isinstance(entry, str) else entry for entry in every]
+    datasets(t, name, [{**entry, "type": entry.get("type") or "pretrain"} for entry in every])
+    t.settings.update({"data.streaming": True, "data.packing": "pack"})

@@ -1,0 +1,161 @@
+"""Prompts that job files name: what is written, and what is learnt of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from model_zoo.errors import InputError
+from model_zoo.tokenizers import AutoTokenizer
+from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY
+from pet.data.encode import Encoder
+from pet.data.settings import DataSettings
+
+# what LLaMA-Factory's own templates write: a first turn, a later one, and a first one with the system text S; in
+# brackets what is learnt, ^ and $ are the tokenizer's tokens that begin and end a text
+BELOW = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+ASSISTANT = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
+)
+ASSISTANT += "and polite answers to the user's questions."
+IM = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+IM_SYSTEM = "<|im_start|>system\n{}<|im_end|>\n"
+QWEN = IM_SYSTEM.format("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
+HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
+LLAMA3 = HEAD.format("user") + "{}<|eot_id|>" + HEAD.format("assistant")
+GEMMA = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
+WRITTEN = {
+    "default": ("Human: A$\nAssistant:[B$\n]", "Human: C$\nAssistant:[D$\n]", "System: S$\n{}"),
+    "empty": ("A[B]", "C[D]", "S{}"),
+    "alpaca": (
+        BELOW + "### Instruction:\nA\n\n### Response:\n[B$\n\n]",
+        "### Instruction:\nC\n\n### Response:\n[D$\n\n]",
+        "S### Instruction:\nA\n\n### Response:\n[B$\n\n]",
+    ),
+    "vicuna": (ASSISTANT + "USER: A ASSISTANT:[B$]", "USER: C ASSISTANT:[D$]", "SUSER: A ASSISTANT:[B$]"),
+    "zephyr": (
+        "<|system|>\nYou are Zephyr, a helpful assistant.$<|user|>\nA$<|assistant|>\n[B$]",
+        "<|user|>\nC$<|assistant|>\n[D$]",
+        "<|system|>\nS$<|user|>\nA$<|assistant|>\n[B$]",
+    ),
+    "deepseek": ("^User: A\n\nAssistant:[B$]", "User: C\n\nAssistant:[D$]", "^S\n\nUser: A\n\nAssistant:[B$]"),
+    "llama2": ("^[INST] A [/INST][B$]", "^[INST] C [/INST][D$]", "^[INST] <<SYS>>\nS\n<</SYS>>\n\nA [/INST][B$]"),
+    "llama3": (
+        "^" + LLAMA3.format("A") + "[B<|eot_id|>]",
+        LLAMA3.format("C") + "[D<|eot_id|>]",
+        "^" + HEAD.format("system") + "S<|eot_id|>" + LLAMA3.format("A") + "[B<|eot_id|>]",
+    ),
+    "mistral": ("^[INST] A[/INST][ B$]", "[INST] C[/INST][ D$]", "^[INST] S\n\nA[/INST][ B$]"),
+    "ministral": ("^[INST]A[/INST][B$]", "[INST]C[/INST][D$]", "^[INST]S\n\nA[/INST][B$]"),
+    "mistral_small": (
+        "^[INST]A[/INST][B$]",
+        "[INST]C[/INST][D$]",
+        "^[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]A[/INST][B$]",
+    ),
+    "yi": (IM.format("A") + "[B<|im_end|>\n]", IM.format("C") + "[D<|im_end|>\n]", IM_SYSTEM.format("S") + "{}"),
+    "qwen": (
+        QWEN + IM.format("A") + "[B<|im_end|>\n]",
+        IM.format("C") + "[D<|im_end|>\n]",
+        IM_SYSTEM.format("S") + IM.format("A") + "[B<|im_end|>\n]",
+    ),
+    "qwen3": (
+        IM.format("A") + "[<think>\n\n</think>\n\nB<|im_end|>\n]",
+        IM.format("C") + "[<think>\n\n</think>\n\nD<|im_end|>\n]",
+        IM_SYSTEM.format("S") + "{}",
+    ),
+    "gemma3": (
+        "^" + GEMMA.format("A") + "[B<end_of_turn>\n]",
+        GEMMA.format("C") + "[D<end_of_turn>\n]",
+        "^" + GEMMA.format("S\n\nA") + "[B<end_of_turn>\n]",
+    ),
+    "gemma2": (
+        "^" + GEMMA.format("A") + "[B<end_of_turn>\n]",
+        GEMMA.format("C") + "[D<end_of_turn>\n$]",
+        "^" + GEMMA.format("S\n\nA") + "[B<end_of_turn>\n$]",
+    ),
+}
+
+
+def written(encoder, messages, **options):
+    """A conversation as text, with brackets around what is learnt."""
+    ids, learnt = encoder.tokenizer.example(messages, **options)
+    text, inside = "", False
+    for one, mark in zip(ids, learnt, strict=True):
+        text += "[" * (mark and not inside) + "]" * (inside and not mark)
+        text, inside = text + encoder.tokenizer.decode([one], skip_special_tokens=False), mark
+    return text + "]" * inside
+
+
+def said(words):
+    """Messages of a conversation; a word S is the system's."""
+    roles = {"S": "system", "A": "user", "C": "user"}
+    return [{"role": roles.get(word, "assistant"), "content": word} for word in words]
+
+
+@pytest.fixture
+def encoder(fixtures):
+    return lambda template: Encoder(
+        AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=template, enable_thinking=None)
+    )
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_prompts_of_llama_factory(encoder, name):
+    first, later, own = (re.sub(r"[$^]", "<|endoftext|>", text) for text in WRITTEN[name])
+    made = encoder(LLAMA_FACTORY[name])
+    assert written(made, said("ABCD")) == first + later
+    assert written(made, said("SAB")) == own.format(first)
+    asked = made.tokenizer.decode(made.tokenizer.prompt(said("A")), skip_special_tokens=False)
+    assert asked == first.rpartition("[")[0]
+    with pytest.raises(InputError, match="it has no place for tools"):
+        made.tokenizer.example(said("AB"), tools=[{"type": "function"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("llama2", ["<s>", "[INST] A [/INST]", "B", "</s>", "<s>", "[INST] C [/INST]", "D", "</s>"]),
+        ("mistral", ["<s>", "[INST] A[/INST]", "B", "</s>", "[INST] C[/INST]", "D", "</s>"]),
+        ("vicuna", [ASSISTANT, "USER: A ASSISTANT:", "B", "</s>", "USER: C ASSISTANT:", "D", "</s>"]),
+        (
+            "default",
+            ["Human: A", "</s>", "\nAssistant:", "B", "</s>", "\n"]
+            + ["Human: C", "</s>", "\nAssistant:", "D", "</s>", "\n"],
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_each_text_of_llama_factorys_is_read_by_itself(fixtures, name, texts):
+    """So that an answer begins with the space that LLaMA's tokenizer puts before a text."""
+    tokenizer = Encoder(
+        AutoTokenizer.from_pretrained(fixtures / "tok_llama"), DataSettings(template=LLAMA_FACTORY[name])
+    ).tokenizer
+    control = {"<s>": [tokenizer.bos_token_id], "</s>": [tokenizer.eos_token_id]}
+    expected = [control.get(text) or tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert tokenizer.example(said("ABCD"))[0] == [number for ids in expected for number in ids]
+
+
+def test_thoughts_in_llama_factorys_qwen3(encoder):
+    tokenizer = encoder(LLAMA_FACTORY["qwen3"])
+    thought, empty, talk = "<think>\nx\n</think>\n\n", "<think>\n\n</think>\n\n", said("AB")
+    talk[1]["content"] = thought + "B"
+    opening = IM.format("A")
+    assert written(tokenizer, talk) == opening + "[" + thought + "B<|im_end|>\n]"
+    assert written(tokenizer, talk, enable_thinking=False) == opening + empty + "[B<|im_end|>\n]"
+    asked = tokenizer.tokenizer.prompt(said("A"), enable_thinking=False)
+    assert tokenizer.tokenizer.decode(asked, skip_special_tokens=False) == opening + empty
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chatml", IM.format(" A ") + "[B<|im_end|>]\n"),
+        ("qwen_25", QWEN + IM.format(" A ") + "[B<|im_end|>]\n"),
+        ("llama3", "^" + LLAMA3.format("A") + "[B<|eot_id|>]"),
+        ("gemma3", "^" + GEMMA.format("A") + "[B<end_of_turn>]\n"),
+    ],
+)
+def test_prompts_of_axolotl(encoder, name, expected):
+    messages = [{"role": "user", "content": " A "}, {"role": "assistant", "content": "B"}]
+    assert written(encoder(AXOLOTL[name]), messages) == expected.replace("^", "<|endoftext|>")
