@@ -216,7 +216,13 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
+                found = [_dataset(t, key, name, home, str(one).strip(), texts) for one in every]
+                same = all(columns == found[0][2] for _, _, columns in found)  # else each shows its form itself
+                found = [
+                    (path, "auto" if same else kind, columns if same or kind == "auto" else {})
+                    for path, kind, columns in found
+                ]
+                put_data(t, key, name, found)
             with t.reading("max_samples", first):  # of each data set
                 put_parts(t, rows, [f":{int(first)}"] if first else [])
     if texts:  # which have no prompt
@@ -255,4 +261,5 @@ def _dataset(
     if beyond:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
     given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
-    return str(home / entry["file_name"]) if "file_name" in entry else name, "auto" if given else kind, given
+    path = str(home / entry["file_name"]) if "file_name" in entry else name
+    return path, "auto" if entry.get("columns") else kind, given

@@ -431,6 +431,21 @@ def test_rows_of_each_data_set(tmp_path):
     assert (t.get("data.rows"), t.get("data.eval_rows"), t.get("data.eval_fraction")) == ([":9"], [":9"], 20)
 
 
+def test_llama_factorys_data_sets_without_columns(tmp_path):
+    """Of each alone its default columns are read, and no others; of several forms each shows itself."""
+    forms = {"a": {}, "s": {"formatting": "sharegpt"}}
+    index = {name: {"file_name": f"{name}.json", **more} for name, more in forms.items()}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(index))
+    for names, columns in (
+        ("a", {"prompt": "instruction", "input": "input", "answer": "output"}),
+        ("s", {"messages": "conversations"}),
+        ("a,s", None),
+    ):
+        file = {**JOBS["llama_factory"], "dataset": names, "dataset_dir": str(tmp_path)}
+        t = llama_factory.translate(file, tmp_path / "job.yaml")
+        assert (t.get("data.format"), t.get("data.columns")) == ("auto", columns)
+
+
 def test_data_sets_with_prompts_of_different_kinds_are_said(tmp_path):
     entries = [{"path": "a", "type": "alpaca"}, {"path": "b", "type": "chat_template"}]
     for file in ({"datasets": entries}, {"datasets": entries[:1], "test_datasets": entries[1:]}):
