@@ -52,10 +52,13 @@ def on_leaving(tell: Callable[[], None]) -> None:
     _told.append(tell)
 
 
-def join() -> Job:
+def join(limit: int | None = None) -> Job:
     """Joins the job, once per process; a job of one needs nothing. Returns this process's place in it.
 
     To be called before any tensor is made, since it chooses the device of an accelerator.
+
+    Args:
+        limit: seconds that others have to join; by default `JOIN_LIMIT` or `START_LIMIT`. A scheduler has its own.
     """
     global _job
     if _job is not None:
@@ -71,7 +74,7 @@ def join() -> Job:
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
         with waiting():
-            job = _connect(job)
+            job = _connect(job, limit)
         _print_failures()
         atexit.register(leave)
     _job = job
@@ -100,7 +103,7 @@ def _meet_all() -> None:
     ops.AllReduce(group=world_group())(Tensor(np.zeros(1, np.float32))).asnumpy()
 
 
-def _connect(job: Job) -> Job:
+def _connect(job: Job, limit: int | None) -> Job:
     import dataclasses
 
     import mindspore as ms
@@ -116,7 +119,7 @@ def _connect(job: Job) -> Job:
             communication.init()
     else:
         with _said(job, job.master):
-            _meet(job, target)
+            _meet(job, target, limit or (JOIN_LIMIT if job.launcher == "pet" else START_LIMIT))
     if target == "CPU":
         # mint's send and recv ask for this group whatever group they are given
         communication.create_group("hccl_world_group", list(range(job.size)))
@@ -145,13 +148,12 @@ def _said(job: Job, place: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _meet(job: Job, target: str) -> None:
+def _meet(job: Job, target: str, seconds: int) -> None:
     """Joins through a store that the first worker serves."""
     from mindspore.communication import management
     from mindspore.mint import distributed
 
     host, port = split_address(job.master)
-    seconds = JOIN_LIMIT if job.launcher == "pet" else START_LIMIT
     limit, begin = timedelta(seconds=seconds), time.monotonic()
     place = {"world_size": job.size, "rank": job.rank}
     try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from model_zoo.errors import InputError
 from model_zoo.families.llama import LlamaConfig
 from pet.cli.main import main
 from pet.names import find_recipe
@@ -55,6 +56,11 @@ def test_said_before_any_process_starts(tmp_path, monkeypatch, capsys, settings,
 def test_the_product_must_be_that_of_the_job(tmp_path, monkeypatch, capsys):
     for name, value in (("RANK_ID", "0"), ("RANK_SIZE", "3")):
         monkeypatch.setenv(name, value)
+
+    def alone(limit):
+        raise InputError("nobody joined")
+
+    monkeypatch.setattr("pet.parallel.join.join", alone)
     assert main(["finetune", "glm_lora", "parallel.data=2", f"output.dir={tmp_path / 'run'}"]) == 2
     assert "2 × 1 × 1 = 2, but 3 processes were started" in capsys.readouterr().err
 

@@ -153,7 +153,7 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, launcher, mine
     """``pet launch`` ends the others by itself; nobody else does before they have joined."""
     joined = []
     monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, launcher))
-    monkeypatch.setattr(join, "join", lambda: joined.append(1))
+    monkeypatch.setattr(join, "join", lambda limit: joined.append(1))
     monkeypatch.setattr(peers, "watch", lambda: None)
     monkeypatch.setattr(collectives, "world", lambda: None)
     monkeypatch.setattr(
