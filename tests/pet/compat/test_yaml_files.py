@@ -310,7 +310,8 @@ def test_pet_finetune_takes_the_files_as_they_are(base, tmp_path, kind, numpy_lo
     llama_factory |= {"dataset": "rows.json", "dataset_dir": str(tmp_path), "cutoff_len": 48, "warmup_steps": 0}
     llama_factory |= {"lora_target": "c_attn", "per_device_train_batch_size": 4, "lr_scheduler_type": "constant"}
     axolotl = {"base_model": str(base), "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "sequence_len": 48}
-    axolotl |= {"datasets": [{"path": str(tmp_path / "rows.json"), "type": "alpaca"}], "micro_batch_size": 4}
+    prompt = {"format": "{instruction}", "no_input_format": "{instruction}", "field_output": "output"}
+    axolotl |= {"datasets": [{"path": str(tmp_path / "rows.json"), "type": prompt}], "micro_batch_size": 4}
     axolotl |= {"lora_target_modules": ["c_attn"], "lr_scheduler": "constant", "warmup_steps": 0}
     text = {
         "mindformers": MINDFORMERS_SMALL.format(base=base),
