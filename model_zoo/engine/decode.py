@@ -128,7 +128,26 @@ class Call:
             raise RuntimeError("a program of the engine failed")
 
 
-class TokenProgram:
+class WholeProgram:
+    """What can be followed from end to end, or not.
+
+    Attributes:
+        what: what is said where it cannot.
+    """
+
+    what = ""
+
+    @classmethod
+    def of(cls, *arguments):
+        """The program; None where operators or a graph take its place, which is said once."""
+        try:
+            return cls(*arguments)
+        except NotTraceable as error:
+            say_once(cls.what, str(error))
+            return None
+
+
+class TokenProgram(WholeProgram):
     """Everything between a token's id and its logits as one call.
 
     Args:
@@ -147,15 +166,6 @@ class TokenProgram:
         integers = (batch,), (batch, 1), (batch, cache.length), (batch, positions)
         self.given = [np.empty(shape, np.int32) for shape in integers]
         self.logits, self.arguments = self.token.prepare(*self.given)
-
-    @classmethod
-    def of(cls, *arguments):
-        """The program; None where operators or a graph take its place, which is said once."""
-        try:
-            return cls(*arguments)
-        except NotTraceable as error:
-            say_once(cls.what, str(error))
-            return None
 
     def __call__(self, ids: np.ndarray, end: np.ndarray, key_mask: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Integers: ids ``(B,)``, where each row's keys end ``(B, 1)``, which are seen ``(B, C)``, positions ``(B, …)``
@@ -198,7 +208,7 @@ class WholePromptTracer(WholeTracer, PromptTracer):
         return model.hidden_states(self.hidden, self.positions, self.start, self.end, self.key_mask)
 
 
-class PromptProgram(TokenProgram):
+class PromptProgram(WholeProgram):
     """Everything between a prompt's ids and the logits behind it as two calls, for any length; see `TokenProgram`."""
 
     what = "prompts run operator by operator"
