@@ -44,6 +44,7 @@ def _prompt(
     opening: str = "",
     default: str = "",
     whole: bool = False,
+    strips: bool = False,
 ) -> str:
     """The chat template of a prompt.
 
@@ -52,12 +53,13 @@ def _prompt(
             system text goes, ``{thought}`` in an answer an empty thought where it has none.
         behind: follows each answer and is not learnt.
         default: the system text where there is none.
-        whole: a conversation is read as one text, not each text by itself, and blanks around what is said are left out.
+        whole: a conversation is read as one text, not each text by itself.
+        strips: blanks around what is said are left out.
     """
     question = "{cut}" + (question.replace("{first}", "{first}{cut}") if question.startswith("{first}") else question)
     written = {"QUESTION": question, "ANSWER": "{cut}" + answer, "BEHIND": behind, "OPENING": opening, "SYSTEM": system}
     parts = {name: _as_jinja(text) for name, text in written.items()}
-    parts |= {"DEFAULT": json.dumps(default), "TRIM": "|trim" * whole, "THINKS": str("{thought}" in answer).lower()}
+    parts |= {"DEFAULT": json.dumps(default), "TRIM": "|trim" * strips, "THINKS": str("{thought}" in answer).lower()}
     text = _CONVERSATION
     for name, part in parts.items():
         text = text.replace(name, part)
@@ -140,12 +142,10 @@ LLAMA_FACTORY = {
 is learnt there, and in ``empty`` no token ends an answer."""
 
 AXOLOTL = {
-    "chatml": _prompt(**_CHATML, answer="{said}<|im_end|>", behind="\n", whole=True).replace("|trim", ""),
-    "qwen_25": _prompt(**_CHATML, answer="{said}<|im_end|>", behind="\n", default=_QWEN, whole=True).replace(
-        "|trim", ""
-    ),
-    "llama3": _prompt(**_LLAMA3, whole=True),
-    "gemma3": _prompt(**_GEMMA, answer="{said}<end_of_turn>", behind="\n", whole=True),
+    "chatml": _prompt(**_CHATML, answer="{said}<|im_end|>", behind="\n", whole=True),
+    "qwen_25": _prompt(**_CHATML, answer="{said}<|im_end|>", behind="\n", default=_QWEN, whole=True),
+    "llama3": _prompt(**_LLAMA3, whole=True, strips=True),
+    "gemma3": _prompt(**_GEMMA, answer="{said}<end_of_turn>", behind="\n", whole=True, strips=True),
 }
 """axolotl's ``chat_template`` -> chat template."""
 
