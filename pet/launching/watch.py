@@ -117,6 +117,7 @@ class Watch:
         running: until the launcher sees that it has ended.
         state, heard: of its last line: what it is at, and when it was written.
         due: when the next should have come, by its clock.
+        seen: when it was last looked at, by its clock: what it does meanwhile is not known.
         calm: when its main thread last slept, or had a reason to run for long.
         stack: where it was a second ago, once there was reason to ask; None within C++.
         outside: how many answers in a row were from outside of other libraries.
@@ -131,7 +132,7 @@ class Watch:
         self.stack: Stack | None = None
         self.outside = 0
         self.sampled = time.monotonic()
-        self.active = self.awake = self.clock.wall
+        self.seen = self.active = self.awake = self.clock.wall
         self.work = self._work()
 
     def look(self) -> None:
@@ -145,7 +146,7 @@ class Watch:
         # the beats are no work: 4 KB per second of file traffic is nothing
         if seconds - seconds_before > IDLE_SHARE * spent or moved - moved_before > 4096 * spent:
             self.active = self.clock.wall
-        self.work, self.sampled = (seconds, moved), time.monotonic()
+        self.work, self.sampled, self.seen = (seconds, moved), time.monotonic(), self.clock.wall
         self._ask()
 
     def _ask(self) -> None:
@@ -214,7 +215,7 @@ class Watch:
     @property
     def idle(self) -> bool:
         """Whether it has done nothing for longer than the limit, though nothing outside of the job keeps it."""
-        return self.use_idle and self.state != PAUSING and self.clock.wall - self.active > self.limit
+        return self.use_idle and self.state != PAUSING and self.seen - self.active > self.limit
 
     @property
     def overdue(self) -> bool:
@@ -236,16 +237,16 @@ class Watch:
     @property
     def stopped(self) -> bool:
         """Whether somebody has stopped it, and for longer than the limit."""
-        return self.clock.wall - self.awake > self.limit
+        return self.seen - self.awake > self.limit
 
     @property
     def reason(self) -> str:
         """Why it hangs, where it does."""
         if self.stopped:
-            return f"has been stopped for {self.clock.wall - self.awake:.0f} s"
+            return f"has been stopped for {self.seen - self.awake:.0f} s"
         if self.overdue or self.looping:
             return f"made no progress for {time.monotonic() - self.heard:.0f} s"
-        return f"did nothing for {self.clock.wall - self.active:.0f} s"
+        return f"did nothing for {self.seen - self.active:.0f} s"
 
     def view(self) -> View:
         """What counts where nobody works."""

@@ -371,11 +371,11 @@ def stack(*frames):
     return Stack([(str(file), name) for file, name in frames])
 
 
-def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None, outside=0):
+def seen(state, heard=1.0, due=None, active=10.0, busy=0.0, calm=9.5, awake=10.0, stack=None, outside=0, looked=10.0):
     """A worker as the launcher sees it after ten seconds of a limit of three, without a process."""
     watch = object.__new__(Watch)
     watch.limit, watch.use_idle, watch.running, watch.look = 3.0, True, True, lambda: None
-    watch.state, watch.heard, watch.active, watch.awake = state, heard, active, awake
+    watch.state, watch.heard, watch.active, watch.awake, watch.seen = state, heard, active, awake, looked
     watch.due = due or (5.0 if state == WORKING else float("inf"))
     watch.calm, watch.stack, watch.outside = calm, stack, outside
     watch.clock = SimpleNamespace(wall=10.0, fair=10.0, busy=busy)
@@ -408,6 +408,9 @@ IDLE = {"active": 1.0}
         ([seen(WAITING, heard=0.5, **IDLE), seen(CALLING, **IDLE)], 1),
         ([seen(WAITING, heard=2.0, **IDLE), seen(WAITING, **IDLE)], 1),
         ([seen(SILENT), seen(SILENT, **IDLE)], 1),
+        # what it has done since it was last looked at is not known
+        ([seen(SILENT), seen(SILENT, active=6.9, looked=9.5)], None),
+        ([seen(WAITING), seen(WAITING, awake=6.9, looked=9.5)], None),
         # one that says it waits, and sleeps elsewhere, though another one still asks for it
         ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=2)], 1),
         ([seen(WAITING), seen(WAITING, **IDLE, stack=IN_OURS, outside=1)], None),
