@@ -66,7 +66,7 @@ class UnstackedFile(SafetensorsFile):
             elif match := CELL.fullmatch(name):
                 cells.add(match["cell"].removeprefix(prefix))
         named = values.get("target_modules")
-        if not isinstance(named, list) or any(values.get(key) for key in ("exclude_modules", "layers_to_transform")):
+        if not isinstance(named, list) or narrowed(values):
             named = cells
         everywhere = not re.search(r"\.\d+\.", " ".join(given))  # not in some layers alone
         self.values = {
@@ -134,3 +134,8 @@ def settings(keys: dict[str, str], values: dict[str, Any]) -> dict[str, Any]:
             if by_name[name] != {common[index]}
         }
     return result
+
+
+def narrowed(values: dict[str, Any]) -> bool:
+    """Whether not all cells that ``target_modules`` names are meant; 0 is a layer's number."""
+    return any(values.get(key) not in (None, "", []) for key in ("exclude_modules", "layers_to_transform"))

@@ -349,6 +349,7 @@ STACKED = {
     "rslora": {"target_parameters": BOTH, "target_modules": ["v_proj"], "use_rslora": True},
     "all-linear": {"target_modules": "all-linear"},
     "router": {"target_parameters": [*BOTH, "mlp.gate.weight"], "target_modules": r".*layers\.1.*\.k_proj"},
+    "layer-0": {"target_parameters": BOTH, "target_modules": ["q_proj"], "layers_to_transform": 0},
     "one-layer": {"target_parameters": [f"layers.1.mlp.{name}" for name in BOTH], "target_modules": ["k_proj"]},
     "patterns": {
         "target_parameters": BOTH,
