@@ -18,6 +18,8 @@ PATHS |= {"ADAPTER", "MODEL", "RECIPE", "RUN", "SOURCE"}
 """Names and placeholders of arguments that are, or may be, a file or a directory."""
 
 
+OPTION = re.compile(r"--?[A-Za-z][^\s]*")
+"""What argparse takes for an option."""
 LITERAL = "\ue000"
 """Stands before a word that begins with a dash and is no option: a character that no name has."""
 
@@ -72,6 +74,12 @@ class Parser(argparse.ArgumentParser):
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
+    def add_argument(self, *names, **given):
+        """As argparse's; of what may be given any number of times nothing is missing."""
+        if given.get("nargs") == "*":
+            given.setdefault("default", [])
+        return super().add_argument(*names, **given)
+
     def add_shard_size(self) -> None:
         """``--max-shard-size``, of commands that write checkpoints."""
         self.add_argument(
@@ -94,30 +102,36 @@ class Parser(argparse.ArgumentParser):
         end = arguments.index("--") if "--" in arguments else len(arguments)
         # argparse itself takes them for options again, once it mixes them with those before
         literal = [LITERAL + word if word.startswith("-") else word for word in arguments[end + 1 :]]
+        for word in arguments[:end]:  # before argparse misses what a misspelt option was to give
+            if OPTION.fullmatch(word) and not {word.partition("=")[0], word[:2]} & self._option_string_actions.keys():
+                self.refuse(word)
         known, rest = self.parse_known_intermixed_args([*arguments[:end], *literal])
         for name, value in vars(known).items():
             setattr(known, name, _unmarked(value))
-        rest = _unmarked(rest)
-        unknown = [word for word in rest if word.startswith("-")] or rest
-        if unknown:
-            word, given, _ = unknown[0].partition("=")
-            options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-            if given and "." in word:
-                if self.takes_settings:
-                    raise InputError(f"{unknown[0]}: write overrides without dashes: {unknown[0].lstrip('-')}")
-                option = "--" + word.rpartition(".")[2].replace("_", "-")
-                hint = f"; it has {option}" if option in options else ""
-                raise InputError(f"{unknown[0]}: this command takes no settings of a recipe{hint}")
-            if setting := self.setting_like(word):
-                raise InputError(f"{self.prog} has no option {word!r}; write a setting without dashes: {setting}=…")
-            kind = "option" if word.startswith("-") else "argument"
-            raise InputError(f"{self.prog} has no {kind} {word!r}{nearest(word, options)}")
+        for word in _unmarked(rest):
+            self.refuse(word)
         for action in self._actions:
             if {action.dest, action.metavar} & PATHS:
                 given = getattr(known, action.dest)
                 for name in given if isinstance(given, list) else [given] if isinstance(given, str) else []:
                     check_name(name)
         return known
+
+    def refuse(self, word: str) -> NoReturn:
+        """Raises what is wrong with a word that is no option and no argument of this command."""
+        word, given, value = word.partition("=")
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        if given and "." in word:
+            setting = f"{word}={value}"
+            if self.takes_settings:
+                raise InputError(f"{setting}: write overrides without dashes: {setting.lstrip('-')}")
+            option = "--" + word.rpartition(".")[2].replace("_", "-")
+            hint = f"; it has {option}" if option in options else ""
+            raise InputError(f"{setting}: this command takes no settings of a recipe{hint}")
+        if setting := self.setting_like(word):
+            raise InputError(f"there is no option {word!r}; write a setting without dashes: {setting}=…")
+        kind = "option" if word.startswith("-") else "argument"
+        raise InputError(f"there is no {kind} {word!r}{nearest(word, options)}")
 
     @property
     def takes_settings(self) -> bool:

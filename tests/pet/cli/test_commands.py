@@ -173,6 +173,12 @@ def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(monkeypa
         (["finetune", "glm_lora", "--resme"], "did you mean '--resume'"),
         (["recipes", "list", "x"], "expected pet recipes list"),
         (["doctor", "now"], "no argument 'now'"),
+        (
+            ["merge", "a", "--base", "b", "--outptu", "c"],
+            "pet merge: there is no option '--outptu' (did you mean '--out",
+        ),
+        (["info", "-x"], "no option '-x'"),
+        (["info"], "required: MODEL; see"),
     ],
 )
 def test_wrong_command_lines(recipe, capsys, arguments, words):
