@@ -16,7 +16,7 @@ from model_zoo.tokenizers.chat_template import ChatTemplate
 from model_zoo.tokenizers.files import TokenizerFiles
 from model_zoo.tokenizers.pieces import InPieces
 from model_zoo.tokenizers.prompts import STYLES, TRAIN_ON, Part, check_messages, check_style, labels, recognise_style
-from model_zoo.tokenizers.special import named_token, stripping
+from model_zoo.tokenizers.special import check_needed, named_token, stripping
 from model_zoo.tokenizers.streaming import StreamDecoder
 
 TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -99,6 +99,7 @@ class Tokenizer(InPieces, ABC):
     def _set_template(self, text: str, source: str) -> None:
         self.chat_template, self.template = text, None
         if text and not self._styled:
+            check_needed(text, source, lambda name: name in self.special_tokens or len(self.encode_text(name)) == 1)
             ids = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id, "pad_token": self.pad_token_id}
             names = {key: named_token(self._settings, key) or self._control.get(ids.get(key)) for key in TOKEN_KEYS}
             names = {key: name for key, name in names.items() if name}
@@ -244,7 +245,8 @@ class Tokenizer(InPieces, ABC):
             tools, enable_thinking: As in :meth:`prompt`.
 
         Returns:
-            The ids, and for each id whether it is a label. Labels of an answer are its tokens and its end token.
+            The ids, and for each id whether it is a label (or `prompts.ENDED`). Labels of an answer are its tokens and
+            its end token.
 
         Raises:
             InputError: On messages that do not fit, or an unknown ``train_on``.
@@ -261,8 +263,12 @@ class Tokenizer(InPieces, ABC):
             parts = self.template.example(messages, options, train_on)
         else:
             parts = style.render(self._checked(messages, options, answered=True))
-        found = [pair for part in parts for pair in self._part_ids(part)]
-        return [number for number, _ in found], labels([answer for _, answer in found], messages, train_on)
+        found, ended = [], {}
+        for part in parts:
+            if part.ended is not None:
+                ended[len(found)] = part.ended
+            found += self._part_ids(part)
+        return [number for number, _ in found], labels([answer for _, answer in found], messages, train_on, ended)
 
     def __call__(
         self,
@@ -360,7 +366,8 @@ class Tokenizer(InPieces, ABC):
         if part.kind == "eos":
             return [(self.eos_token_id, part.answer)]
         text = part.text if self.adds_space or not part.after_space else " " + part.text
-        ids = self._encode_checked(text, part.further)
+        spaced = self.template is not None and self.adds_space and text.startswith(" ")  # which is the algorithm's own
+        ids = self.encode_following(text) if spaced else self._encode_checked(text, part.further)
         if not part.spans:
             return [(number, part.answer) for number in ids]
         return zip(ids, self._answers_at(text, ids, part.spans), strict=True)

@@ -30,18 +30,17 @@ LONGEST = 1 << 22
 """Characters of a rendered conversation."""
 SECONDS = 5.0
 """Processor time of rendering one conversation, which takes about a millisecond."""
-
 # Characters that no text has: one is put into control tokens' names within messages, two enclose answers, and what is
-# behind the last, which a template may write as {{ cut }}, is read as a text of its own.
-INSIDE, OPENING, CLOSING, CUT = "\U0010fff0", "\U0010fff1", "\U0010fff2", "\U0010fff3"
-MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}{CUT}]")
+# behind the last two, which a template may write as {{ cut }} and {{ ends }}, is read as a text of its own. Behind {{
+# ends }} the answer before it ends unwritten: the label of the next token is the tokenizer's end token.
+INSIDE, OPENING, CLOSING, CUT, ENDS = (chr(0x10FFF0 + number) for number in range(5))
+MARKS = re.compile(f"[{INSIDE}{OPENING}{CLOSING}{CUT}{ENDS}]")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}(.*?)\{%-?\s*endgeneration\s*-?%\}", re.DOTALL)
 
 SAID = "content", "reasoning_content"
 """What an answer says besides calls of tools."""
 CALL_FORMS = ((None, False), ("", False), (None, True), ("", True))
-"""How templates read a call of a tool: the content of a message without words (null in OpenAI's form), and whether
-arguments are JSON in a text (DeepSeek-R1's)."""
+"""How templates read a call: the content of a message without words, and whether arguments are JSON in a text (R1)."""
 PROBE = "asked_for_a_call", "name_of_a_call", "key_of_a_call", "callcall1"
 """A question, a function's name and argument for a trial, and an id as long as Mistral's templates want it."""
 
@@ -260,7 +259,7 @@ class ChatTemplate:
         called = any(message.get("tool_calls") for message in messages)
         spoken = [as_called(message, *self.call_form) for message in messages] if called else messages
         said = self._guarded({"messages": spoken, **given})
-        return {**self.variables, "cut": CUT, **said, "add_generation_prompt": open_answer}
+        return {**self.variables, "cut": CUT, "ends": ENDS, **said, "add_generation_prompt": open_answer}
 
     @functools.cached_property
     def call_form(self) -> tuple[str | None, bool]:
@@ -310,7 +309,8 @@ class ChatTemplate:
                 stop = place + len(text[place:stop].rstrip())
             yield from self._texts(text, place, stop, spans)
             if found is not None:
-                yield Part("token", found[0], _answer_at(found.start(), spans))
+                ended = _ended_at(text, found.start() - 1, spans)
+                yield Part("token", found[0], _answer_at(found.start(), spans), ended=ended)
                 place = found.end()
                 if found[0] in self.strips[1]:
                     place += len(text[place:]) - len(text[place:].lstrip())
@@ -320,17 +320,15 @@ class ChatTemplate:
         # the model writes an answer on its own, but what follows is read as one text with it
         starts = sorted({first for first, _ in spans} & borders)
         cuts = {border for border in starts if not self.adds_space or text[border] == " "}
-        cuts = sorted(cuts | {place for place in range(start + 1, stop) if text[place] == CUT})
+        cuts = sorted(cuts | {place for place in range(start + 1, stop) if text[place] in (CUT, ENDS)})
         for first, last in zip([start, *cuts], [*cuts, stop], strict=True):
-            piece, own = MARKS.sub("", text[first:last]), text[first:last].startswith(CUT)
-            after_space = (own or first > start) and piece.startswith(" ") and self.adds_space
-            piece = piece[after_space:]
+            piece, own = MARKS.sub("", text[first:last]), text[first:last].startswith((CUT, ENDS))
             if not piece:
                 continue
             answer, inner = _answer_at(first, spans), ()
             if any(first < border < last for border in borders):
-                answer, inner = None, tuple(self._within(text, first + after_space, last, spans))
-            yield Part("text", piece, answer, inner, after_space, first > 0 and not own)
+                answer, inner = None, tuple(self._within(text, first, last, spans))
+            yield Part("text", piece, answer, inner, False, first > 0 and not own, _ended_at(text, first, spans))
 
     def _within(self, text: str, first: int, last: int, spans: Sequence[tuple[int, int]]) -> Iterator[tuple]:
         """The answers in a piece of the text, by the places that they have without marks."""
@@ -362,6 +360,11 @@ def as_called(message: Mapping[str, Any], content: str | None, as_text: bool) ->
 
 def _answer_at(place: int, spans: Sequence[tuple[int, int]]) -> int | None:
     return next((number for number, (start, end) in enumerate(spans) if start <= place < end), None)
+
+
+def _ended_at(text: str, place: int, spans: Sequence[tuple[int, int]]) -> int | None:
+    """The last answer before a mark `ENDS` at this place."""
+    return sum(start < place for start, _ in spans) - 1 if spans and text[place : place + 1] == ENDS else None
 
 
 def _marked(text: str) -> tuple[str, list[tuple[int, int]]]:

@@ -15,6 +15,9 @@ from model_zoo.errors import InputError, nearest
 
 ROLES = ("system", "user", "assistant")
 TRAIN_ON = ("answers", "last", "all")
+ENDED = 3
+"""In place of a label's True: the label is not this token but the tokenizer's end token. An answer ends here whose end
+is not written."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Part:
         spans: Answers inside a longer text: (first character, one past the last, number of the answer).
         after_space: The text follows a space. Tokenizers that put a space before every text already have it.
         further: The text is not the first one, and read as transformers reads one behind a control token.
+        ended: The number of the answer that ends, unwritten, where this part begins.
     """
 
     kind: str
@@ -36,6 +40,7 @@ class Part:
     spans: tuple[tuple[int, int, int], ...] = ()
     after_space: bool = False
     further: bool = False
+    ended: int | None = None
 
 
 @dataclass(frozen=True)
@@ -269,19 +274,25 @@ def check_style(name: str, special_tokens: dict[str, int], source: str) -> str:
     return name
 
 
-def labels(answers: Sequence[int | None], messages: Sequence[Mapping], train_on: str) -> list[bool]:
+def labels(
+    answers: Sequence[int | None], messages: Sequence[Mapping], train_on: str, ended: Mapping[int, int] | None = None
+) -> list[bool]:
     """Which tokens of an example are labels.
 
     Args:
         answers: for each token the number of the answer that it belongs to, or None.
         messages: the conversation; an answer with ``"weight": 0`` is no label, whatever `train_on` says.
         train_on: one of `TRAIN_ON`.
+        ended: the tokens at which an answer ends unwritten, with its number; where it is learnt the label is `ENDED`.
     """
     last = max((answer for answer in answers if answer is not None), default=None)
     given = [message for message in messages if message["role"] == "assistant"]
     unlearnt = {number for number, message in enumerate(given) if message.get("weight") == 0}
     learnt = {"all": {*answers}, "answers": {*answers} - {None}, "last": {last} - {None}}[train_on] - unlearnt
-    return [answer in learnt for answer in answers]
+    found = [answer in learnt for answer in answers]
+    for place, answer in (ended or {}).items():
+        found[place] = ENDED if answer in learnt else found[place]
+    return found
 
 
 def check_messages(messages, answered: bool) -> Conversation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 from model_zoo.ends import listed_ends
 from model_zoo.errors import InputError, shown
@@ -43,6 +44,20 @@ def json_alone(files: TokenizerFiles, count: int) -> bool:
     known, listed = {*extra_tokens(files.settings).values()}, files.settings.get("added_tokens_decoder") or {}
     beyond = {int(number) for number in listed if int(number) >= count}
     return "backend" in files.settings or not beyond <= known
+
+
+NEEDS = re.compile(r"\{#-?\s*needs (.*?)\s*-?#\}")
+
+
+def check_needed(template: str, source: str, known: Callable[[str], bool]) -> None:
+    """Raises InputError where the tokenizer lacks a token that a chat template says it needs: ``{# needs <|end|> #}``.
+    As text it would be several tokens, none of which ends an answer."""
+    missing = [name for names in NEEDS.findall(template) for name in names.split() if not known(name)]
+    if missing:
+        raise InputError(
+            f"{source}: the chat template needs the tokens {', '.join(missing)}, which the tokenizer does not have; "
+            "name a prompt that the base knows, or give a base whose tokenizer has them"
+        )
 
 
 def stripping(added: Iterable[dict], settings: dict) -> tuple[frozenset[str], frozenset[str]]:

@@ -430,6 +430,22 @@ def test_a_space_before_the_first_text_alone(fixtures, tmp_path, legacy):
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").prompt(talk[:-1]) == expected
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_text_that_begins_with_a_space_has_no_other_put_before_it(fixtures, tmp_path, legacy):
+    """As in transformers, behind a control token and, behind ``{{ cut }}``, by itself."""
+    transformers = pytest.importorskip("transformers")
+    template = "{% for m in messages %}{{ bos_token }} {{ m.content }}{% endfor %}"
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings |= {"legacy": legacy, "chat_template": template, "add_bos_token": True}
+    (tmp_path / "tokenizer.model").write_bytes((fixtures / "tok_llama" / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.prompt(TALK[:2]) == theirs.apply_chat_template(TALK[:2], return_dict=False)
+    cut = ours.with_chat_template("{% for m in messages %}{{ cut }} {{ m.content }}{% endfor %}", "own")
+    texts = [theirs.encode(f" {m['content']}", add_special_tokens=False) for m in TALK[:2]]
+    assert cut.prompt(TALK[:2]) == [number for ids in texts for number in ids]
+
+
 def test_named_templates_the_file_of_its_own_and_saving(made, tmp_path):
     source = made(CHATML)
     for name in ("tokenizer.json", "tokenizer_config.json"):
