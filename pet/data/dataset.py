@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.errors import InputError
+from model_zoo.tokenizers.prompts import ENDED
 
 # What a label is where nothing is to be learnt (Hugging Face's convention).
 IGNORED = -100
@@ -141,7 +142,8 @@ class TokenDataset:
 
     Attributes:
         tokens: (N,) int32, the samples one after the other.
-        trained: (N,) uint8, not 0 where the token is a label; 2 in answers that an objective counts as undesirable.
+        trained: (N,) uint8, not 0 where the token is a label; 2 in answers that an objective counts as undesirable;
+            `ENDED` where the label is not the token but `end`.
         starts: (samples,) int64, where each begins in ``tokens``.
         lengths: (samples,) int64, tokens in each.
         origin: (samples, 3) int64, for each sample the index of its file in ``files``, its line there, and the number
@@ -150,6 +152,7 @@ class TokenDataset:
         counts: rows cut and dropped on the way.
         documents: how many neighbouring entries make one sample and stay together (an objective that compares); where
             it is more than 1, the arrays above have an entry for each of its documents.
+        end: id of the tokenizer's end token.
     """
 
     tokens: np.ndarray
@@ -160,6 +163,7 @@ class TokenDataset:
     files: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     documents: int = 1
+    end: int | None = None
     _label_counts: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
@@ -196,6 +200,11 @@ class TokenDataset:
         """``trained`` of one sample."""
         return np.asarray(self.trained[self.starts[index] : self.starts[index] + self.lengths[index]])
 
+    def labels(self, index: int) -> np.ndarray:
+        """(S,) labels of one sample; -100 is not learnt."""
+        ids, learnt = self[index]
+        return np.where(self.marks(index) == ENDED, self.end, np.where(learnt, ids, IGNORED)).astype(np.int32)
+
     def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""
         indices = np.asarray(indices, np.int64)
@@ -209,6 +218,7 @@ class TokenDataset:
             self.files,
             Counts(rows=len(np.unique(origin, axis=0)), samples=len(indices) // self.documents),
             self.documents,
+            self.end,
             self.label_counts[indices],
         )
 

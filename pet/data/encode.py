@@ -21,6 +21,7 @@ from model_zoo.errors import InputError
 from .dataset import Counts
 from .formats import Row
 from .settings import DataSettings
+from .shorten import kept, kept_of_pairs, turns_of
 from .template import chat_template, fill_template
 from .workers import Workers
 
@@ -104,7 +105,8 @@ class Encoder:
                     encoded.counts.dropped_equal += 1
                     continue
                 for ids, trained in documents:
-                    marks = np.asarray(trained, np.uint8) * (1 if row.desirable else 2)
+                    marks = np.asarray(trained, np.uint8)
+                    marks[marks == 1] = 1 if row.desirable else 2
                     encoded.samples.append((np.asarray(ids, np.int32), marks))
                     encoded.rows.append(number)
         encoded.counts.samples = len(encoded.samples) // self.settings.documents
@@ -209,13 +211,29 @@ class Encoder:
         documents = [self.tokens(row, messages) for messages in (row.messages, *row.others)]
         longest = max(len(ids) for ids, _ in documents)
         counts.longest = max(counts.longest, longest)
+        shortened: list[tuple[list[int], list[bool]]] = []
         if longest <= limit:
             yield documents
         elif self.settings.too_long == "drop":
             counts.dropped_long += 1
         else:
             counts.cut += 1
-            yield [(ids[:limit], trained[:limit]) for ids, trained in documents]
+            places = self._kept(row, limit) if self.settings.too_long == "shorten" else [range(limit)] * len(documents)
+            for (ids, trained), stay in zip(documents, places, strict=True):
+                stay = [place for place in stay if place < len(ids)]
+                shortened.append(([ids[place] for place in stay], [trained[place] for place in stay]))
+            yield shortened
+
+    def _kept(self, row: Row, limit: int) -> list[list[int]]:
+        """Which tokens stay of each document of a row that is too long."""
+        if row.tokens is not None:
+            return [list(range(limit))]
+        own = replace(self, settings=replace(self.settings, train_on="answers"))
+        every = [turns_of(own.tokens(row, messages)[1]) for messages in (row.messages, *row.others)]
+        if self.settings.compares or len(every) > 1:
+            return kept_of_pairs(every, limit)
+        one_end = "{{ ends }}" in (getattr(self.tokenizer, "chat_template", None) or "")
+        return [kept(every[0], limit, last_first=self.settings.train_on == "last", one_end=one_end)]
 
     def _fit_text(self, row: Row, counts: Counts) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
         """A raw text within ``max_length``. Nothing of it is lost: each piece opens like a text of its own."""

@@ -23,7 +23,7 @@ In CSV and MindRecord a list is written as JSON in a string.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from model_zoo.errors import InputError, nearest
 from .dataset import learnt, place_name
 from .messages import (
     KWARGS,
+    ROLE_COLUMNS,
     Wrong,
     check_turns,
     checked_text,
@@ -44,6 +45,7 @@ from .messages import (
     messages_of_history,
     thinking_of,
     tools_of,
+    usual,
 )
 from .parts import part_of, with_parts
 from .preferences import SAYING_THE_SAME
@@ -68,6 +70,8 @@ for _format in ("alpaca", "adgen", "prompt_completion"):
 REQUIRED = ("prompt", "answer", "messages", "text", "input_ids")
 LISTS = ("messages", "input_ids")
 """Roles whose columns hold lists."""
+KINDS = {"prompt": ("prompt", "input", "answer", "history"), "messages": ("messages", "tools"), "text": ("text",)}
+"""Kinds of rows by the role that each has, and the roles that belong to it alone."""
 NEEDED = ("prompt", "messages", "answer", "chosen", "rejected", "label")
 """Roles that no row may lack whose column ``data.columns`` names, where an objective reads rows itself."""
 
@@ -154,6 +158,7 @@ def read_file(
     *,
     format: str = "auto",
     columns: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | None = None,
     system: str | None = None,
     answers: bool = True,
     place: Place = BEGINNING,
@@ -164,21 +169,27 @@ def read_file(
 
     Args:
         format: one of the table above; ``auto`` decides by the first row. ``mindrecord`` is ``auto``.
-        columns: role → name of the file's column.
+        columns: role → name of the file's column; of several kinds of rows those of the file's own.
+        roles: the file's words for who says a message → the usual ones.
         system: a system message for conversations that bring none.
         answers: the last message must be an answer. Without (for prediction) it may be missing.
         conversations, documents: of an objective that reads rows itself; ``format`` is not used then.
     """
     convert: Callable[[Record], Row] | None = None
+    named = {role: name for role, name in (columns or {}).items() if role in ROLE_COLUMNS}
+    columns = {role: name for role, name in (columns or {}).items() if role not in ROLE_COLUMNS}
     if conversations is not None:
-        convert = _documents_of(path, conversations, documents, answers, columns or {})
+        convert = _documents_of(path, conversations, documents, answers, columns)
     elif place != BEGINNING:  # the first row of the file decides, not the first one that is wanted
         first = next(read_records(path, Problems()))
-        convert = _converter(path, list(first.columns), format, columns or {}, answers)
+        convert = _converter(path, list(first.columns), format, columns, answers)
     for record in read_records(path, problems, place):
         try:
+            if named or roles:
+                given = {name: usual(value, named, roles or {}) for name, value in record.columns.items()}
+                record = replace(record, columns=given)
             if convert is None:
-                convert = _converter(path, list(record.columns), format, columns or {}, answers)
+                convert = _converter(path, list(record.columns), format, columns, answers)
             row = convert(record)
             if system is not None and row.messages is not None:
                 for messages in (row.messages, *row.others):
@@ -241,10 +252,19 @@ def recognise(names: Iterable[str], answers: bool = True) -> str | None:
     return None
 
 
+def of_this_file(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Of columns for several kinds of rows those of the kind whose rows have columns of these names."""
+    names, kinds = set(names), [kind for kind in KINDS if kind in columns]
+    there = [kind for kind in kinds if columns[kind] in names]
+    others = {role for kind in kinds if kind not in there for role in KINDS[kind]} if there else set()
+    return {role: name for role, name in columns.items() if role not in others}
+
+
 def _converter(
     path: Path, names: list[str], format: str, columns: Mapping[str, str], answers: bool
 ) -> Callable[[Record], Row]:
     """Decide once for a file which column plays which role."""
+    columns = of_this_file(columns, names) if format == "auto" else columns
     for role, name in columns.items():
         if name not in names and (role in ("prompt", "messages", "text") or (role == "answer" and answers)):
             raise Wrong(f"no column {name!r}, which is to be the {role}{nearest(name, names)}")

@@ -52,6 +52,7 @@ def load_dataset(
         return StreamDataset(files, encoder)
     rows = read_rows(paths, limit=settings.max_samples, parts=settings.rows, **settings.reading)
     dataset = cached(rows, encoder, files, progress=progress)
+    dataset.end = tokenizer.eos_token_id
     if settings.deduplicate:
         dataset = dataset.without_repeated(unlike)
     source = ", ".join(map(str, files[:3]))

@@ -202,7 +202,7 @@ class Loader:
             first = index * per_batch
             own = slice(first + self.rank * self.batch_size, first + (self.rank + 1) * self.batch_size)
             members = [row.tolist() for row in plan.rows[own]]
-            rows = [[dataset[sample] for sample in row] for row in members]
+            rows = [[(*dataset[sample], dataset.labels(sample)) for sample in row] for row in members]
             batch = Batch(
                 collate(
                     rows,

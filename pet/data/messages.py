@@ -10,6 +10,7 @@ learnt; text in parts, ``[{"type": "text", "text"}]``, is one text.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.errors import nearest
@@ -25,7 +26,7 @@ ROLE_NAMES = {
     "bot": "assistant",
     "model": "assistant",
     "chatgpt": "assistant",
-    "function_call": "assistant",
+    "function_call": "function_call",
     "tool": "tool",
     "observation": "tool",
     "function": "tool",
@@ -53,6 +54,10 @@ KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
 """The column of a row's own settings for the chat template, and the one that is known."""
 
 
+ROLE_COLUMNS = ("role", "content")
+"""Roles of `data.columns` that name the parts of a message, not of a row."""
+
+
 class Wrong(Exception):
     """A row that cannot be used; the message says why."""
 
@@ -60,6 +65,24 @@ class Wrong(Exception):
 def messages_of(turns: list[Any]) -> list[dict[str, Any]]:
     """The messages of a list of turns. Raises `Wrong`."""
     return [_message(number, turn) for number, turn in enumerate(turns, start=1)]
+
+
+def usual(value: Any, names: Mapping[str, str], words: Mapping[str, str]) -> Any:
+    """Messages by the usual names; anything else as it is.
+
+    Args:
+        names: what the file calls ``role`` and ``content``.
+        words: the file's words for roles.
+    """
+    if isinstance(value, list) and (names or words):
+        return [usual(one, names, words) for one in value]
+    if not isinstance(value, dict) or not (names or words):
+        return value
+    hidden = {*names.values(), *(same for pair in SAID_BY if pair[0] in names for same in pair)}
+    turn = {key: one for key, one in value.items() if key not in hidden}
+    turn |= {ours: value[own] for ours, own in names.items() if own in value}
+    key = "role" if turn.get("role") is not None else "from"
+    return turn | {key: words.get(turn[key], turn[key]) for key in (key,) if isinstance(turn.get(key), str)}
 
 
 def conversation(value: Any) -> list[dict[str, Any]]:
@@ -102,9 +125,10 @@ def _message(number: int, turn: Any) -> dict[str, Any]:
         raise Wrong(f"message {number}: content: expected a string, found {type_name(content)}")
     if not isinstance(role, str) or role.lower() not in ROLE_NAMES:
         raise Wrong(f"message {number}: role {role!r} is not known{nearest(role, ROLE_NAMES)}")
-    if role.lower() == "function_call":
-        calls, content = parsed(content, f"message {number}: function_call"), ""
-    message: dict[str, Any] = {"role": ROLE_NAMES[role.lower()], "content": checked_text(content)}
+    role = ROLE_NAMES[role.lower()]
+    if role == "function_call":
+        calls, content, role = parsed(content, f"message {number}: function_call"), "", "assistant"
+    message: dict[str, Any] = {"role": role, "content": checked_text(content)}
     for key, names in KEPT.items():
         said = next((turn[name] for name in names if isinstance(turn.get(name), str)), None)
         message |= {} if said is None else {key: checked_text(said)}

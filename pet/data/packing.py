@@ -48,7 +48,7 @@ from .dataset import IGNORED
 
 # (ids (S,)) -> (position_ids (S,) or (2, S), end (S,)): one unpadded document, counted from its own first token
 LayoutFunction = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-Sample = tuple[np.ndarray, np.ndarray]
+Sample = tuple[np.ndarray, ...]
 
 
 def causal_layout(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +172,8 @@ def collate(
     """Lay documents into rows (the drawings at the head of this module).
 
     Args:
-        rows: for each row its documents (ids, trained); an empty row becomes padding from end to end.
+        rows: for each row its documents (ids, trained), or (ids, trained, labels) where some labels are other tokens;
+            an empty row becomes padding from end to end.
         length: S, tokens in a row.
         pad_token_id: what stands where nothing stands.
         layout: gives the positions and the ends of one document; the family's, for a model that is not causal.
@@ -198,7 +199,8 @@ def collate(
     document = np.zeros((batch, length), np.int32)
     for row, documents in enumerate(rows):
         at = 0
-        for number, (ids, trained) in enumerate(documents):
+        for number, (ids, trained, *given) in enumerate(documents):
+            learnt = given[0] if given else np.where(trained, ids, IGNORED)
             common = shared[row][number // 2] if shared is not None else 0
             if common and number % 2 == 0:
                 branch = len(ids) - common
@@ -210,7 +212,7 @@ def collate(
                 positions[row][..., places] = layout(ids)[0]
                 end[row, at:middle] = middle + common
                 predicted = places[common:-1] + 1
-                labels[row, predicted] = np.where(trained, ids, IGNORED)[common + 1 :]
+                labels[row, predicted] = learnt[common + 1 :]
                 document[row, at : middle + common] = number
                 at = middle
                 continue
@@ -219,7 +221,7 @@ def collate(
                 raise ValueError(f"the documents of row {row} need {stop} tokens, the row has {length}")
             input_ids[row, at:stop] = ids
             own_labels = slice(at + common + 1, stop)  # before them are the other answer's, or nothing predicts them
-            labels[row, own_labels] = np.where(trained, ids, IGNORED)[common + 1 :]
+            labels[row, own_labels] = learnt[common + 1 :]
             document[row, at + common :] = number
             positions[row, ..., at:stop], ends = layout(ids)
             start[row, at:stop] = at

@@ -16,6 +16,7 @@ class DataSettings:
 
     Attributes:
         conversations, documents: of the objective, see `pet.train.objectives.base.Objective`; no settings of a recipe.
+        compares: whether it reads rows itself; no setting of a recipe either.
         share_question: whether two documents of a sample stand in a row with what they begin with together once
             (:mod:`pet.data.packing`); no setting of a recipe either.
 
@@ -25,6 +26,7 @@ class DataSettings:
 
     format: str = "auto"
     columns: Mapping[str, str] | None = None
+    roles: Mapping[str, str] | None = None
     template: str | None = None
     template_without_input: str | None = None
     enable_thinking: bool | None = None
@@ -45,6 +47,7 @@ class DataSettings:
     cache_dir: str | None = None
     conversations: Callable[[dict[str, Any]], list[list[dict[str, str]]]] | None = None
     documents: int = 1
+    compares: bool = False
     share_question: bool = False
 
     def __post_init__(self) -> None:
@@ -53,7 +56,8 @@ class DataSettings:
 
         given = {name: value for name, value in vars(self).items() if name in Data.model_fields}
         buckets = None if self.buckets is None else list(self.buckets)
-        checked(Data, "data", {**given, "columns": dict(self.columns or {}), "buckets": buckets})
+        mapped = {name: dict(getattr(self, name) or {}) for name in ("columns", "roles")}
+        checked(Data, "data", {**given, **mapped, "buckets": buckets})
         if self.packing == "buckets" and buckets and max(buckets) < self.max_length:
             raise InputError(
                 f"data.buckets: the longest is {max(buckets)}, but a sample may have max_length = {self.max_length}"
@@ -62,7 +66,8 @@ class DataSettings:
     @property
     def reading(self) -> dict[str, Any]:
         """What :func:`pet.data.formats.read_file` takes of these."""
-        return {name: getattr(self, name) for name in ("format", "columns", "system", "conversations", "documents")}
+        names = ("format", "columns", "roles", "system", "conversations", "documents")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def of(cls, settings: Any = None, **changes: Any) -> DataSettings:

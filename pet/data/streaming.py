@@ -151,7 +151,7 @@ class StreamDataset:
         finally:  # which is the reason of whatever was wrong
             self._check_unchanged(numbers.values())
         dataset = TokenDataset.from_samples(samples)
-        dataset.documents = self.settings.documents
+        dataset.documents, dataset.end = self.settings.documents, self.encoder.tokenizer.eos_token_id
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
         dataset.counts = counts
         self._tell(counts)

@@ -82,7 +82,8 @@ def rows_of(objective: str) -> dict[str, Any]:
             return {}
         forms, documents = importlib.import_module("pet.data.preferences"), COMPARED[objective]
         read = forms.pairs if documents == 2 else forms.labelled
-        return {"conversations": read, "documents": documents, "train_on": "last", "share_question": documents == 2}
+        own = {"conversations": read, "documents": documents, "compares": True, "share_question": documents == 2}
+        return {**own, "train_on": "last"}
     cls = find_objective(objective)
     return {"conversations": cls.conversations, "documents": cls.documents}
 

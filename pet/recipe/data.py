@@ -9,8 +9,21 @@ from pydantic import Field
 from pet.recipe.fields import HerePath, Parts, RecipePaths, Section, StepsOrShare, TemplatePath
 
 Role = Literal[
-    "prompt", "input", "answer", "system", "history", "messages", "tools", "text", "chosen", "rejected", "label"
+    "prompt",
+    "input",
+    "answer",
+    "system",
+    "history",
+    "messages",
+    "tools",
+    "text",
+    "chosen",
+    "rejected",
+    "label",
+    "role",
+    "content",
 ]
+Speaker = Literal["system", "user", "assistant", "tool", "function_call"]
 
 Format = Literal["auto", "alpaca", "adgen", "prompt_completion", "chat", "sharegpt", "text", "tokens", "mindrecord"]
 
@@ -48,7 +61,12 @@ class Data(Section):
     )
     columns: dict[Role, str] = Field(
         default_factory=dict,
-        description="Column names in the file where they differ from the format's: {prompt: question, answer: reply}.",
+        description="Column names in the file where they differ from the format's: {prompt: question, answer: reply}; "
+        "role and content name the parts of a message. Of columns for several kinds of rows each file has its own.",
+    )
+    roles: dict[str, Speaker] = Field(
+        default_factory=dict,
+        description="Who says a message by other words in the files: {patient: user, doctor: assistant}.",
     )
     eval_format: Format | None = Field(
         None, description="Format of the rows of eval and test. Default: that of format, with its columns."
@@ -83,8 +101,10 @@ class Data(Section):
         description="Tokens in a row of a batch, prompt and answer together. Where it is left out: at most the model's "
         "context.",
     )
-    too_long: Literal["cut", "drop"] = Field(
-        "cut", description="A longer sample is truncated at max_length (cut) or skipped (drop). Both are counted."
+    too_long: Literal["cut", "shorten", "drop"] = Field(
+        "cut",
+        description="A longer sample is truncated at max_length (cut), shortened in its questions and answers in "
+        "proportion, as LLaMA-Factory does it (shorten), or skipped (drop). All are counted.",
     )
     packing: Literal["pack", "buckets", "longest", "none"] = Field(
         "pack",

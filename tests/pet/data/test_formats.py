@@ -18,6 +18,7 @@ from hypothesis import given, strategies as st
 from model_zoo.errors import InputError
 from pet.data import read_rows, readers as readers_module
 from pet.data.binary import without_nulls
+from pet.data.preferences import pairs
 from pet.data.readers import read_records
 from pet.data.records import Problems
 
@@ -176,6 +177,35 @@ def test_a_column_map_names_the_columns(write):
     assert row.messages == [user("a"), assistant("b")]
     (row,) = read_rows(write("t.jsonl", [{"body": "x", "id": 3}]), columns={"text": "body"})
     assert row.text == "x"
+
+
+def test_each_file_has_its_own_of_columns_for_several_kinds(write):
+    columns = {"prompt": "ask", "answer": "reply", "messages": "talk", "text": "body"}
+    paths = [
+        write("a.jsonl", [{"ask": "Q", "reply": "A", "input": "more"}]),
+        write("b.jsonl", [{"talk": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}]),
+        write("c.jsonl", [{"body": "A text."}]),
+    ]
+    rows = list(read_rows(paths, columns=columns))
+    assert [row.text or [one["content"] for one in row.messages] for row in rows] == [["Q", "A"], ["Q", "A"], "A text."]
+    both = write("d.jsonl", [{"ask": "Q", "reply": "A", "body": "A text."}])
+    with pytest.raises(InputError, match="expected exactly one of prompt, messages and text, found prompt, text"):
+        list(read_rows(both, columns=columns))
+
+
+@pytest.mark.parametrize("objective", [False, True])
+def test_messages_with_names_of_their_own(write, objective):
+    """What a message calls its parts and who says it, in rows that are read here or by an objective."""
+    talk = [{"who": word, "said": word, "role": "x", "content": "y"} for word in ("Patient", "Doctor")]
+    how = {"columns": {"messages": "talk", "role": "who", "content": "said"}}
+    how["roles"] = {"Patient": "user", "Doctor": "assistant"}
+    if objective:
+        row = {"talk": talk[:1], "chosen": talk[1], "rejected": {**talk[1], "said": "No."}}
+        (read,) = read_rows(write("a.jsonl", [row]), conversations=pairs, documents=2, **how)
+        assert [one["content"] for one in read.others[0]] == ["Patient", "No."]
+    else:
+        (read,) = read_rows(write("a.jsonl", [{"talk": talk}]), **how)
+    assert [(one["role"], one["content"]) for one in read.messages] == [("user", "Patient"), ("assistant", "Doctor")]
 
 
 def test_a_system_message_for_rows_without(write):

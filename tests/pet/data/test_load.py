@@ -27,6 +27,7 @@ from pet.data import (
 )
 from pet.data.encode import Encoder
 from pet.data.formats import Row
+from pet.data.preferences import pairs
 from pet.data.workers import Workers
 from pet.names import bundled_models
 
@@ -126,6 +127,57 @@ def test_rows_without_an_input_have_a_template_of_their_own(write, letters, sett
 def test_a_template_needs_questions(write, letters, settings):
     with pytest.raises(InputError, match=r"text\.jsonl:1: no question and answer, which data\.template needs"):
         load_dataset(write("text.jsonl", [{"text": "a"}]), letters, settings=settings(template="{prompt}"))
+
+
+TURNS = [["abcdefgh", "ijklmnop"], ["qr", "st"], ["uvwxyz", "0123456789"]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "limit", "train_on", "expected"),
+    [
+        (TURNS[:1], 10, "answers", ("<abcdeijkl", "ijkl")),  # both in proportion: 10 and 9 tokens
+        (TURNS[:1], 18, "answers", ("<abcdefgh|ijklmnop", "ijklmnop")),
+        ([["abcdefgh", "i"]], 6, "answers", ("<abci>", "i>")),  # a short answer stays
+        ([["a", "ijklmnop"]], 8, "answers", ("<a|ijklm", "ijklm")),  # a short question
+        (TURNS, 26, "answers", ("<abcdefgh|ijklmnop>qr|st>u", "ijklmnop>st>")),  # the first turns keep most
+        (TURNS, 26, "last", ("<aqr|st>uvwxyz|0123456789>", "0123456789>")),  # or the last ones
+        (TURNS[:1], 10, "all", ("<abcdeijkl", "<abcdeijkl")),
+    ],
+)
+def test_long_samples_are_shortened_turn_by_turn(write, letters, settings, turns, limit, train_on, expected):
+    """To the tokens that LLaMA-Factory leaves."""
+    messages = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
+    path = write("chat.jsonl", [{"messages": messages}])
+    cut = settings(max_length=limit, too_long="shorten", train_on=train_on)
+    dataset = load_dataset(path, letters, settings=cut)
+    assert spelled(dataset) == [expected] and dataset.counts.cut == 1
+
+
+def test_pairs_are_shortened_to_one_question(write, letters, settings):
+    rows = [{"prompt": "abcdefgh", "chosen": "ij", "rejected": "klmnopqr"}]
+    own = {"conversations": pairs, "documents": 2, "compares": True, "train_on": "last"}
+    cut = settings(max_length=10, too_long="shorten", **own)
+    dataset = load_dataset(write("pairs.jsonl", rows), letters, settings=cut)
+    assert [text for text, _ in spelled(dataset)] == ["<abcdeij>", "<abcdeklmn"]
+
+
+def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, write):
+    """The next token stands there; the label is the end token. So LLaMA-Factory's GLM-4 learns to end earlier answers."""
+    turn = "Q{{ m.content }}{% else %}{% generation %}{{ m.content }}{% endgeneration %}{{ ends }}"
+    template = f"{{% for m in messages %}}{{% if m.role == 'user' %}}{turn}{{% endif %}}{{% endfor %}}"
+    (tmp_path / "t.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    path, found = write("chat.jsonl", CHAT), {}
+    for train_on in ("answers", "last"):
+        how = settings(template=str(tmp_path / "t.jinja"), train_on=train_on, packing="none", max_length=16)
+        dataset = load_dataset(path, tokenizer, settings=how)
+        loader = Loader(dataset, settings=how, batch_size=1)
+        found[train_on] = next(iter(loader.batches()))["labels"][0, : dataset.lengths[0]].tolist()
+        assert loader.label_tokens().sum() == sum(label >= 0 for label in found[train_on])
+    letter = {name: tokenizer.encode(name)[0] for name in "abcdeQ"}
+    b, c, e, end = letter["b"], letter["c"], letter["e"], tokenizer.eos_token_id
+    assert found == {"answers": [-100, -100, b, c, end, -100, e], "last": [-100] * 6 + [e]}
+    assert [dataset.select([0]).labels(0).tolist()] == [found["last"]]
 
 
 def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, caplog):
