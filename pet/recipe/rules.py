@@ -165,6 +165,8 @@ def optimizer(recipe: Recipe) -> Iterator[Finding]:
     for name, chooser, message in without_effect(train):
         yield _find(f"train.{name}", f"train.{chooser}", message)
     method, fields = recipe.adapter.method, getattr(named(recipe.adapter.method), "__dataclass_fields__", ())
+    if train.warmup_most is not None and (train.warmup >= 1 or train.warmup == 0):
+        yield _find("train.warmup_most", "train.warmup", f"has no effect with train.warmup: {train.warmup}")
     if train.lora_plus_ratio is not None and "learning_rate_ratio" not in fields:
         yield _find("train.lora_plus_ratio", "adapter.method", f"has no effect with adapter.method: {method}")
     dropout = getattr(recipe.adapter, "dropout", None)

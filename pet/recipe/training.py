@@ -79,11 +79,13 @@ class Train(Section):
     )
     warmup: StepsOrShare = Field(0.03, description="Warm-up: a number of steps, or below 1 a fraction of all steps.")
     warmup_power: float = Field(1.0, gt=0, description="Exponent of the warm-up: 1 is linear, 2 quadratic.")
-    warmup_like: Literal["transformers", "mindformers"] | None = Field(
+    warmup_like: Literal["transformers", "mindformers", "axolotl"] | None = Field(
         None,
         description="Warm-up as there: its first step at a rate of 0, a fraction of all steps rounded up "
-        "(transformers) or down (mindformers), and a longer one than the run not shortened.",
+        "(transformers) or down (the others; axolotl makes two steps of one), and a longer one than the run not "
+        "shortened.",
     )
+    warmup_most: int | None = Field(None, ge=1, description="The most steps of a warm-up that is a fraction.")
     final_ratio: float = Field(
         0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak. Not for constant and inverse_sqrt."
     )

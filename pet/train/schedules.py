@@ -60,13 +60,16 @@ BODIES: dict[str, Callable[[float, Schedule], float]] = {
 """By the share of the way from the end of the warm-up to the end of the run."""
 
 ROUNDED: dict[str | None, Callable[[float], int]] = {None: round, "transformers": math.ceil, "mindformers": int}
+ROUNDED["axolotl"] = lambda steps: 2 if int(steps) == 1 else int(steps)
 """How a share of all steps becomes a number of them."""
 
 
-def steps_of(amount: float, total: int, like: str | None = None) -> int:
+def steps_of(amount: float, total: int, like: str | None = None, most: int | None = None) -> int:
     """Steps from ``amount``, which is a number of steps from 1 on and a share of ``total`` below 1; ``like`` names one
-    of `ROUNDED`."""
-    return ROUNDED[like](amount * total) if amount < 1 else int(amount)
+    of `ROUNDED`, and ``most`` bounds a share."""
+    share = amount < 1
+    steps = ROUNDED[like](amount * total if share else int(amount))
+    return min(steps, most) if share and most is not None else steps
 
 
 SAME = ("final_ratio", "cycles", "power", "decay_shape", "warmup_power", "warmup_like")
@@ -114,7 +117,7 @@ class Schedule:
     @classmethod
     def from_settings(cls, train, total: int) -> Schedule:
         """From a recipe's ``train`` section and its number of steps; a longer warm-up of our own is shortened."""
-        warmup = steps_of(train.warmup, total, train.warmup_like)
+        warmup = steps_of(train.warmup, total, train.warmup_like, train.warmup_most)
         if warmup > total and not train.warmup_like:
             log.warning("train.warmup: %d steps are more than the run has: shortened to %d", warmup, total)
             warmup = total
@@ -132,7 +135,8 @@ class Schedule:
         if step < self.warmup:
             share = ((step + (not self.warmup_like)) / self.warmup) ** self.warmup_power
             # transformers' wsd rises from where it ends, all other schedules from 0
-            lowest = self.final_ratio if (self.name, self.warmup_like) == ("wsd", "transformers") else 0.0
+            rises = self.name == "wsd" and self.warmup_like in ("transformers", "axolotl")
+            lowest = self.final_ratio if rises else 0.0
             return lowest + (1.0 - lowest) * share
         body = self.total - self.warmup
         progress = min(1.0, (step - self.warmup) / body) if body > 0 else 1.0

@@ -51,6 +51,17 @@ def test_a_warm_up_like_that_of_mindformers(warmup, steps):
         assert ours(step) == pytest.approx(float(theirs(ms.Tensor(step, ms.int32)).asnumpy()), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("given", "total", "steps"),
+    [({"warmup": 0.03}, 1000, 30), ({"warmup": 0.03}, 66, 2), ({"warmup": 1}, 66, 2), ({"warmup": 0.03}, 20, 0)]
+    + [({"warmup": 0.03, "warmup_most": 100}, 9000, 100), ({"warmup": 0.3}, 9000, 2700)],
+)
+def test_a_warm_up_like_that_of_axolotl(given, total, steps):
+    """A share is rounded down, one step becomes two, and the default share is bounded."""
+    train = Train(steps=total, learning_rate=0.5, warmup_like="axolotl", **given)
+    assert Schedule.from_settings(train, total).warmup == steps
+
+
 def test_bodies_follow_their_formulas():
     body = [step / 16 for step in range(16)]
     assert rates("constant")[4:] == [0.5] * 16
