@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pet.compat.axolotl_data import datasets, texts
+from pet.compat.axolotl_data import chat_template, datasets, texts
 from pet.compat.job_files import (
     BITS,
     CACHE,
@@ -23,15 +23,14 @@ from pet.compat.job_files import (
     SPEED,
     TOKENS,
     base_model,
+    own_template,
     packing,
     preferences,
     revision,
     settle,
     targets,
-    template,
 )
 from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
-from pet.compat.prompts import AXOLOTL
 from pet.compat.translation import choice, elsewhere, first_of, flag, number, picked, same, schedule_of_transformers
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -94,6 +93,26 @@ def _packed_length(t: Translation, name: str, value: Any) -> None:
     """Of the first releases: rows of this length hold samples of at most ``sequence_len``."""
     t.put("data.packing", "pack")
     t.ignore(name, "samples are packed into rows of sequence_len")
+
+
+def _template(t: Translation, name: str, value: Any) -> None:
+    """The prompt of data sets of messages that name none, and of preferences."""
+    own = t.values.get("datasets") or ()
+    told = [str(one.get("type")).startswith("chat_template") and not one.get("chat_template") for one in own]
+    if t.get("data.template"):
+        if not any(told):
+            t.ignore(name, "the data sets have a prompt of their own")
+    elif (text := chat_template(t, value, {})) is not None:
+        t.put("data.template", text)
+    else:
+        own_template(t, name, value)
+
+
+def _shuffled(t: Translation, name: str, value: Any) -> None:
+    if t.get("data.streaming"):
+        t.put("data.shuffle", value)
+    else:
+        t.ignore(name, "every epoch has an order of its own")
 
 
 def _every_linear(t: Translation, name: str, value: Any) -> None:
@@ -213,9 +232,10 @@ TABLE = {
     "streaming": "data.streaming",
     "streaming_multipack_buffer_size": lambda t, n, v: t.put("data.stream_window", t.get("data.streaming") and v),
     "curriculum_sampling": flag("data.shuffle", False),
-    "shuffle_merged_datasets": "data.shuffle",
+    "shuffle_merged_datasets": _shuffled,
+    "min_sample_len": Refused("short samples are learnt, too", harmless=(1, 2)),
     "train_on_inputs": flag("data.train_on", "all"),
-    "chat_template": template(AXOLOTL),
+    "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.settings.setdefault("data.template", v),  # if nothing says another one
     "default_system_message": "data.system",
     "remove_unused_columns": Ignored("columns without a role are not read"),
@@ -279,7 +299,7 @@ DEFAULTS = {
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """An axolotl file's settings."""
-    t = Translation.of_file(file)
+    t = Translation.of_file(file, values)
     t.put("adapter.method", "lora" if values.get("adapter") else "none")
     t.settings.update(DEFAULTS)
     given = first_of(values, ("max_steps", "num_epochs"), ("eval_steps", "evals_per_epoch"))
@@ -295,8 +315,10 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
     given = preferences(t, values["rl"] if values.get("rl") in RL else reward, given, keys)
     t.apply(given, TABLE)
     schedule_of_transformers(t, "lr_scheduler", given)
-    if isinstance(t.get("train.warmup"), float) and t.get("train.schedule") != "wsd":
-        t.put("train.warmup_like", "mindformers")  # which also rounds a share of all steps down
+    if t.get("train.warmup"):
+        t.put("train.warmup_like", "axolotl")
+    if not {"warmup_steps", "warmup_ratio"} & {name for name in given if given[name] is not None}:
+        t.put("train.warmup_most", 100 if t.get("train.warmup") else None)
     if t.get("data.format") == "text":  # which is divided, and nothing of it is left out
         t.drop("data.too_long")
     settle(t)

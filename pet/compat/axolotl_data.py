@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pet.compat.job_files import part, put_data, put_parts
-from pet.compat.prompts import ALPACA, AXOLOTL
+from pet.compat.job_files import Source, part, put_data, put_parts
+from pet.compat.prompts import ALPACA, AXOLOTL, but
+from pet.data.messages import FLAGS, SAID_BY
 from pet.recipe.translation import Translation
 
 FORMATS = {
@@ -26,14 +27,18 @@ ENTRY = {
     "field_input": "input",
     "field_output": "answer",
     "field_system": "system",
+    "field_tools": "tools",
     # read beside this table, or found by the reader itself
     **dict.fromkeys(("path", "type", "data_files", "ds_type", "name", "split", "train_on_split", "shards", "revision")),
     **dict.fromkeys(("message_field_role", "message_field_content", "message_property_mappings", "roles")),
     **dict.fromkeys(("conversation", "chat_template", "trust_remote_code", "preprocess_shards")),
+    **dict.fromkeys(("roles_to_train", "train_on_eos", "train_on_eot", "message_field_training")),
 }
 """Keys of a data set's entry -> the role of the column that they name."""
 RANKING = {"field_chosen": "chosen", "field_rejected": "rejected", "field_prompt": "prompt"}
 RANKING |= {"field_completion": "answer", "field_label": "label"}
+CHATS = ("chat_template", "sharegpt")
+"""Types whose prompt is a chat template."""
 RANKED_TYPES = ("chat_template", "chatml", "llama3", "bradley_terry", "None")
 """Of data sets of preferences; their columns are recognised."""
 
@@ -60,12 +65,13 @@ def datasets(t: Translation, name: str, value: Any) -> None:
             if field not in roles and there:
                 t.refuse(f"{name}.{field}", f"{there!r} is not supported")
         columns = {roles[field]: there for field, there in entry.items() if roles.get(field) and there}
+        words = _messages(t, name, entry, columns) if kind in CHATS else {}
         files = entry.get("data_files") or entry.get("path")
         files = [files] if isinstance(files, str) else list(files)
         parts += [part(t, key, name, entry)] * len(files)
         if len(files) > 1 and parts[-1] != ":":
             t.lack(key, f"{name}.split", f"{entry['split']!r} of several files; one file with these rows is needed")
-        found += [(file, FORMATS.get(kind, "auto"), columns) for file in files]
+        found += [Source(file, FORMATS.get(kind, "auto"), columns, words) for file in files]
     put_data(t, key, name, found)
     put_parts(t, "data.rows" if key == "data.train" else "data.eval_rows", parts)
     texts = ("data.template", "data.template_without_input")
@@ -76,12 +82,58 @@ def datasets(t: Translation, name: str, value: Any) -> None:
         t.put(text, put)
 
 
+def _messages(t: Translation, name: str, entry: Mapping[str, Any], columns: dict[str, str]) -> dict[str, str]:
+    """The words for roles in a data set's messages; what parts of a message are called goes to ``columns``."""
+    called = {key: entry.get(f"message_field_{key}") for key in ("role", "content")}
+    called |= entry.get("message_property_mappings") or {}
+    for key, there in called.items():
+        usual = next((names for names in SAID_BY if key in names), (key,))
+        if key in ("role", "content") and there and there not in usual:
+            columns[key] = there
+        elif there and there not in usual:
+            t.refuse(f"{name}.message_property_mappings", f"{key}: {there}: it has to be called {key} in the data")
+    for field, known in (("message_field_training", FLAGS), ("roles_to_train", (["assistant"], ["gpt"]))):
+        if entry.get(field) is not None and entry[field] not in known:
+            t.refuse(f"{name}.{field}", f"{entry[field]!r} is not supported; known: {', '.join(map(str, known))}")
+    if t.values.get("train_on_inputs") is True:
+        t.refuse(
+            "train_on_inputs", "of messages what all say is learnt there, and here every token: data.train_on: all"
+        )
+    return {word: role for role, words in (entry.get("roles") or {}).items() for word in words}
+
+
 def _prompt(t: Translation, name: str, entry: Mapping[str, Any], kind: str) -> tuple[str | None, None]:
-    """A data set's chat template; none where ``chat_template`` of the file, or the tokenizer's own, is meant."""
-    named = entry.get("chat_template") or entry.get("conversation") or kind
-    if named not in AXOLOTL and (named != kind or kind == "sharegpt"):
+    """A data set's chat template; none where the tokenizer's own is meant."""
+    top = t.values.get("chat_template") if kind == "chat_template" else None
+    named = entry.get("chat_template") or entry.get("conversation") or top or kind
+    if (named not in AXOLOTL and named not in (kind, top)) or named == "sharegpt":
         t.ignore(f"{name}: the prompt {named}", "the prompt is that of the model's own tokenizer, or data.template")
-    return AXOLOTL.get(named), None
+    elif named not in AXOLOTL and not {entry.get("train_on_eos"), entry.get("train_on_eot")} <= {None, "turn"}:
+        t.refuse(f"{name}.train_on_eos", "with the model's own prompt the end of an answer is learnt")
+    return chat_template(t, named, entry), None
+
+
+def chat_template(t: Translation, named: Any, entry: Mapping[str, Any]) -> str | None:
+    """The text of a chat template by axolotl's name, if it is here. Of preferences each end is learnt; else the end of
+    an answer is where it is the tokenizer's end token, or a token that the file says to end turns."""
+    prompt = AXOLOTL.get(str(named))
+    if prompt is None or t.get("train.objective"):
+        return prompt and prompt.jinja()
+    said, turns = (t.values.get(key) or {} for key in ("special_tokens", "eot_tokens"))
+    eos = said.get("eos_token") if isinstance(said, Mapping) else None
+    if prompt.end in turns or eos == prompt.end:
+        test, prompt = "true", but(prompt, needs=prompt.end)
+    else:
+        test = "false" if eos else f"eos_token == '{prompt.end}'"
+    learnt = (prompt.end in turns and entry.get("train_on_eot")) or entry.get("train_on_eos") or "turn"
+    if learnt not in ENDS:
+        t.refuse("train_on_eos", f"{learnt!r} is not supported; known: {', '.join(ENDS)}")
+        return None
+    return prompt.jinja(ends=ENDS[learnt].format(test))
+
+
+ENDS = {"turn": "{}", "last": "loop.last and {}", "none": "false"}
+"""``train_on_eos`` -> where the end of an answer is learnt, if at all."""
 
 
 def _own_prompt(t: Translation, name: str, given: Mapping[str, Any]) -> tuple[str, str | None]:

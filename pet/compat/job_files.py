@@ -6,6 +6,7 @@ A key that a file leaves out has that system's default, not ours: what it says i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.translation import EVALUATIONS, number, same
+from pet.data.formats import of_this_file
+from pet.data.messages import ROLE_NAMES
 from pet.hub import hub_name
 from pet.recipe.classes import OPTIONS
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -69,20 +72,12 @@ def fit_targets(t: Translation, base: Any) -> None:
         t.put("adapter.targets", found or entries or None)
 
 
-def template(prompts: Mapping[str, str]) -> Rules:
-    """A prompt's name, with those that have their text here."""
-
-    def rule(t: Translation, name: str, value: Any) -> None:
-        if t.get("data.template"):
-            t.ignore(name, "the data sets have a prompt of their own")
-        elif value in prompts:
-            t.put("data.template", prompts[value])
-        elif value in TEMPLATES:
-            t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
-        else:
-            t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
-
-    return rule
+def own_template(t: Translation, name: str, value: Any) -> None:
+    """A prompt's name whose text is not here."""
+    if value in TEMPLATES or str(value).startswith("tokenizer_default_fallback_"):
+        t.ignore(name, "the prompt is that of the model's own tokenizer; data.template puts another in its place")
+    else:
+        t.refuse(name, f"{value!r}: the prompt is that of the model's own tokenizer, or data.template")
 
 
 def packing(t: Translation, name: str, value: Any) -> None:
@@ -126,7 +121,7 @@ COMMON = {
     "lora_alpha": number("adapter.alpha"),
     "lora_dropout": number("adapter.dropout"),
     "loraplus_lr_ratio": number("train.lora_plus_ratio"),
-    "loraplus_lr_embedding": Ignored("embeddings are trained at the rate of A"),
+    "loraplus_lr_embedding": Ignored("it is about the adapters of embeddings"),  # see settle
     "eval_steps": steps("eval.every_steps"),
     "save_steps": steps("train.save_every"),
     "save_only_model": Ignored("checkpoints can be resumed from in any case"),
@@ -138,25 +133,53 @@ COMMON = {
 """Names and rules that both systems' tables have."""
 
 
-def put_data(t: Translation, key: str, name: str, found: list[tuple[Any, str, dict[str, str]]]) -> None:
+@dataclasses.dataclass
+class Source:
+    """A data set of a job file: its path, and how its rows are read.
+
+    Attributes:
+        format, columns: as ``data.format`` and ``data.columns``.
+        roles: words for who says a message, as ``data.roles``.
+        openai: whether LLaMA-Factory reads it as OpenAI's messages, with a system text of its own.
+    """
+
+    path: Any
+    format: str = "auto"
+    columns: dict[str, str] = dataclasses.field(default_factory=dict)
+    roles: dict[str, str] = dataclasses.field(default_factory=dict)
+    openai: bool = False
+
+
+def _joint(found: list[Source]) -> tuple[str, dict[str, str]] | None:
+    """The format and the columns by which each data set is read as it is to be read by itself; None: there are none."""
+    if all((one.format, one.columns) == (found[0].format, found[0].columns) for one in found):
+        return (found[0].format, found[0].columns) if found else ("auto", {})
+    every = {role: column for one in found for role, column in one.columns.items()}
+    fits = all(of_this_file(every, one.columns.values()) == one.columns for one in found)
+    return ("auto", every) if fits else None
+
+
+def put_data(t: Translation, key: str, name: str, found: list[Source]) -> None:
     """Data sets as files of one format, or of formats that each file shows.
 
     Args:
         key: ``data.train`` or ``data.eval``.
         name: the other system's key.
-        found: path, format and columns of each.
+        found: the data sets.
     """
-    t.put(key, [str(path) for path, _, _ in found])
+    t.sources += found
+    t.put(key, [str(one.path) for one in found])
     if t.get("train.objective", "sft") != "sft":  # the objective reads rows itself
-        found = [(path, "auto", columns) for path, _, columns in found]
-    gone = [str(path) for path, _, _ in found if not Path(path).expanduser().exists()]
+        found = [dataclasses.replace(one, format="auto") for one in found]
+    gone = [str(one.path) for one in found if not Path(one.path).expanduser().exists()]
     if gone:
         t.lack(key, name, f"{', '.join(gone)}: no such file; nothing is downloaded")
-    same = all(each[1:] == found[0][1:] for each in found)
-    if not same and any(columns for _, _, columns in found):
+    joint, roles = _joint(found), {word: role for one in t.sources for word, role in one.roles.items()}
+    if joint is None or any(roles[word] != role for one in t.sources for word, role in one.roles.items()):
         t.lack(key, name, "the data sets have columns of different names; one set of data.columns is for all")
         return
-    kind, columns = found[0][1:] if found and same else ("auto", {})
+    t.put("data.roles", {word: role for word, role in roles.items() if ROLE_NAMES.get(word) != role} or None)
+    kind, columns = joint
     if key == "data.train":
         t.put("data.format", kind)
         t.put("data.columns", columns or None)
@@ -196,13 +219,22 @@ def preferences(t: Translation, objective: str, given: Mapping[str, Any], keys: 
 
 
 def settle(t: Translation) -> None:
-    """Leaves out epochs beside steps, and when to evaluate where nothing is held out to evaluate on."""
+    """Leaves out epochs beside steps, and when to evaluate where nothing is held out to evaluate on; gives adapters of
+    embeddings their rate under LoRA+."""
+    if t.get("train.lora_plus_ratio") and any(EMBEDDINGS.search(str(one)) for one in t.get("adapter.targets", [])):
+        rate = t.values.get("loraplus_lr_embedding")
+        with t.reading("loraplus_lr_embedding", rate):
+            own = {"match": ["*lora_embedding_*"], "learning_rate": float(1e-6 if rate is None else rate)}
+            t.put("train.groups", [*t.get("train.groups", []), own])
+            t.ignored.pop("loraplus_lr_embedding", None)
     if t.get("train.steps"):
         t.drop("train.epochs")
     if not (t.get("data.eval") or t.get("data.eval_fraction")):
         t.drop(*EVALUATIONS)
 
 
+EMBEDDINGS = re.compile(r"embed|wte|wpe")
+"""Names of the families' embeddings."""
 PARTS: dict[str, Callable[[Any], bool]] = {
     "shards": lambda value: value != 1,  # one of so many, after shuffling
     "num_samples": lambda value: True,  # drawn without a seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from pet.compat.job_files import (
     MODEL,
     SPEED,
     TOKENS,
+    Source,
     base_model,
+    own_template,
     packing,
     part,
     preferences,
@@ -32,12 +35,10 @@ from pet.compat.job_files import (
     revision,
     settle,
     targets,
-    template,
 )
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers
-from pet.data.messages import ROLE_NAMES
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -63,6 +64,11 @@ def _quantised(t: Translation, name: str, value: Any) -> None:
     if value and value not in BITS:
         t.refuse(name, f"{value!r}: 4 and 8 are supported")
     t.settings.update(BITS.get(value, {}))
+
+
+def _packed(t: Translation, name: str, value: Any) -> None:
+    if value:
+        packing(t, name, value)
 
 
 TABLE = {
@@ -102,14 +108,12 @@ TABLE = {
     "mixture_of_depths": Refused("every token goes through every layer"),
     # data
     **same(elsewhere, "dataset eval_dataset dataset_dir max_samples lr_scheduler_kwargs"),
-    "template": template(LLAMA_FACTORY),
-    "default_system": "data.system",
-    "enable_thinking": lambda t, n, v: t.put("data.enable_thinking", None if v else v),
+    **same(elsewhere, "template default_system enable_thinking preserve_thinking"),
     "tool_format": Ignored("tools are written by the model's own chat template"),
     "cutoff_len": "data.max_length",
     "val_size": number("data.eval_fraction"),
     "packing": packing,
-    **same(flag("data.packing", "pack"), "neat_packing use_packed_sequences"),
+    **same(_packed, "neat_packing use_packed_sequences"),
     "train_on_prompt": flag("data.train_on", "all"),
     "mask_history": flag("data.train_on", "last"),
     "ignore_pad_token_for_loss": Ignored("padding is never learnt"),
@@ -163,9 +167,10 @@ DEFAULTS = {
     "train.warmup": 0,
     "data.max_length": 2048,
     "data.packing": "longest",
+    "data.too_long": "shorten",
     "eval.batch_size": 8,
 }
-PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack"}
+PRE_TRAINING = {"data.train_on": "all", "data.packing": "pack", "data.too_long": "cut"}
 RANKING = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
 COLUMNS = {
     "alpaca": {"prompt": "prompt", "query": "input", "response": "answer", "system": "system", "history": "history"},
@@ -177,13 +182,14 @@ NAMED = {
     "sharegpt": {"messages": "conversations"},
 }
 """The columns of a data set whose entry names none."""
-READ = ("from", "role", "value", "content", *ROLE_NAMES)
-"""Keys and roles of messages as they are read here."""
+TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+TAGS |= {"observation_tag": "tool", "function_tag": "function_call", "system_tag": "system"}
+"""What a data set's entry calls the parts of a message, and its roles."""
 
 
 def translate(values: dict[str, Any], file: Path) -> Translation:
     """A LLaMA-Factory file's settings."""
-    t = Translation.of_file(file)
+    t = Translation.of_file(file, values)
     full = values.get("finetuning_type") == "full"
     t.put("adapter.method", "none" if full else "lora")
     t.settings.update({**DEFAULTS, **(PRE_TRAINING if values.get("stage") == "pt" else {})})
@@ -216,50 +222,67 @@ def translate(values: dict[str, Any], file: Path) -> Translation:
         if names := values.get(name):
             with t.reading(name, names):
                 every = names.split(",") if isinstance(names, str) else names
-                found = [_dataset(t, key, name, home, str(one).strip(), texts) for one in every]
-                same = all(columns == found[0][2] for _, _, columns in found)  # else each shows its form itself
-                found = [
-                    (path, "auto" if same else kind, columns if same or kind == "auto" else {})
-                    for path, kind, columns in found
-                ]
-                put_data(t, key, name, found)
+                put_data(t, key, name, [_dataset(t, key, name, home, str(one).strip(), texts) for one in every])
             with t.reading("max_samples", first):  # of each data set
                 put_parts(t, rows, [f":{int(first)}"] if first else [])
-    if texts:  # which have no prompt
-        t.drop("data.template")
-    elif "tools" in t.get("data.columns", {}) or (values.get("mask_history") and values.get("template") == "qwen3"):
-        t.drop("data.template")
-        t.ignore("template", "tools, and a thought in the last answer alone, are as the model's own tokenizer has them")
+    if not texts:  # which have no prompt
+        _prompt(t, values)
+    if (values.get("packing") or values.get("neat_packing")) and isinstance(t.get("data.max_length"), int):
+        t.put("data.max_length", t.get("data.max_length") - 1)  # as there, for the sake of their padding
     settle(t)
     return t
 
 
-def _dataset(
-    t: Translation, key: str, said: str, home: Path, name: str, texts: bool
-) -> tuple[str, str, dict[str, str]]:
-    """A data set's file, format and columns, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and
-    ``said`` are the recipe's name and LLaMA-Factory's; with ``texts`` a row is one text."""
+def _prompt(t: Translation, values: Mapping[str, Any]) -> None:
+    """The prompt that the file names, with what it says of system texts and thoughts."""
+    name, system, thinking = values.get("template"), values.get("default_system"), values.get("enable_thinking", True)
+    prompt, tools = LLAMA_FACTORY.get(str(name)), "tools" in t.get("data.columns", {})
+    if prompt is None or tools:
+        t.put("data.system", system or None)
+        t.put("data.enable_thinking", None if thinking else thinking)
+        if tools:
+            t.ignore("template", "tools are as the model's own tokenizer has them")
+        elif name is not None:
+            own_template(t, "template", name)
+        return
+    if values.get("train_on_prompt") and prompt.one_end:
+        t.refuse("train_on_prompt", f"the template {name} does not take it, nor does it there")
+    openai = [source.openai for source in t.sources]
+    if len(set(openai)) > 1:
+        t.lack(
+            "data.train", "dataset", "formatting: openai has another system text than the others; one file is needed"
+        )
+    last = bool(values.get("mask_history") or t.get("train.objective")) and not values.get("preserve_thinking")
+    prompt = prompt if system is None else replace(prompt, default=str(system))
+    t.put("data.template", prompt.jinja(thinking=thinking, last_thought=last, openai=any(openai)))
+
+
+def _dataset(t: Translation, key: str, said: str, home: Path, name: str, texts: bool) -> Source:
+    """A data set, by LLaMA-Factory's list of them in ``home`` or as a path; ``key`` and ``said`` are the recipe's name
+    and LLaMA-Factory's; with ``texts`` a row is one text."""
     index = home / "dataset_info.json"
     try:
         entry = read_json(index).get(name) if index.is_file() else None
     except InputError as error:
         t.refuse("dataset_dir", str(error))
-        return name, "auto", {}
+        return Source(name)
     if not isinstance(entry, Mapping):
-        return (name if Path(name).exists() else str(home / name)), "auto", {}
+        return Source(name if Path(name).exists() else str(home / name))
     if part(t, key, name, entry) != ":":
         t.lack(key, f"{name}.split", f"{entry['split']!r} takes a part of the rows; a file with these alone is needed")
-    kind = str(entry.get("formatting", "alpaca")).replace("openai", "sharegpt")
+    form = str(entry.get("formatting", "alpaca"))
+    kind = form.replace("openai", "sharegpt")
     if kind not in COLUMNS:
         t.lack(key, said, f"{name}: its formatting {kind!r} is not supported")
-        return name, "auto", {}
+        return Source(name)
     columns = {role: column for role, column in (entry.get("columns") or NAMED[kind]).items() if column}
     columns = columns if not texts or entry.get("columns") else {"prompt": "instruction"}
     roles = {"prompt": "text"} if texts else {**COLUMNS[kind], **(RANKING if t.get("train.objective") else {})}
-    beyond = [role for role in columns if role not in roles]
-    beyond += [f"{tag} {word}" for tag, word in (entry.get("tags") or {}).items() if word and word not in READ]
-    if beyond:
+    tags = {tag: word for tag, word in (entry.get("tags") or {}).items() if word}
+    if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
     given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
+    given |= {TAGS[tag]: word for tag, word in tags.items() if tag in ("role_tag", "content_tag")}
+    words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
     path = str(home / entry["file_name"]) if "file_name" in entry else name
-    return path, "auto" if entry.get("columns") else kind, given
+    return Source(path, "auto", given, words, form == "openai")

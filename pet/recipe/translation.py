@@ -59,6 +59,8 @@ class Translation:
         ignored: ``{name: why}`` of what has no meaning here.
         problems: what is wrong, all of it.
         missing: (key, problem) of what only a value for that key on the command line can replace.
+        values: the file's settings.
+        sources: the data sets that it names, as its door reads them.
     """
 
     def __init__(self, system: str):
@@ -67,11 +69,14 @@ class Translation:
         self.ignored: dict[str, str] = {}
         self.problems: list[str] = []
         self.missing: list[tuple[str, str]] = []
+        self.values: Mapping[str, Any] = {}
+        self.sources: list[Any] = []
 
     @classmethod
-    def of_file(cls, file: Path) -> Translation:
-        """Of a job file, whose name is the recipe's."""
+    def of_file(cls, file: Path, values: Mapping[str, Any] | None = None) -> Translation:
+        """Of a job file with these settings, whose name is the recipe's."""
         translation = cls(file.name)
+        translation.values = values or {}
         translation.put("name", re.sub(r"[^A-Za-z0-9._-]", "_", file.stem))
         return translation
 

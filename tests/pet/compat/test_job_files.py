@@ -60,7 +60,7 @@ def test_llama_factory(base, tmp_path):
     assert (recipe.data.format, recipe.data.columns) == ("auto", {"prompt": "question", "answer": "reply"})
     assert (recipe.train.accumulation, recipe.train.warmup, recipe.train.schedule) == (4, 0.1, "cosine")
     assert (recipe.data.eval_fraction, recipe.eval.every_steps) == (0.4, 1)
-    assert recipe.eval.load_best_model_at_end and recipe.data.template == LLAMA_FACTORY["default"]
+    assert recipe.eval.load_best_model_at_end and recipe.data.template == LLAMA_FACTORY["default"].jinja()
     for more, message in (
         ({"quantization_bit": 3}, "quantization_bit: 3: 4 and 8 are supported"),
         ({"stage": "ppo"}, "stage: 'ppo': supported are sft, pt, dpo, orpo, kto, rm"),
@@ -157,6 +157,7 @@ def test_bf16_of_a_job_file_falls_back_with_one_line(base, tmp_path, caplog, sys
     )
 
 
+CHATML = AXOLOTL["chatml"].jinja(ends="eos_token == '<|im_end|>'")
 JOBS = {
     "llama_factory": {
         "model_name_or_path": "org/base",
@@ -212,7 +213,7 @@ def test_schedules_are_those_of_transformers(word, expected):
         values = {"learning_rate": 1e-3, "warmup_ratio": 0.1}
         found = system.translate({**values, key: word}, Path("x.yaml"))
         assert {name: found.get(name) for name in expected} == expected and not found.problems
-        like = "mindformers" if system is axolotl and word != "constant" else "transformers"
+        like = "axolotl" if system is axolotl and word != "constant" else "transformers"
         assert found.get("train.warmup_like") == like  # axolotl rounds a share of all steps down
         for wrong, why in (
             ({key: "warmup_stable_decay"}, "needs lr_scheduler_kwargs: num_decay_steps"),
@@ -336,8 +337,8 @@ def test_axolotls_loftq(tmp_path):
             {"type": {"format": "{instruction}", "no_input_format": "{instruction}", "system_prompt": "Be short. "}},
             {"data.template": "{system}{prompt}", "data.template_without_input": None, "data.system": "Be short. "},
         ),
-        ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": AXOLOTL["chatml"]}),
-        ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": AXOLOTL["chatml"]}),
+        ({"type": "chat_template", "chat_template": "chatml"}, {"data.template": CHATML}),
+        ({"type": "sharegpt", "conversation": "chatml"}, {"data.template": CHATML}),
     ],
 )
 def test_axolotls_kinds_of_data(tmp_path, entry, settings):
@@ -439,7 +440,7 @@ def test_llama_factorys_data_sets_without_columns(tmp_path):
     for names, columns in (
         ("a", {"prompt": "instruction", "input": "input", "answer": "output"}),
         ("s", {"messages": "conversations"}),
-        ("a,s", None),
+        ("a,s", {"prompt": "instruction", "input": "input", "answer": "output", "messages": "conversations"}),
     ):
         file = {**JOBS["llama_factory"], "dataset": names, "dataset_dir": str(tmp_path)}
         t = llama_factory.translate(file, tmp_path / "job.yaml")
@@ -497,11 +498,12 @@ def test_llama_factorys_list_of_data_sets(tmp_path):
         {"messages": "turns", "tools": "t"},
     )
     assert translation.get("data.enable_thinking") is False
-    # tools, and thoughts in the last answer alone, go through the tokenizer's own template
+    # tools go through the tokenizer's own template
     translation = llama_factory.translate({**file, "template": "qwen"}, tmp_path / "job.yaml")
     assert translation.get("data.template") is None and "template" in translation.ignored
     file |= {"template": "qwen3", "dataset": None, "mask_history": True}
-    assert llama_factory.translate(file, tmp_path / "job.yaml").get("data.template") is None
+    prompt = llama_factory.translate(file, tmp_path / "job.yaml").get("data.template")
+    assert prompt == LLAMA_FACTORY["qwen3"].jinja(thinking=False, last_thought=True)
     file |= {"dataset": "talk"}
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "dataset": "seen"}))
     with pytest.raises(InputError, match="seen: images: such data cannot be read"):
@@ -524,9 +526,15 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
         ),
         (
             "sft",
-            TALK | {"tags": {"role_tag": "who"}},
+            TALK | {"tags": {"role_tag": "who", "user_tag": "patient", "assistant_tag": "gpt"}},
+            {"talk": [{"who": "patient", "value": "Q", "from": "doctor"}, {"who": "gpt", "value": "A"}]},
+            ["Q", "A"],
+        ),
+        (
+            "sft",
+            TALK | {"tags": {"tone_tag": "kind"}},
             {},
-            "mine: role_tag who: such data cannot be read; give data.eval",
+            "mine: tone_tag: such data cannot be read; give data.eval",
         ),
         (
             "pt",
@@ -546,7 +554,8 @@ def test_llama_factorys_list_says_how_rows_are_read(tmp_path, stage, entry, row,
         ((key, problem),) = t.missing
         assert key == "data.eval" and expected in problem
         return
-    (read,) = read_rows(rows, format=t.get("data.format"), columns=t.get("data.columns"))
+    how = {name: t.get(f"data.{name}") for name in ("format", "columns", "roles")}
+    (read,) = read_rows(rows, **how)
     assert (read.text or [one["content"] for one in read.messages]) == expected
 
 

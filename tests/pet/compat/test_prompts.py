@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
-from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY
+from model_zoo.tokenizers.prompts import ENDED
+from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY, OPENAI
 from pet.data.encode import Encoder
 from pet.data.settings import DataSettings
 
 # what LLaMA-Factory's own templates write: a first turn, a later one, and a first one with the system text S; in
-# brackets what is learnt, ^ and $ are the tokenizer's tokens that begin and end a text
+# brackets what is learnt, ^ and $ are the tokenizer's tokens that begin and end a text; | an end that is not written
 BELOW = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
 ASSISTANT = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
@@ -71,8 +73,19 @@ WRITTEN = {
     ),
     "gemma2": (
         "^" + GEMMA.format("A") + "[B<end_of_turn>\n]",
-        GEMMA.format("C") + "[D<end_of_turn>\n$]",
+        "|" + GEMMA.format("C") + "[D<end_of_turn>\n$]",
         "^" + GEMMA.format("S\n\nA") + "[B<end_of_turn>\n$]",
+    ),
+    "glm4": (
+        "[gMASK]<sop><|user|>\nA<|assistant|>[\nB]",
+        "|<|user|>\nC<|assistant|>[\nD$]",
+        "[gMASK]<sop><|system|>\nS<|user|>\nA<|assistant|>[\nB$]",
+    ),
+    "breeze": ("^[INST] A [/INST] [B]", "|[INST] C [/INST] [D$]", "^S[INST] A [/INST] [B$]"),
+    "openchat": (
+        "^GPT4 Correct User: A$GPT4 Correct Assistant:[B$]",
+        "GPT4 Correct User: C$GPT4 Correct Assistant:[D$]",
+        "^SGPT4 Correct User: A$GPT4 Correct Assistant:[B$]",
     ),
 }
 
@@ -82,7 +95,8 @@ def written(encoder, messages, **options):
     ids, learnt = encoder.tokenizer.example(messages, **options)
     text, inside = "", False
     for one, mark in zip(ids, learnt, strict=True):
-        text += "[" * (mark and not inside) + "]" * (inside and not mark)
+        text, mark = text + "]" * (inside and mark != 1) + "|" * (mark == ENDED), mark == 1
+        text += "[" * (mark and not inside)
         text, inside = text + encoder.tokenizer.decode([one], skip_special_tokens=False), mark
     return text + "]" * inside
 
@@ -95,9 +109,13 @@ def said(words):
 
 @pytest.fixture
 def encoder(fixtures):
-    return lambda template: Encoder(
-        AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=template, enable_thinking=None)
-    )
+    """Of a tokenizer that has none of the tokens that prompts name, so that they are text."""
+
+    def made(prompt, **how):
+        template = dataclasses.replace(prompt, needs="").jinja(**how)
+        return Encoder(AutoTokenizer.from_pretrained(fixtures / "tok_gpt2"), DataSettings(template=template))
+
+    return made
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -129,7 +147,7 @@ def test_prompts_of_llama_factory(encoder, name):
 def test_each_text_of_llama_factorys_is_read_by_itself(fixtures, name, texts):
     """So that an answer begins with the space that LLaMA's tokenizer puts before a text."""
     tokenizer = Encoder(
-        AutoTokenizer.from_pretrained(fixtures / "tok_llama"), DataSettings(template=LLAMA_FACTORY[name])
+        AutoTokenizer.from_pretrained(fixtures / "tok_llama"), DataSettings(template=LLAMA_FACTORY[name].jinja())
     ).tokenizer
     control = {"<s>": [tokenizer.bos_token_id], "</s>": [tokenizer.eos_token_id]}
     expected = [control.get(text) or tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -137,14 +155,43 @@ def test_each_text_of_llama_factorys_is_read_by_itself(fixtures, name, texts):
 
 
 def test_thoughts_in_llama_factorys_qwen3(encoder):
-    tokenizer = encoder(LLAMA_FACTORY["qwen3"])
-    thought, empty, talk = "<think>\nx\n</think>\n\n", "<think>\n\n</think>\n\n", said("AB")
-    talk[1]["content"] = thought + "B"
-    opening = IM.format("A")
-    assert written(tokenizer, talk) == opening + "[" + thought + "B<|im_end|>\n]"
-    assert written(tokenizer, talk, enable_thinking=False) == opening + empty + "[B<|im_end|>\n]"
-    asked = tokenizer.tokenizer.prompt(said("A"), enable_thinking=False)
-    assert tokenizer.tokenizer.decode(asked, skip_special_tokens=False) == opening + empty
+    thought, empty, qwen3 = "<think>\nx\n</think>\n\n", "<think>\n\n</think>\n\n", LLAMA_FACTORY["qwen3"]
+    opening, end = IM.format("A"), "<|im_end|>\n]"
+    for says, thinking, learnt in (
+        (thought + "B", True, f"[{thought}B"),
+        (thought + "B", None, f"[{thought}B"),
+        (thought + "B", False, f"{empty}[B"),
+        ("<think>y</think>B", False, "[<think>y</think>B"),  # no thought as the template writes it
+        ("B", None, f"{empty}[B"),
+    ):
+        talk = [said("A")[0], {"role": "assistant", "content": says}]
+        made = encoder(qwen3, thinking=thinking)
+        assert written(made, talk) == opening + learnt + end
+        asked = made.tokenizer.decode(made.tokenizer.prompt(said("A")), skip_special_tokens=False)
+        assert asked == opening + empty * (not thinking)
+    talk = [*said("A"), {"role": "assistant", "content": thought + "B"}, *said("CD")]
+    expected = opening + "[B" + end + IM.format("C") + "[" + empty + "D" + end
+    assert written(encoder(qwen3, last_thought=True), talk) == expected
+
+
+def test_system_texts_of_llama_factorys_openai_data(encoder):
+    made = encoder(LLAMA_FACTORY["yi"], openai=True)
+    for own, expected in (
+        (None, OPENAI),
+        ("S", f"S\n{OPENAI}"),
+        ("detailed thinking on", "detailed thinking on"),
+    ):
+        talk = [{"role": "system", "content": own}] * bool(own) + said("AB")
+        assert written(made, talk).startswith(IM_SYSTEM.format(expected) + IM.format("A"))
+
+
+def test_a_token_that_the_base_lacks_is_an_error(fixtures):
+    """LLaMA-Factory would add it to the tokenizer; as text it would be several tokens, and end no answer."""
+    tokenizer = AutoTokenizer.from_pretrained(fixtures / "tok_gpt2")
+    for name in ("qwen", "llama3", "gemma2", "glm4"):
+        with pytest.raises(InputError, match=r"data.template: the chat template needs the tokens <.*, which the token"):
+            Encoder(tokenizer, DataSettings(template=LLAMA_FACTORY[name].jinja()))
+    Encoder(tokenizer, DataSettings(template=LLAMA_FACTORY["mistral"].jinja()))  # whose tokens are text there, too
 
 
 @pytest.mark.parametrize(
@@ -159,3 +206,6 @@ def test_thoughts_in_llama_factorys_qwen3(encoder):
 def test_prompts_of_axolotl(encoder, name, expected):
     messages = [{"role": "user", "content": " A "}, {"role": "assistant", "content": "B"}]
     assert written(encoder(AXOLOTL[name]), messages) == expected.replace("^", "<|endoftext|>")
+    end = AXOLOTL[name].end  # which is not this tokenizer's
+    unlearnt = expected.replace("^", "<|endoftext|>").replace(end + "]", "]" + end)
+    assert written(encoder(AXOLOTL[name], ends=f"eos_token == '{end}'"), messages) == unlearnt
