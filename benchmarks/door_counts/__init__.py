@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,14 +51,22 @@ def outcome_of(name: str, action: Callable[[], Any]) -> Case:
     return Case(name, *(attempt(action)[1] or ("runs",)))
 
 
-def write_base(name: str, directory: Path, packed: str = "") -> None:
-    """The bundled base with one layer, whose matrices are in ``gptq`` or ``awq`` if that is given."""
+def write_base(name: str, directory: Path, packed: str = "", tokens: Sequence[str] = ()) -> None:
+    """The bundled base with one layer, whose matrices are in ``gptq`` or ``awq`` if that is given, and whose tokenizer
+    has these control tokens besides."""
     import pet
     from pet.names import bundled_models
 
     shutil.copytree(bundled_models()[name], directory, dirs_exist_ok=True)
     config = json.loads((directory / "config.json").read_text())
     layers = next(key for key in ("n_layer", "num_layers", "num_hidden_layers") if key in config)
+    first = config["vocab_size"]
+    if tokens:
+        config["vocab_size"] += len(tokens)
+        settings = json.loads((directory / "tokenizer_config.json").read_text())
+        added = {str(first + place): {"content": token, "special": True} for place, token in enumerate(tokens)}
+        settings["added_tokens_decoder"] = {**settings.get("added_tokens_decoder", {}), **added}
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     pet.save_pretrained(pet.AutoModel.from_config({**config, layers: 1}), directory)
     if packed:
         pack(directory, packed)

@@ -3,7 +3,7 @@
 Counted are the examples of every release that train LoRA on text, for a family that is here, equal contents once. Each
 is run as a user would: `pet finetune FILE model.path=BASE` and sizes for a minute's work, on its own data where the
 clone has them, else on a few rows in their form (`data.train=ROWS`). Files that come to the same recipe, but for names,
-paths and rates, are run once. Bases have one layer.
+paths and rates, are run once. Bases have one layer, and the tokens that the models of the files have.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from pet.compat.prompts import LLAMA_FACTORY
 
 from . import Case, attempt, write_base
 from .runs import name_of, problems
@@ -39,6 +41,8 @@ SIZES = {
     "train.warmup": 1,
 }
 """In place of what a file says."""
+TOKENS = sorted({token for prompt in LLAMA_FACTORY.values() for token in prompt.needs.split()})
+"""What prompts need of a base's tokenizer."""
 NAMES = {
     **{kind: {"prompt": "instruction", "answer": "output"} for kind in ("alpaca", "auto")},
     "sharegpt": {"messages": "conversations"},
@@ -146,7 +150,7 @@ def count(
             continue
         if not (work / base).is_dir():
             bundled, *packed = base.split()
-            write_base(bundled, work / base, *packed)
+            write_base(bundled, work / base, *(packed or [""]), tokens=TOKENS if bundled == "llama_tiny" else ())
         path = work / f"{hashlib.sha256(content).hexdigest()}.yaml"
         path.write_bytes(content)
         given, problem = attempt(settings, values, translate, path, work / base)

@@ -738,3 +738,165 @@ def test_a_malformed_value_is_an_input_error_whatever_it_is_of(base, tmp_path, s
     path = write(tmp_path / "job.yaml", yaml.safe_dump({**file, "lora_alpha": "x"}))
     with pytest.raises(InputError, match=r"job.yaml: lora_alpha: 'x' is not a value that it takes"):
         load_any(path)
+
+
+def of_llama_factory(tmp_path, entries=None, **given):
+    """A job file of LLaMA-Factory over data sets of these entries of its list."""
+    entries = entries or {"a": {}}
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps({name: {"file_name": f"{name}.json", **entry} for name, entry in entries.items()})
+    )
+    file = {**JOBS["llama_factory"], "dataset": ",".join(entries), "dataset_dir": str(tmp_path), **given}
+    return llama_factory.translate(file, tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "how"),
+    [
+        ({}, {}),
+        ({"enable_thinking": None}, {"thinking": None}),
+        ({"enable_thinking": False, "preserve_thinking": True, "mask_history": True}, {"thinking": False}),
+        ({"mask_history": True}, {"last_thought": True}),
+        ({"stage": "dpo"}, {"last_thought": True}),
+    ],
+)
+def test_what_llama_factory_says_of_thoughts_is_in_the_prompt(tmp_path, given, how):
+    t = of_llama_factory(tmp_path, template="qwen3", **given)
+    assert t.get("data.template") == LLAMA_FACTORY["qwen3"].jinja(**how)
+    assert t.get("data.enable_thinking") is None and not t.problems
+
+
+@pytest.mark.parametrize("system", ["", "Be short."])
+def test_llama_factorys_default_system_takes_the_place_of_the_prompts(tmp_path, system):
+    t = of_llama_factory(tmp_path, template="vicuna", default_system=system)
+    assert t.get("data.template") == dataclasses.replace(LLAMA_FACTORY["vicuna"], default=system).jinja()
+    assert t.get("data.system") is None
+
+
+def test_llama_factorys_openai_data_have_a_system_text(tmp_path):
+    openai = {"formatting": "openai", "columns": {"messages": "messages"}}
+    t = of_llama_factory(tmp_path, {"a": openai}, template="yi")
+    assert t.get("data.template") == LLAMA_FACTORY["yi"].jinja(openai=True)
+    t = of_llama_factory(tmp_path, {"a": openai, "b": {**openai, "formatting": "sharegpt"}}, template="yi")
+    assert any("formatting: openai has another system text" in problem for _, problem in t.missing)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_length": 2048, "too_long": "shorten"}),
+        ({"cutoff_len": 1024, "packing": True}, {"max_length": 1023, "too_long": "shorten", "packing": "pack"}),
+        ({"cutoff_len": 1024, "neat_packing": True}, {"max_length": 1023, "packing": "pack"}),
+        ({"cutoff_len": 1024, "stage": "pt"}, {"max_length": 1024, "too_long": "cut", "packing": "pack"}),
+    ],
+)
+def test_how_llama_factory_shortens(tmp_path, given, expected):
+    t = of_llama_factory(tmp_path, **given)
+    assert {name: t.get(f"data.{name}") for name in expected} == expected
+
+
+def test_llama_factory_learns_no_question_where_one_end_stands_for_all(tmp_path):
+    (problem,) = of_llama_factory(tmp_path, template="glm4", train_on_prompt=True).problems
+    assert "train_on_prompt: the template glm4 does not take it" in problem
+
+
+def test_data_sets_of_several_kinds_stand_together(tmp_path):
+    """Where each is read as it would be by itself."""
+    talk = {"formatting": "sharegpt", "columns": {"messages": "talk", "tools": "tools"}}
+    alpaca = {"columns": {"prompt": "instruction", "response": "output"}}
+    t = of_llama_factory(tmp_path, {"a": alpaca, "b": talk})
+    columns = {"prompt": "instruction", "answer": "output", "messages": "talk", "tools": "tools"}
+    assert t.get("data.columns") == columns
+    other = {"columns": {"prompt": "ask", "response": "output"}}
+    system = {**talk, "columns": {**talk["columns"], "system": "system"}}
+    for entries in ({"a": alpaca, "b": other}, {"a": alpaca, "b": system}):
+        t = of_llama_factory(tmp_path, entries)
+        assert any("columns of different names" in problem for _, problem in t.missing)
+
+
+@pytest.mark.parametrize("system", ["llama_factory", "axolotl"])
+def test_adapters_of_embeddings_have_a_rate_of_their_own_under_lora_plus(tmp_path, system):
+    key = "lora_target" if system == "llama_factory" else "lora_target_modules"
+    module = {"llama_factory": llama_factory, "axolotl": axolotl}[system]
+    for targets, given, rate in (
+        ("q_proj,embed_tokens", {}, 1e-6),
+        ("q_proj,embed_tokens", {"loraplus_lr_embedding": "1e-5"}, 1e-5),
+        ("q_proj", {"loraplus_lr_embedding": 1e-5}, None),
+    ):
+        file = {**JOBS[system], "lora_target_linear": None, "loraplus_lr_ratio": 16, key: targets, **given}
+        t = module.translate(file, tmp_path / "job.yaml")
+        expected = [{"match": ["*lora_embedding_*"], "learning_rate": rate}] if rate else None
+        assert t.get("train.groups") == expected and not t.problems
+        assert ("loraplus_lr_embedding" in t.ignored) == (rate is None)
+
+
+CHAT = {"path": "rows.jsonl", "type": "chat_template"}
+
+
+@pytest.mark.parametrize(
+    ("given", "entry", "ends", "needs"),
+    [
+        ({}, {}, "eos_token == '<|im_end|>'", ""),
+        ({"eot_tokens": ["<|im_end|>"]}, {}, "true", "<|im_end|>"),
+        ({"special_tokens": {"eos_token": "<|im_end|>"}}, {"train_on_eos": "last"}, "loop.last and true", "<|im_end|>"),
+        ({"special_tokens": {"eos_token": "</s>"}}, {}, "false", ""),
+        ({}, {"train_on_eos": "none"}, "false", ""),
+    ],
+)
+def test_where_axolotl_learns_the_end_of_an_answer(tmp_path, given, entry, ends, needs):
+    prompt = dataclasses.replace(AXOLOTL["chatml"], needs=needs).jinja(ends=ends)
+    for top, own in ((True, {}), (False, {"chat_template": "chatml"})):
+        file = {**JOBS["axolotl"], "datasets": [{**CHAT, **own, **entry}], **given}
+        t = axolotl.translate(file | ({"chat_template": "chatml"} if top else {}), tmp_path / "job.yaml")
+        assert not t.problems and t.get("data.template") == prompt
+
+
+@pytest.mark.parametrize(
+    ("entry", "columns", "roles"),
+    [
+        ({"message_property_mappings": {"role": "from", "content": "value"}}, None, None),
+        ({"message_field_role": "who", "message_field_content": "said"}, {"role": "who", "content": "said"}, None),
+        ({"roles": {"user": ["patient"], "assistant": ["doctor", "gpt"]}}, None, ["patient", "doctor"]),
+        (
+            {"message_field_training": "train", "roles_to_train": ["assistant"], "field_tools": "t"},
+            {"tools": "t"},
+            None,
+        ),
+    ],
+)
+def test_axolotls_messages(tmp_path, entry, columns, roles):
+    t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}]}, tmp_path / "job.yaml")
+    assert not t.problems and t.get("data.columns") == columns
+    words = dict(zip(roles, ("user", "assistant"), strict=True)) if roles else None
+    assert t.get("data.roles") == words
+
+
+@pytest.mark.parametrize(
+    ("given", "entry", "problem"),
+    [
+        ({}, {"roles_to_train": ["user"]}, "datasets.roles_to_train: ['user'] is not supported"),
+        ({}, {"message_field_training": "mine"}, "datasets.message_field_training: 'mine' is not supported"),
+        ({}, {"train_on_eos": "last"}, "datasets.train_on_eos: with the model's own prompt"),
+        ({}, {"message_property_mappings": {"name": "who"}}, "name: who: it has to be called name"),
+        ({}, {"split_thinking": True}, "datasets.split_thinking: True is not supported"),
+        ({"chat_template": "chatml"}, {"train_on_eos": "all"}, "train_on_eos: 'all' is not supported"),
+        ({"train_on_inputs": True}, {}, "train_on_inputs: of messages what all say is learnt there"),
+        ({"min_sample_len": 9}, {}, "min_sample_len: 9: short samples are learnt, too"),
+    ],
+)
+def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, problem):
+    t = axolotl.translate({**JOBS["axolotl"], "datasets": [{**CHAT, **entry}], **given}, tmp_path / "job.yaml")
+    assert problem in t.problems[0]
+
+
+def test_axolotls_warm_up_and_order(tmp_path):
+    for given, expected in (
+        ({}, {"train.warmup": 0.03, "train.warmup_like": "axolotl", "train.warmup_most": 100}),
+        ({"warmup_ratio": 0.2}, {"train.warmup": 0.2, "train.warmup_most": None}),
+        ({"warmup_steps": 1}, {"train.warmup": 1, "train.warmup_like": "axolotl", "train.warmup_most": None}),
+        ({"lr_scheduler": "constant"}, {"train.warmup": 0, "train.warmup_most": None}),
+        ({"shuffle_merged_datasets": False}, {"data.shuffle": None}),  # every epoch is shuffled there all the same
+        ({"shuffle_merged_datasets": False, "streaming": True}, {"data.shuffle": False}),
+    ):
+        t = axolotl.translate({**JOBS["axolotl"], **given}, tmp_path / "job.yaml")
+        assert {name: t.get(name) for name in expected} == expected and not t.problems

@@ -146,7 +146,11 @@ TURNS = [["abcdefgh", "ijklmnop"], ["qr", "st"], ["uvwxyz", "0123456789"]]
 )
 def test_long_samples_are_shortened_turn_by_turn(write, letters, settings, turns, limit, train_on, expected):
     """To the tokens that LLaMA-Factory leaves."""
-    messages = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
+    messages = [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
     path = write("chat.jsonl", [{"messages": messages}])
     cut = settings(max_length=limit, too_long="shorten", train_on=train_on)
     dataset = load_dataset(path, letters, settings=cut)
@@ -162,7 +166,7 @@ def test_pairs_are_shortened_to_one_question(write, letters, settings):
 
 
 def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, write):
-    """The next token stands there; the label is the end token. So LLaMA-Factory's GLM-4 learns to end earlier answers."""
+    """Where the next token stands: so LLaMA-Factory's GLM-4 learns to end earlier answers."""
     turn = "Q{{ m.content }}{% else %}{% generation %}{{ m.content }}{% endgeneration %}{{ ends }}"
     template = f"{{% for m in messages %}}{{% if m.role == 'user' %}}{turn}{{% endif %}}{{% endfor %}}"
     (tmp_path / "t.jinja").write_text(template)
