@@ -10,8 +10,9 @@ import pytest
 from model_zoo.errors import InputError
 from model_zoo.tokenizers import AutoTokenizer
 from model_zoo.tokenizers.prompts import ENDED
-from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY, OPENAI
+from pet.compat.prompts import AXOLOTL, LLAMA_FACTORY
 from pet.data.encode import Encoder
+from pet.data.prompt import OPENAI
 from pet.data.settings import DataSettings
 
 # what LLaMA-Factory's own templates write: a first turn, a later one, and a first one with the system text S; in
