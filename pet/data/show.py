@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from .dataset import TokenDataset
+from .dataset import IGNORED, TokenDataset
 from .loader import Loader
 from .packing import LayoutFunction
 from .settings import DataSettings
@@ -42,15 +42,17 @@ def visible(text: str) -> str:
     return "".join(shown)
 
 
-def sample_text(ids: np.ndarray, trained: np.ndarray, tokenizer: Any, colour: bool) -> str:
+def sample_text(ids: np.ndarray, labels: np.ndarray, tokenizer: Any, colour: bool) -> str:
     """One sample with what is learnt in green, or between ``[[`` and ``]]`` where there is no colour.
 
-    The first token is never learnt, since nothing predicts it.
+    The first token is never learnt, since nothing predicts it. A label that is another token stands before its token.
     """
     decoder = tokenizer.stream_decoder(skip_special_tokens=False)
     pieces: list[tuple[bool, str]] = []
-    for place, (number, label) in enumerate(zip(ids.tolist(), trained.tolist(), strict=True)):
-        learnt = bool(label) and place > 0
+    for place, (number, label) in enumerate(zip(ids.tolist(), labels.tolist(), strict=True)):
+        learnt = label == number and place > 0
+        if label not in (number, IGNORED):
+            pieces.append((True, tokenizer.decode([label], skip_special_tokens=False)))
         text = decoder.put(number)
         if pieces and pieces[-1][0] == learnt:
             pieces[-1] = (learnt, pieces[-1][1] + text)
@@ -125,7 +127,8 @@ def describe(
         if len(members) == 2:
             lines.append(pair_text(*members, tokenizer, colour))
         else:
-            lines += [sample_text(ids, trained, tokenizer, colour) for ids, trained in members]
+            every = range(index, index + dataset.documents)
+            lines += [sample_text(dataset[one][0], dataset.labels(one), tokenizer, colour) for one in every]
         lines.append("")
     loaders = {
         packing: Loader(dataset, batch_size, dataclasses.replace(settings, packing=packing), layout=layout)

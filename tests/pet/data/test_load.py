@@ -28,6 +28,7 @@ from pet.data import (
 from pet.data.encode import Encoder
 from pet.data.formats import Row
 from pet.data.preferences import pairs
+from pet.data.show import describe
 from pet.data.workers import Workers
 from pet.names import bundled_models
 
@@ -181,7 +182,9 @@ def test_an_end_that_is_not_written_is_a_label(fixtures, tmp_path, settings, wri
     letter = {name: tokenizer.encode(name)[0] for name in "abcdeQ"}
     b, c, e, end = letter["b"], letter["c"], letter["e"], tokenizer.eos_token_id
     assert found == {"answers": [-100, -100, b, c, end, -100, e], "last": [-100] * 6 + [e]}
-    assert [dataset.select([0]).labels(0).tolist()] == [found["last"]]
+    assert dataset.select([0]).labels(0).tolist() == found["last"]
+    shown = load_dataset(path, tokenizer, settings=settings(template=how.template, max_length=16))
+    assert "Qa[[bc]][[<|endoftext|>]]Qd[[e]]" in describe(shown, tokenizer)
 
 
 def test_long_samples_are_cut_or_dropped_and_counted(write, letters, settings, caplog):
