@@ -202,8 +202,8 @@ class TokenDataset:
 
     def labels(self, index: int) -> np.ndarray:
         """(S,) labels of one sample; -100 is not learnt."""
-        ids, learnt = self[index]
-        return np.where(self.marks(index) == ENDED, self.end, np.where(learnt, ids, IGNORED)).astype(np.int32)
+        ids, marks = self.tokens[self.starts[index] : self.starts[index] + self.lengths[index]], self.marks(index)
+        return np.where(marks == ENDED, self.end, np.where(marks, ids, IGNORED)).astype(np.int32)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> TokenDataset:
         """The samples at ``indices`` as a dataset of its own, over the same tokens."""

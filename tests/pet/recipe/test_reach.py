@@ -125,7 +125,7 @@ def test_data_settings():
         *("train", "mix", "eval", "test", "eval_fraction"),
         *("eval_format", "eval_columns", "eval_rows"),  # the others' `format`, `columns`, `rows`: `held_out_settings`
     }
-    for name in ("conversations", "documents", "share_question"):  # an objective's
+    for name in ("conversations", "documents", "compares", "share_question"):  # an objective's
         assert name not in Data.model_fields and fields.pop(name) in (None, 1, False)
     assert fields.keys() <= Data.model_fields.keys()
     for name, default in fields.items():
