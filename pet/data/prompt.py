@@ -14,7 +14,7 @@ NEEDS
 OPENING
 {%- for message in messages -%}
 {%- set said = message['content']TRIM -%}
-{%- if message['role'] == 'system' -%}{%- set own.system = SYSTEM_SAID -%}
+{%- if message['role'] == 'system' -%}WHOLE{%- set own.system = SYSTEM_SAID -%}
 {%- elif message['role'] == 'user' -%}QUESTION{%- set own.system = '' -%}
 {%- elif message['role'] == 'assistant' -%}{%- set own.answered = true -%}BARE{{ cut }}OUTSIDE
 {%- generation -%}ANSWER{%- endgeneration -%}BEHIND
@@ -56,7 +56,7 @@ class Prompt:
         thought: what an answer without a thought begins with: how a thought begins, and how it ends.
         one_end: the tokenizer's end token stands behind the last answer alone, and is what is learnt behind all.
         whole: a conversation is read as one text, not each part by itself.
-        strips: blanks around what is said are left out.
+        strips: blanks around what is said are left out, but for a system text that is fused.
     """
 
     question: str
@@ -107,6 +107,7 @@ class Prompt:
             "OPENING": _as_jinja(self.opening),
             "DEFAULT": json.dumps(OPENAI if openai else self.default),
             "TRIM": "|trim" * self.strips,
+            "WHOLE": "{%- set said = message['content'] -%}" * self.fused,
             "NEEDS": f"{{#- needs {self.needs} -#}}" if self.needs else "",
         }
         text = re.sub("|".join(parts), lambda found: parts[found[0]], _CONVERSATION)

@@ -210,3 +210,9 @@ def test_prompts_of_axolotl(encoder, name, expected):
     end = AXOLOTL[name].end  # which is not this tokenizer's
     unlearnt = expected.replace("^", "<|endoftext|>").replace(end + "]", "]" + end)
     assert written(encoder(AXOLOTL[name], ends=f"eos_token == '{end}'"), messages) == unlearnt
+
+
+@pytest.mark.parametrize(("name", "expected"), [("chatml", " S "), ("llama3", "S"), ("gemma3", " S ")])
+def test_blanks_around_a_system_text_of_axolotl(encoder, name, expected):
+    talk = [{"role": "system", "content": " S "}, *said("AB")]
+    assert re.search(r" ?S ?(?=\n\nA|<\|)", written(encoder(AXOLOTL[name]), talk))[0] == expected
