@@ -62,7 +62,7 @@ def _ends_of_turns(t: Translation, name: str, value: Any) -> None:
     others = [word for word in value if word not in OWN_TOKENS]
     if others:
         t.refuse(name, f"{', '.join(others)}: turns end as in the model's own prompt")
-    else:
+    elif not t.get("data.template"):
         t.ignore(name, "an answer is learnt with the token that ends it")
 
 
@@ -106,6 +106,14 @@ def _template(t: Translation, name: str, value: Any) -> None:
         t.put("data.template", text)
     else:
         own_template(t, name, value)
+
+
+def _system(t: Translation, name: str, value: Any) -> None:
+    """For data of the type sharegpt, which earlier releases have; chat templates have no place for it."""
+    if any(str(one.get("type")).startswith("sharegpt") for one in t.values.get("datasets") or ()):
+        t.put("data.system", value)
+    else:
+        t.ignore(name, "it stands in no prompt of axolotl's")
 
 
 def _shuffled(t: Translation, name: str, value: Any) -> None:
@@ -189,7 +197,6 @@ TABLE = {
     "special_tokens": _special_tokens,
     "tokens": _tokens,
     "resize_token_embeddings_to_32x": TOKENS,
-    "eot_tokens": _ends_of_turns,
     **same(MODEL, "base_model_config cls_model_config base_model_ignore_patterns model_type num_labels"),
     **same(
         MODEL,
@@ -237,7 +244,8 @@ TABLE = {
     "train_on_inputs": flag("data.train_on", "all"),
     "chat_template": _template,
     "chat_template_jinja": lambda t, n, v: t.settings.setdefault("data.template", v),  # if nothing says another one
-    "default_system_message": "data.system",
+    "eot_tokens": _ends_of_turns,
+    "default_system_message": _system,
     "remove_unused_columns": Ignored("columns without a role are not read"),
     **same(MEDIA, "skip_prepare_dataset processor_type image_*"),
     # preferences

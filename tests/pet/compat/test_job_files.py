@@ -889,8 +889,10 @@ def test_what_axolotl_learns_otherwise_is_refused(tmp_path, given, entry, proble
     assert problem in t.problems[0]
 
 
-def test_axolotls_warm_up_and_order(tmp_path):
+def test_axolotls_warm_up_order_and_system_text(tmp_path):
     for given, expected in (
+        ({"default_system_message": "S"}, {"data.system": None}),
+        ({"default_system_message": "S", "datasets": [{"path": "a", "type": "sharegpt"}]}, {"data.system": "S"}),
         ({}, {"train.warmup": 0.03, "train.warmup_like": "axolotl", "train.warmup_most": 100}),
         ({"warmup_ratio": 0.2}, {"train.warmup": 0.2, "train.warmup_most": None}),
         ({"warmup_steps": 1}, {"train.warmup": 1, "train.warmup_like": "axolotl", "train.warmup_most": None}),
