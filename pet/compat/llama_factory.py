@@ -39,6 +39,7 @@ from pet.compat.job_files import (
 from pet.compat.mindformers.training_arguments import STEPS_WIN, TABLE as ARGUMENTS
 from pet.compat.prompts import LLAMA_FACTORY
 from pet.compat.translation import elsewhere, first_of, flag, number, same, schedule_of_transformers
+from pet.data.messages import SAID_BY
 from pet.recipe.classes import OPTIONS
 from pet.recipe.fields import ADAPTERS_OFF
 from pet.recipe.translation import Ignored, Refused, Translation, is_off
@@ -282,7 +283,7 @@ def _dataset(t: Translation, key: str, said: str, home: Path, name: str, texts: 
     if beyond := [role for role in columns if role not in roles] + [tag for tag in tags if tag not in TAGS]:
         t.lack(key, said, f"{name}: {', '.join(beyond)}: such data cannot be read")
     given = {roles[role]: column for role, column in columns.items() if role in roles}  # auto reads these alone
-    given |= {TAGS[tag]: word for tag, word in tags.items() if tag in ("role_tag", "content_tag")}
+    given |= {names[0]: word for names in SAID_BY if (word := tags.get(f"{names[0]}_tag")) and word not in names}
     words = {word: TAGS[tag] for tag, word in tags.items() if tag in TAGS and TAGS[tag] not in ("role", "content")}
     path = str(home / entry["file_name"]) if "file_name" in entry else name
     return Source(path, "auto", given, words, form == "openai")

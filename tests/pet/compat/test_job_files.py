@@ -531,6 +531,12 @@ TALK = {"formatting": "sharegpt", "columns": {"messages": "talk"}}
             ["Q", "A"],
         ),
         (
+            "sft",  # which are the usual names
+            TALK | {"tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"}},
+            {"talk": [{"from": "human", "value": "Q"}, {"role": "assistant", "content": "A"}]},
+            ["Q", "A"],
+        ),
+        (
             "sft",
             TALK | {"tags": {"tone_tag": "kind"}},
             {},
