@@ -18,8 +18,8 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     modes = ["train", "finetune", "eval", "predict"]
     parser.add_argument("--run_mode", choices=modes, help="default: what the file says, or finetune")
-    parser.add_argument("--train_dataset_dir")
-    parser.add_argument("--eval_dataset_dir")
+    parser.add_argument("--train_dataset_dir", "--train_dataset", "--train_data")
+    parser.add_argument("--eval_dataset_dir", "--eval_dataset", "--eval_data")
     parser.add_argument("--predict_data", nargs="+", help="texts, or a file with one on each line")
     parser.add_argument("--load_checkpoint", help="a checkpoint, adapter or run directory, or MindFormers .ckpt")
     parser.add_argument("--output_dir")

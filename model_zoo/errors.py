@@ -16,9 +16,11 @@ class InputError(ValueError):
 
     Attributes:
         whole: the message with all problems, where `collect` left some out.
+        said: whether the user has read it already.
     """
 
     whole: str | None = None
+    said = False
 
     @classmethod
     def collect(cls, problems: Iterable[str]) -> InputError:

@@ -49,9 +49,11 @@ def _help() -> str:
 
 
 def _report(prog: str, error: BaseException | str, debug: bool) -> None:
-    """One clear message on stderr."""
+    """One clear message on stderr, unless it stands there already."""
     if debug:
         traceback.print_exc()
+    if getattr(error, "said", False):
+        return
     from pet.recipe.variables import hide
 
     text = hide((getattr(error, "whole", None) or str(error)).strip() or type(error).__name__)

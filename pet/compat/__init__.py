@@ -5,6 +5,7 @@ Nothing here trains, reads data or writes files by itself: names and settings be
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from pathlib import Path
@@ -17,8 +18,31 @@ def _in_one_line(kind, error, trace, others=sys.excepthook) -> None:
     if not issubclass(kind, InputError):
         return others(kind, error, trace)
     here = traceback.extract_tb(trace)[0]
-    print(f"{Path(here.filename).name}:{here.lineno}: {error}", file=sys.stderr)
-    raise SystemExit(2)
+    end(InputError(f"{Path(here.filename).name}:{here.lineno}: {error}"))
+
+
+def end(error: InputError, code: int = 2) -> None:
+    """Ends a script whose input is wrong: says so, to the other processes of its job as well.
+
+    Raises:
+        SystemExit: always.
+    """
+    from pet.launching.environment import read_job
+
+    with contextlib.suppress(Exception):  # what else is wrong does not count any more
+        if read_job().distributed:
+            from pet.parallel.together import come_together
+
+            try:
+                come_together(error)
+            except InputError as found:
+                error = found
+    if not error.said:
+        print(error, file=sys.stderr)
+    job = sys.modules.get("pet.parallel.join")
+    if job is not None:
+        job.leave(code)
+    raise SystemExit(code)
 
 
 sys.excepthook = _in_one_line

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError, similar
+from pet.compat import end
 from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.mindformers.training_arguments import ENGINE
 from pet.compat.translation import ANY_LAYOUT, picked, same
@@ -24,6 +25,7 @@ WITHOUT_MEANING = {
     "predict_batch_size": Ignored("an answer does not depend on the others"),
     "trust_remote_code": Ignored("no code is loaded with a model"),
     "modal_type": Ignored("models here read text only"),
+    "register_path": Ignored("the models here need no code of the job's own"),
 }
 """Arguments of MindFormers' scripts that choose how its engine works; the results are the same without them."""
 
@@ -115,8 +117,7 @@ def script(main: Callable[[], int | None]) -> None:
     try:
         code = main() or 0
     except InputError as error:
-        print(error, file=sys.stderr)
-        code = 2
+        end(error)
     job = sys.modules.get("pet.parallel.join")
     if job is not None:
         job.leave(code)

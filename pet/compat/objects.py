@@ -144,6 +144,7 @@ def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None)
     """The model with the recipe's adapter, or a trained one, and its tokenizer, which may be None."""
     from adapters.apply import list_adapters
     from adapters.saving import load_adapter
+    from pet.train.agreement import check_alike
     from pet.train.prepare import attach_adapter, load_model, load_tokenizer
 
     tokenizer = objects.tokenizer
@@ -156,6 +157,7 @@ def assemble(recipe, objects: Objects, distributed, adapter: Path | None = None)
     # an adapter, or a choice of parameters, that the script has made itself is left as it is
     elif not own or (recipe.adapter.method != "none" and not list_adapters(model)):
         attach_adapter(model, recipe, tokenizer)
+    check_alike(recipe, distributed, adapter=adapter, model=model)
     return distributed.prepare(model), tokenizer
 
 
@@ -182,9 +184,23 @@ def run(recipe, objects: Objects, callbacks: Iterable = (), eval_schedule: dict 
         held_out = objects.evaluation if objects.evaluation is not None else recipe.data.eval
         prepared.train_feed = make_feed(data, recipe, model, tokenizer, distributed, objects)
         prepared.eval_feed = make_feed(held_out, recipe, model, tokenizer, distributed, objects, train=False)
+        check_feeds(prepared, distributed)
         objective = make_objective(recipe.train, objects.forward_step)
         how = {"rates": objects.rates, "save": save, "measures": objects.measures(prepared.eval_feed)}
         return execute(recipe, prepared, distributed, callbacks=callbacks, objective=objective, **how)
+
+
+def check_feeds(prepared, distributed) -> None:
+    """Of data in memory, how much there is.
+
+    Raises:
+        InputError: processes have different numbers of batches: one would wait for the others for ever.
+    """
+    from pet.train.agreement import compare
+
+    feeds = {"data.train": prepared.train_feed, "data.eval": prepared.eval_feed}
+    steps = {f"steps in {name}": feed.steps_per_epoch(0) for name, feed in feeds.items() if feed is not None}
+    compare({"settings": steps}, distributed)
 
 
 def save(recipe, prepared, directory: Path, model) -> str | None:
@@ -222,6 +238,7 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         adapter: a trained adapter to put on the recipe's model, in the place of a new one.
     """
     from pet.train import run
+    from pet.train.agreement import check_alike
     from pet.train.objectives import make_objective
     from pet.train.prepare import Prepared, make_distributed_context
 
@@ -230,10 +247,12 @@ def measure(recipe, objects: Objects, adapter: Path | None = None) -> dict[str, 
         model, tokenizer = assemble(recipe, objects, distributed, adapter)
     else:
         model, tokenizer = objects.model, objects.tokenizer
+        check_alike(recipe, distributed, model=model)
     data = objects.evaluation if objects.evaluation is not None else recipe.data.eval
     if data is None:
         raise InputError("Trainer.evaluate: eval_dataset is missing; there is nothing to measure on")
     feed = make_feed(data, recipe, model, tokenizer, distributed, objects, train=False)
     prepared = Prepared(model, tokenizer, recipe.model.path, eval_feed=feed)
+    check_feeds(prepared, distributed)
     objective, measures = make_objective(recipe.train, objects.forward_step), objects.measures(feed)
     return run.measure(recipe, prepared, distributed, objective, measures=measures)

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.errors import InputError
+from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import base_of, bring_checkpoint, find_weights
 from pet.names import find_recipe
 from pet.recipe.overrides import apart, put
 from pet.recipe.schema import Recipe
 from pet.recipe.source import read
 from pet.recipe.translation import Translation
+
+JobFile = str | os.PathLike | MindFormerConfig
 
 
 def kind_of(values: Any) -> str:
@@ -41,16 +44,18 @@ def _translate(kind: str, values: dict[str, Any], file: Path, changes: Collectio
     return {"axolotl": axolotl, "llama_factory": llama_factory}[kind].translate(values, file)
 
 
-def values_of(path: str | os.PathLike, changes: Mapping[str, Any] | None = None) -> tuple[str, Path, Any]:
+def values_of(path: JobFile, changes: Mapping[str, Any] | None = None) -> tuple[str, Path, Any]:
     """What a file is, where it is, and what stands in it.
 
     Args:
-        path: the file.
+        path: the file; or one of MindFormers' that a script has read and perhaps changed.
         changes: what the command says instead of a MindFormers file, by its dotted keys; for other files of no meaning.
 
     Raises:
         InputError: no such file; or no YAML, where it is no recipe: a recipe's own loading says more of those.
     """
+    if isinstance(path, MindFormerConfig):
+        return "mindformers", path._file, _changed(path.to_dict(), changes or {})
     file = find_recipe(path)
     source = read(file, str(path))
     kind = kind_of(source.value)
@@ -69,7 +74,7 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def load_any(
-    path: str | os.PathLike,
+    path: JobFile,
     overrides: Iterable[str] | Mapping[str, Any] | None = None,
     *,
     check_files: bool = True,
@@ -80,7 +85,7 @@ def load_any(
     """A recipe from a recipe file or from another system's.
 
     Args:
-        path: the file.
+        path: see `values_of`.
         overrides: ``["key.sub=value"]``, or a mapping; they take the place of the file's settings. Those for a file of
             LLaMA-Factory's or axolotl's may have its own names.
         check_files: also report models and data that are not there.
@@ -95,6 +100,8 @@ def load_any(
 
     given = _given(overrides)
     changes = {**(changes or {}), **({"load_checkpoint": given["model.path"]} if "model.path" in given else {})}
+    if isinstance(path, MindFormerConfig):
+        changes = {**path.changes(), **changes}
     kind, file, values = values_of(path, changes)
     if kind == "recipe":
         return load(path, overrides, check_files=check_files, needs=needs)
@@ -111,7 +118,7 @@ def load_any(
         fit_targets(translation, given.get("model.path", translation.get("model.path")))
     translation.finish(given)
     recipe = from_dict(
-        _changed({}, translation.settings), overrides, name=Path(path).stem, check_files=check_files, needs=needs
+        _changed({}, translation.settings), overrides, name=file.stem, check_files=check_files, needs=needs
     )
     if resumed is not None and recipe.train.resume:
         bring_checkpoint(resumed, recipe.output.dir)

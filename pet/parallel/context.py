@@ -17,7 +17,6 @@ from model_zoo.layers import weights_of
 from pet.parallel import collectives, gathered, peers
 from pet.parallel.buckets import BucketSums
 from pet.parallel.checks import check_optimizer
-from pet.parallel.join import join
 from pet.parallel.loading import load_parts
 from pet.parallel.mesh import Mesh
 from pet.parallel.meter import Meter
@@ -26,6 +25,7 @@ from pet.parallel.specs import TIED
 from pet.parallel.split import PARTIAL, SPLIT, division_of, role_of
 from pet.parallel.stages import cut_stage
 from pet.parallel.tensor import shard
+from pet.parallel.together import come_together
 from pet.parallel.whole import base_fingerprint, saved_parameters, whole_model
 from pet.parallel.zero import ShardedOptimizer
 from pet.train.checkpoint import Tensors
@@ -68,8 +68,7 @@ class ParallelContext(DistributedContext):
             raise InputError(
                 f"parallel.micro_batches: {micro_batches} leave stages idle; expected at least {pipeline}, the stages"
             )
-        job = join()
-        peers.watch()
+        job = come_together()
         Mesh(data, tensor, pipeline).check_size(job.size)
         collectives.check_sums(reduce_dtype)
         self.mesh = mesh = Mesh(data, tensor, pipeline, job.rank)

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -30,10 +31,19 @@ SMALL = (".json", ".model", ".txt", ".jinja", ".tiktoken", "adapter_model.safete
 """Endings of what is compared in a directory; the weights of a base are compared by themselves."""
 UNIMPORTANT = ".index.json"
 """Of files that say how weights are divided over others."""
+SAMPLED = 1 << 16
+"""Numbers of a parameter in memory that are compared: what began otherwise differs nearly everywhere."""
 
 
-def check_alike(recipe, distributed: DistributedContext) -> None:
+def check_alike(recipe, distributed: DistributedContext, adapter: str | Path | None = None, model=None) -> None:
     """To be called by all processes before they read data or weights.
+
+    Args:
+        recipe: what is to be done.
+        distributed: gives everybody's facts.
+        adapter: a directory that is read besides.
+        model: a script's own, with the weights that it begins with, in the place of the recipe's; then the script
+            counts, too.
 
     Raises:
         InputError: in every process, what another one has differently than rank 0; or what one of them finds wrong with
@@ -43,7 +53,7 @@ def check_alike(recipe, distributed: DistributedContext) -> None:
         return
     facts, problem, mine = {}, None, (socket.gethostname(), ())
     try:
-        facts, mine = facts_of(recipe), (mine[0], versions(sources(recipe)))
+        facts, mine = facts_of(recipe, adapter, model), (mine[0], versions(sources(recipe, model is None)))
     except InputError as error:
         problem = error
     raise_everywhere(problem, distributed.objects)
@@ -51,18 +61,29 @@ def check_alike(recipe, distributed: DistributedContext) -> None:
     try:
         # with others there, the first process of each machine reads its files
         if len({*machines}) > 1 and machines.index(mine) == distributed.rank:
-            facts["files"] = origins_of(recipe, base=not recipe.model.from_scratch)
+            facts["files"] = origins_of(recipe, base=model is None)
     except InputError as error:
         problem = error
     raise_everywhere(problem, distributed.objects)
-    everybody = distributed.objects(facts)
+    compare(facts, distributed)
+
+
+def compare(facts: dict[str, Any], distributed: DistributedContext) -> None:
+    """To be called by all processes.
+
+    Args:
+        facts: of this one, sections as `facts_of` has them.
+        distributed: gives everybody's.
+
+    Raises:
+        InputError: in every process, what another one has differently than rank 0.
+    """
+    everybody = distributed.objects((socket.gethostname(), facts))
     problems: dict[str, str] = {}
-    for rank, other in enumerate(everybody):
-        for text in apart(everybody[0], other):
-            where = f"rank {rank} on {machines[rank][0]} differs from rank 0 on {machines[0][0]}"
-            problems.setdefault(text, f"{where}: {text}")
-    if problems:
-        raise InputError.collect(problems.values())
+    for rank, (host, other) in enumerate(everybody):
+        for text in apart(everybody[0][1], other):
+            problems.setdefault(text, f"rank {rank} on {host} differs from rank 0 on {everybody[0][0]}: {text}")
+    InputError.raise_any(problems.values())
 
 
 def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -> None:
@@ -81,13 +102,17 @@ def raise_everywhere(error: InputError | None, objects: Callable[[Any], list]) -
         raise InputError.collect(f"rank {rank} on {host}: {text}" for (text, host), rank in first.items())
 
 
-def facts_of(recipe) -> dict[str, Any]:
-    """What must be the same in every process, but for the content of large files: sections of {name: value}."""
+def facts_of(recipe, adapter: str | Path | None = None, model=None) -> dict[str, Any]:
+    """What must be the same in every process, but for the content of large files: sections of {name: value}. The
+    arguments are those of `check_alike`.
+    """
     settings, contents, paths = {}, {}, path_keys()
     for section, values in recipe.model_dump(mode="json").items():
         for key, value in values.items() if isinstance(values, dict) else [(None, values)]:
             name = f"{section}.{key}" if key else section
             if name in OWN or section in OWN or value is None or _follows(recipe, name, value):
+                continue
+            if name == "model.path" and model is not None:
                 continue
             if (section, key) not in paths:
                 settings[name] = value
@@ -95,6 +120,10 @@ def facts_of(recipe) -> dict[str, Any]:
                 contents[name] = content(value, model=section == "model" and not recipe.model.from_scratch)
     code = {**library(), **objective_code(recipe.train.objective)}
     packages = {name: version(name) for name in ("mindspore", "numpy")}
+    if adapter is not None:
+        contents["adapter"] = content(str(adapter), model=False)
+    if model is not None:
+        contents |= {"the script": script(), "the model's weights": weights(model)}
     return {"settings": {**settings, **packages}, "contents": {"this library": code, **contents}}
 
 
@@ -119,6 +148,25 @@ def objective_code(name: str) -> dict[str, str]:
     """{file: digest} of a user's own objective."""
     file = inspect.getsourcefile(find_objective(name)) if ":" in name else None
     return {Path(file).name: digest(Path(file))} if file else {}
+
+
+def script() -> dict[str, str]:
+    """{file: digest} of the program that runs; empty where it is none."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {Path(file).name: digest(Path(file))} if file and Path(file).is_file() else {}
+
+
+def weights(model) -> dict[str, str]:
+    """{parameter: digest of its shape and of `SAMPLED` of its numbers}, but for those that are no weights."""
+    found = {}
+    for parameter in model.get_parameters():
+        if getattr(parameter, "buffer", False):
+            continue
+        numbers = parameter.asnumpy().reshape(-1)
+        sample = numbers[:: max(1, numbers.size // SAMPLED)]
+        text = f"{parameter.shape} {parameter.dtype}".encode()
+        found[parameter.name] = hashlib.sha256(text + sample.tobytes()).hexdigest()[:16]
+    return found
 
 
 def digest(file: Path) -> str:
@@ -147,15 +195,15 @@ def content(text: str, model: bool) -> dict[str, str]:
 
 def apart(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     """One phrase per difference."""
-    for key in sorted({*ours["settings"], *theirs["settings"]}):
+    for key in sorted({*ours.get("settings", ()), *theirs.get("settings", ())}):
         one, other = (facts["settings"].get(key) for facts in (ours, theirs))
         if one != other:
             yield f"{key} is {shown(other)}, not {shown(one)}"
-    for key in {**ours["contents"], **theirs["contents"]}:
+    for key in {**ours.get("contents", {}), **theirs.get("contents", {})}:
         one, other = (facts["contents"].get(key, {}) for facts in (ours, theirs))
         names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
         if names:
-            more = f", and so have {len(names) - 1} more files" if len(names) > 1 else ""
+            more = f", and so have {len(names) - 1} more" if len(names) > 1 else ""
             yield f"{key}: {names[0] or 'it'} has another content{more}"
     if "files" in theirs:
         yield from differences(ours["files"], theirs["files"])

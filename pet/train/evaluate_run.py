@@ -30,6 +30,7 @@ def evaluate(
     from pet.auto import AutoTokenizer
     from pet.data.load import load_dataset
     from pet.train import report
+    from pet.train.agreement import check_alike
     from pet.train.metrics import check_available
     from pet.train.objectives import make_objective
     from pet.train.prepare import (
@@ -39,10 +40,12 @@ def evaluate(
         load_data,
         make_distributed_context,
         make_feeds,
+        on_checkpoint,
     )
 
     check_available(recipe.eval.metrics)
     distributed = make_distributed_context(recipe)
+    check_alike(recipe if model is None else on_checkpoint(recipe, model), distributed, adapter=adapter)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model.tokenizer or model or recipe.model.path)
     if recipe.data.test:
         settings = held_out_settings(recipe, deduplicate=False)

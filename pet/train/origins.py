@@ -16,8 +16,8 @@ Origins = Mapping[str, list]
 END = 1 << 20
 
 
-def sources(recipe) -> dict[str, list[Path]]:
-    """The files that hold a recipe's data and base, by the recipe's keys.
+def sources(recipe, base: bool = True) -> dict[str, list[Path]]:
+    """The files that hold a recipe's data and, unless `base` is False, its base, by the recipe's keys.
 
     Raises:
         InputError: there are none.
@@ -25,8 +25,9 @@ def sources(recipe) -> dict[str, list[Path]]:
     from pet.data.readers import find_files
     from pet.names import find_model
 
-    found = {f"data.{name}": find_files(paths) for name in ("train", "eval") if (paths := getattr(recipe.data, name))}
-    if not recipe.model.from_scratch:
+    files = {name: getattr(recipe.data, name) for name in ("train", "eval", "test")}
+    found = {f"data.{name}": find_files(paths) for name, paths in files.items() if paths}
+    if base and not recipe.model.from_scratch:
         found["model.path"] = sorted(file for file in find_model(recipe.model.path).iterdir() if file.is_file())
     return found
 
@@ -61,9 +62,7 @@ def origins_of(recipe, base: bool | None = None) -> dict[str, list]:
     base = recipe.adapter.method != "none" if base is None else base
     digest = ends_digest if recipe.data.streaming else lambda file: content_digest([file])
     found = {}
-    for key, files in sources(recipe).items():
-        if key == "model.path" and not base:
-            continue
+    for key, files in sources(recipe, base).items():
         known = (recipe.data.streaming, *versions({key: files}))
         if known not in _known and key != "model.path":
             _known[known] = [[file.name, digest(file)] for file in files]

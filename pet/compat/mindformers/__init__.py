@@ -7,13 +7,30 @@ _CLASSES, _CONFIG, _CONTEXT, _HIGH_LEVEL, _ARGUMENTS, _PET, _CALLBACKS = (
     f"{__name__}.{name}"
     for name in ("classes", "config", "context", "high_level", "training_arguments", "pet_config", "callbacks")
 )
+_SCRIPT, _SCRIPT_CONFIG = f"{__name__}.script", f"{__name__}.script_config"
 _STREAMERS = {"model_zoo.generation.streamers": ("TextIteratorStreamer", "TextStreamer")}
 _PIPELINE = {"pet.text_generation": ("pipeline",)}
 _TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
-_BUILD = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
+_INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
+_BUILD = {**_INIT, _SCRIPT: ("build_context", "build_parallel_config", "build_profile_cb")}
 _TUNING = {_PET: ("LoraConfig", "PetConfig", "PrefixTuningConfig", "Ptuning2Config", "get_pet_model")}
 _AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer")}
-_LOGGER = {_CONTEXT: ("logger",)}
+_LOGGER = {f"{__name__}.logs": ("logger",)}
+_REGISTER = {_SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig")}
+_PLACES = ("get_output_root_path", "set_output_path")
+_UTILS = {
+    "pet.compat.command_line": ("str2bool",),
+    _CONTEXT: ("get_real_rank",),
+    _SCRIPT_CONFIG: ("parse_value",),
+    _SCRIPT: (
+        *_PLACES,
+        "check_in_modelarts",
+        "check_shared_disk",
+        "is_publicly_accessible_path",
+        "set_remote_save_url",
+        "str2bool_or_str",
+    ),
+}
 _MONITORS = {_CALLBACKS: ("CheckpointMonitor", "MFLossMonitor", "ObsMonitor", "SummaryMonitor")}
 # package below models -> model classes, configuration, tokenizer, processor
 _FAMILIES = {
@@ -57,11 +74,20 @@ __modules__ = modules_of(
         "pet.pet_config": _TUNING,
         "pet.pet_model": _TUNING,
         "pipeline": _PIPELINE,
-        "tools": {**_LOGGER, "pet.compat.command_line": ("str2bool",)},
+        "core.parallel_config": {_SCRIPT: ("build_parallel_config",)},
+        "mindformer_book": {_SCRIPT: ("MindFormerBook",)},
+        "tools": {**_LOGGER, **_REGISTER, **_UTILS},
+        "tools.cloud_adapter": {_SCRIPT: ("cloud_monitor",)},
         "tools.logger": _LOGGER,
-        "tools.utils": {"pet.compat.command_line": ("str2bool",), _CONTEXT: ("get_real_rank",)},
-        "trainer": {**_TRAINER, **_BUILD},
-        "trainer.config_args": _BUILD,
+        "tools.register": _REGISTER,
+        "tools.register.config": _REGISTER,
+        "tools.resume_ckpt": {_SCRIPT: ("get_resume_checkpoint",)},
+        "tools.utils": _UTILS,
+        "trainer": {**_TRAINER, **_INIT, _SCRIPT: ("build_trainer",)},
+        "trainer.build_trainer": {_SCRIPT: ("build_trainer",)},
+        "trainer.config_args": _INIT,
+        "utils": {_SCRIPT: _PLACES},
+        "utils.file_utils": {_SCRIPT: _PLACES},
         "trainer.trainer": _TRAINER,
         "trainer.training_args": _TRAINER,
         "trainer.utils": {_CONTEXT: ("get_last_checkpoint",)},

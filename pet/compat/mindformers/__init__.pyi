@@ -39,10 +39,12 @@ from pet.compat.mindformers.context import (
     ContextConfig as ContextConfig,
     ParallelContextConfig as ParallelContextConfig,
     init_context as init_context,
-    logger as logger,
 )
 from pet.compat.mindformers.high_level import (
     Trainer as Trainer,
+)
+from pet.compat.mindformers.logs import (
+    logger as logger,
 )
 from pet.compat.mindformers.pet_config import (
     LoraConfig as LoraConfig,
@@ -50,6 +52,9 @@ from pet.compat.mindformers.pet_config import (
     PrefixTuningConfig as PrefixTuningConfig,
     Ptuning2Config as Ptuning2Config,
     get_pet_model as get_pet_model,
+)
+from pet.compat.mindformers.script_config import (
+    MindFormerConfig as MindFormerConfig,
 )
 from pet.compat.mindformers.training_arguments import (
     TrainingArguments as TrainingArguments,

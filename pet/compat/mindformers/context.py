@@ -8,7 +8,7 @@ from typing import Any
 
 from model_zoo.errors import InputError, first_line, nearest
 
-log = logger = logging.getLogger("pet")
+log = logging.getLogger("pet")
 
 PARALLEL_MODES = ("STAND_ALONE", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL")
 
@@ -96,9 +96,9 @@ def init_context(
             "init_context(use_parallel=True): this is a single process; start the script by "
             "pet launch -n 4 -- python SCRIPT"
         )
-    from pet.parallel.join import join
+    from pet.parallel.together import come_together
 
-    job = join()
+    job = come_together()
     if parallel_config is not None and parallel_config.enable_parallel_optimizer:
         from pet.compat.mindformers.parallel import defaults
 
@@ -115,7 +115,7 @@ def _choose_device(ms, context: ContextConfig, use_parallel: bool) -> None:
     except (RuntimeError, ValueError) as error:
         if target == present:
             raise
-        why = str(error).split("\n")[0] or type(error).__name__
+        why = first_line(error).partition(". ")[0]  # without the advice
         log.warning("device_target %s is not available (%s); using %s", target, why, present)
 
 

@@ -7,6 +7,7 @@ Trainer(model=model_cell, train_dataset=dataset, …)         objects go to the 
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 from model_zoo.errors import InputError, similar
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.generation_defaults import give_defaults
+from pet.compat.mindformers.logs import logger, report
 from pet.compat.mindformers.request import Request, is_path
+from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import bring_checkpoint, find_weights
+from pet.compat.translation import ANY_LAYOUT
 from pet.recipe.trl_names import hint
 
 if TYPE_CHECKING:
@@ -23,18 +27,24 @@ if TYPE_CHECKING:
 
     from pet.keywords import RequestSettings
 
+log = logging.getLogger("pet")
+
 ARGUMENTS = list(inspect.signature(Request).parameters)
+OF_FILES = ("auto_trans_ckpt", "transform_process_num", "src_strategy")
+"""Arguments of every call of MindFormers' trainer that say how a checkpoint's files are divided."""
 
 
 class Trainer(Request):
     """Trains, tunes, measures and asks a model.
 
     Args:
-        model: a bundled base, checkpoint directory or preset name, also ``X_lora`` (with its LoRA settings); or a cell.
+        model: a bundled base, checkpoint directory or preset name, also ``X_lora`` (with its LoRA settings); or a cell;
+            or a `MindFormerConfig`, which stands for ``args``.
         task: ``text_generation``.
         pet_method: ``lora``, ``prefix``, ``ptuning2``, ``adapter``, …; empty trains every weight, unless the recipe or
             the model's name says otherwise.
-        args: `TrainingArguments`, a dictionary of the same names, or the path of a recipe (or MindFormers YAML file).
+        args: `TrainingArguments`, a dictionary of the same names, or the path of a recipe (or MindFormers YAML file),
+            or such a file that was read as a `MindFormerConfig`.
         recipe: the path of a recipe, whose settings `args` then overrides.
         train_dataset, eval_dataset: files or directories, a MindSpore Dataset of ``input_ids``, a list of batches, or
             an indexable dataset of dictionaries.
@@ -74,7 +84,9 @@ class Trainer(Request):
         Returns:
             What summary.json holds.
         """
-        return self._run("train", train_checkpoint, resume, changes)
+        # MindFormers' run_mindformer.py calls it for both
+        tunes = isinstance(self.base_recipe, MindFormerConfig) and self.base_recipe.run_mode == "finetune"
+        return self._run("finetune" if tunes else "train", train_checkpoint, resume, changes)
 
     def finetune(self, finetune_checkpoint=None, resume=None, **changes) -> dict[str, Any]:
         """Tunes a base that has weights; the arguments are those of `train`.
@@ -103,7 +115,10 @@ class Trainer(Request):
             return measure(recipe, self.objects(), adapter)
         from pet.train.evaluate_run import evaluate
 
-        return evaluate(recipe, model=model, adapter=adapter)
+        found = evaluate(recipe, model=model, adapter=adapter)
+        if isinstance(self.base_recipe, MindFormerConfig):
+            logger.info("evaluation: %s", found)
+        return found
 
     def predict(self, input_data=None, predict_checkpoint=None, **generation) -> list[dict[str, list[str]]]:
         """The answers to one text or several, by `pet.pipeline`.
@@ -111,34 +126,52 @@ class Trainer(Request):
         Args:
             input_data: a text, a list of texts, or a file with one on each line.
             predict_checkpoint: a checkpoint, adapter or run directory; by default what this trainer has trained.
-            generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …
+            generation: settings of ``generate``: ``max_length``, ``max_new_tokens``, ``top_k``, ``do_sample`` …;
+                and ``batch_size``, the number of texts that are continued together.
         """
         from pet.text_generation import TextGeneration
 
+        generation = self._change_by_call(generation)
         if input_data is None:
-            raise InputError("Trainer.predict: input_data is missing")
+            raise InputError("Trainer.predict: input_data is missing; run_mindformer.py takes it by --predict_data")
         if isinstance(input_data, (str, os.PathLike)) and Path(str(input_data)[:255]).is_file():
             lines = Path(input_data).read_text("utf-8-sig").splitlines()
             input_data = [line for line in lines if line.strip()]
         model, tokenizer = self._model_and_tokenizer(predict_checkpoint)
-        return TextGeneration(model, tokenizer)(input_data, **generation)
+        together = {"batch_size": generation.pop("batch_size")} if "batch_size" in generation else {}
+        answers = TextGeneration(model, tokenizer, **together)(input_data, **generation)
+        if isinstance(self.base_recipe, MindFormerConfig):
+            report(answers, self.base_recipe.save_file or "text_generation_result.txt")
+        return answers
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def _change(self, changes: dict[str, Any]) -> None:
         """Arguments that MindFormers takes at each call."""
-        for name, value in changes.items():
+        for name, value in self._change_by_call(changes).items():
             if name not in ("train_dataset", "eval_dataset", "do_eval", "resume_training", "resume_from_checkpoint"):
                 raise InputError(f"Trainer: {name!r} is no argument of this call")
-            if value is None:
-                continue
-            if name.startswith("resume"):
-                self.arguments["resume_from_checkpoint"] = value
-            else:
+            if not name.startswith("resume"):
                 setattr(self, name, value)
+            elif isinstance(self.base_recipe, MindFormerConfig):
+                self.options["resume_training"] = value
+            else:
+                self.arguments["resume_from_checkpoint"] = value
+
+    def _change_by_call(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Takes what every call may say of a checkpoint's layout; returns the others, as far as somebody gave them."""
+        left = {name: value for name, value in given.items() if not (value is None or (name in OF_FILES and not value))}
+        if strategy := left.pop("src_strategy", None):
+            self.options["src_strategy_path_or_dir"] = strategy
+        for name in OF_FILES:
+            if left.pop(name, None):
+                log.warning("%s: ignored: %s", name, ANY_LAYOUT.why)
+        return left
 
     def _run(self, mode: str, checkpoint, resume, changes: dict[str, Any]) -> dict[str, Any]:
         self._change(changes)
+        if isinstance(self.base_recipe, MindFormerConfig) and checkpoint and checkpoint is not True:
+            self.options["load_checkpoint"], checkpoint = os.fspath(checkpoint), None
         if self.do_eval and self.eval_dataset is None and self.base_recipe is None:
             raise InputError("Trainer: do_eval needs an eval_dataset")
         if self.train_dataset is None and self.base_recipe is None:
@@ -155,9 +188,8 @@ class Trainer(Request):
             if recipe.adapter.method == "none":
                 raise InputError(f"Trainer.{mode}: {adapter} is an adapter; say by pet_method= which method goes on")
             recipe.adapter.load = str(adapter)
-        source = Path(model or adapter).resolve() if model or adapter else self.result
-        output = Path(recipe.output.dir)
-        if source is not None and not resume and (output == source or output in source.parents):
+        output = Path(recipe.output.dir).resolve()
+        if not resume and any(output == source or output in source.parents for source in self._sources(recipe)):
             recipe.output.dir = f"{output}_{mode}"  # what a run starts from must outlast it
         # scripts of the other systems write over their last run; so do they here, unless they say otherwise
         if not recipe.train.resume and self.arguments.get("overwrite_output_dir") is not False:
@@ -184,6 +216,11 @@ class Trainer(Request):
             summary = start(recipe, callbacks=self.callbacks, objective=objective)
         self.result = Path(recipe.output.dir)
         return summary
+
+    def _sources(self, recipe) -> list[Path]:
+        """Where the weights lie that a run starts from."""
+        given = [self.result, getattr(recipe.adapter, "load", None), None if self.in_memory() else recipe.model.path]
+        return [Path(place).expanduser().resolve() for place in given if place]
 
     def _weights(self, checkpoint=None, resumed: bool = False) -> tuple[str | None, Path | None]:
         """(checkpoint directory, adapter directory) that a call starts from; None where it is the trainer's own.

@@ -14,6 +14,7 @@ from pet.compat.ckpt.beside import converted
 from pet.compat.ckpt.doors import is_ckpt
 from pet.compat.mindformers.parallel import TABLE as LAYOUT, rows_of, translate_parallel
 from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.training_arguments import TrainingArguments, translate_arguments
 from pet.compat.modelarts import output_directory
 from pet.compat.translation import EVALUATIONS, method_of
@@ -47,7 +48,7 @@ class Request:
         task: str = "text_generation",
         pet_method: str = "",
         args: TrainingArguments | Mapping[str, Any] | str | os.PathLike | None = None,
-        recipe: str | os.PathLike | None = None,
+        recipe: str | os.PathLike | MindFormerConfig | None = None,
         train_dataset=None,
         eval_dataset=None,
         tokenizer=None,
@@ -60,13 +61,17 @@ class Request:
     ):
         if str(task).replace("-", "_") not in TASKS:
             raise InputError(f"Trainer: task {task!r} is not known; supported: text_generation")
-        if args is not None and not isinstance(args, (TrainingArguments, Mapping)):
+        if isinstance(model, MindFormerConfig):  # MindFormers' first argument are the settings
+            args, model = model, None
+        if isinstance(args, MindFormerConfig) or not (args is None or isinstance(args, (TrainingArguments, Mapping))):
             args, recipe = None, args
         self.arguments: dict[str, Any] = dict(args.given if isinstance(args, TrainingArguments) else args or {})
         self.base_recipe = recipe
         self.model, self.method_settings = split_name(model)
         self.pet_method = method_of(pet_method) if pet_method else ""
-        self.train_dataset, self.eval_dataset, self.tokenizer = train_dataset, eval_dataset, tokenizer
+        # scripts hand on an argument that nobody gave as an empty text
+        data = (None if isinstance(one, str) and not one else one for one in (train_dataset, eval_dataset))
+        (self.train_dataset, self.eval_dataset), self.tokenizer = data, tokenizer
         given = list(callbacks or ())
         self.named_callbacks = [one for one in given if is_named(one)]  # by MindFormers' names: settings of the recipe
         self.callbacks = [one for one in given if not is_named(one)]
@@ -267,7 +272,8 @@ class Request:
             recipe = load_any(self.base_recipe, check_files=False)
             return bring(checkpoint, recipe.model.path, None, getattr(recipe.adapter, "alpha", None))
         model = self.model if is_path(self.model) else self.model.config.to_dict()
-        return bring(checkpoint, model, None, (self.method_settings or {}).get("alpha"))
+        alpha, strategy = (self.method_settings or {}).get("alpha"), self.options.get("src_strategy_path_or_dir")
+        return bring(checkpoint, model, None, alpha, strategy)
 
     def generation_settings(self) -> dict[str, Any]:
         """The model_config of a MindFormers file, which has settings of generation in it; empty without one."""

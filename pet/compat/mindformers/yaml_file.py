@@ -50,10 +50,11 @@ TOP = {
     **same(ANY_LAYOUT, "src_strategy_path_or_dir auto_trans_ckpt transform_process_num"),
     **same(Ignored("the profiler callback has steps of its own"), "profile* init_start_profile"),
     **same(ACCELERATOR, "context parallel auto_tune filepath_prefix autotune_per_step infer local_rank device_num"),
-    **same(ACCELERATOR, "trust_remote_code"),
+    **same(ACCELERATOR, "trust_remote_code use_legacy"),
     **same(elsewhere, "model arch trainer runner_config runner_wrapper optimizer lr_schedule parallel_config"),
     **same(elsewhere, "recompute_config train_dataset train_dataset_task eval_dataset eval_dataset_task callbacks"),
     **same(elsewhere, "eval_callbacks run_mode do_eval use_parallel load_checkpoint remote_save_url"),
+    **same(elsewhere, "pretrained_model_dir input_data predict_batch_size save_file"),  # of the trainer
 }
 TRAINER = {
     "type": Refused("only text generation", harmless=("CausalLanguageModelingTrainer", "GeneralTaskTrainer")),
@@ -151,7 +152,7 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     section = _section(t, values, "model")
     config = _section(t, section, "model_config")
     trainer = _section(t, values, "trainer")
-    loaded = values.get("load_checkpoint")
+    loaded = values.get("load_checkpoint") or values.get("pretrained_model_dir")
     path, lora = split_name(loaded or config.get("checkpoint_name_or_path") or trainer.get("model_name"))
     mode = str(values.get("run_mode") or "finetune")
     from pet.names import model_config, preset_names
@@ -252,11 +253,14 @@ def _layout(t: Translation, values: dict[str, Any]) -> None:
 
 def _data(t: Translation, section: dict[str, Any], key: str) -> None:
     loader = _section(t, section, "data_loader")
-    paths = loader.get("dataset_dir") or loader.get("dataset_files")
+    local = loader.get("path") if Path(str(loader.get("path"))).exists() else None  # else a format, or a hub's name
+    paths = loader.get("dataset_dir") or loader.get("dataset_files") or loader.get("data_files") or local
+    handlers = [one for one in loader.get("handler") or () if isinstance(one, Mapping)]
     if paths:
         t.put(key, paths)
     if key == "data.train":
-        t.put("data.max_samples", loader.get("num_samples"))
+        taken = next((one.get("n") for one in handlers if one.get("type") == "take"), None)
+        t.put("data.max_samples", loader.get("num_samples") or taken)
         t.put("data.shuffle", False if loader.get("shuffle") is False else None)
         t.put("data.seed", section.get("seed"))
     names = loader.get("origin_columns") or ()
@@ -267,8 +271,10 @@ def _data(t: Translation, section: dict[str, Any], key: str) -> None:
         t.put(f"data.{own}columns", columns)
         t.put(f"data.{own}format", "prompt_completion")
     known = {"data_loader", "dataset_dir", "dataset_files", "type", "shuffle", "seed", "origin_columns", "num_samples"}
+    known |= {"data_files"} | ({"path"} if local else set())
     if unknown := sorted({*section, *loader} - known):
         t.ignore(f"{key.replace('data.', '')}_dataset", f"{', '.join(unknown)}: {LOADERS.why}")
     longest = (section.get("max_source_length") or 0) + (section.get("max_target_length") or 0)
+    longest = longest or max((one.get("seq_length") or 0 for one in handlers), default=0)
     if longest and "data.max_length" not in t.settings:
         t.put("data.max_length", longest)

@@ -35,6 +35,18 @@ from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
 from mindformers.tools.utils import str2bool, get_real_rank
 from mindformers.trainer.utils import get_last_checkpoint
+from mindformers import MindFormerConfig, logger
+from mindformers.tools.register import MindFormerConfig, ActionDict
+from mindformers.core.parallel_config import build_parallel_config
+from mindformers.core.context import build_context, build_profile_cb
+from mindformers.trainer import build_trainer
+from mindformers.tools.cloud_adapter import cloud_monitor
+from mindformers.tools.utils import set_remote_save_url, check_in_modelarts, parse_value, check_shared_disk
+from mindformers.tools.utils import str2bool_or_str, is_publicly_accessible_path, get_output_root_path
+from mindformers.tools import set_output_path, get_output_root_path
+from mindformers.utils.file_utils import set_output_path
+from mindformers.tools.resume_ckpt import get_resume_checkpoint
+from mindformers.mindformer_book import MindFormerBook
 """
 
 

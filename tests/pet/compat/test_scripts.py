@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -16,6 +17,21 @@ def test_a_wrong_argument_is_one_line_with_the_scripts_own(tmp_path):
     ran = run(tmp_path, "Trainer(model='llama_tiny', task='translation')")
     assert ran.returncode == 2
     assert ran.stderr == "job.py:2: Trainer: task 'translation' is not known; supported: text_generation\n"
+
+
+def test_a_script_among_processes_says_at_once_what_is_wrong(tmp_path):
+    """It would tell the others, and they may never come."""
+    script = tmp_path / "job.py"
+    script.write_text("from pet.compat.mindformers import Trainer\nTrainer(model='llama_tiny', task='translation')\n")
+    place = {"RANK_ID": "0", "RANK_SIZE": "2", "MASTER_PORT": "1"}
+    with subprocess.Popen(
+        [sys.executable, script], stderr=subprocess.PIPE, text=True, env={**os.environ, **place}
+    ) as one:
+        try:
+            said = one.stderr.readline()
+        finally:
+            one.kill()
+    assert said == "rank 0: job.py:2: Trainer: task 'translation' is not known; supported: text_generation\n"
 
 
 def test_a_scripts_own_error_stays_what_it_is(tmp_path):

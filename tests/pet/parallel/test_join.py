@@ -149,11 +149,13 @@ def test_a_worker_says_what_it_waits_for(monkeypatch, calls, until, capsys):
 
 @pytest.mark.parametrize("launcher", ["pet", "msrun"])
 @pytest.mark.parametrize("mine", [None, "train.steps: must be positive"])
-def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, launcher, mine):
-    """``pet launch`` ends the others by itself; nobody else does before they have joined."""
+def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, capsys, launcher, mine):
+    """``pet launch`` ends the others by itself; nobody else does before they have joined. It is said here at once: the
+    others may never come."""
     joined = []
+    monkeypatch.setattr(together, "_came", False)
     monkeypatch.setattr(together, "read_job", lambda: Job(1, 2, 0, 0, launcher))
-    monkeypatch.setattr(join, "join", lambda limit: joined.append(1))
+    monkeypatch.setattr(join, "join", lambda limit: joined.append(capsys.readouterr().err))
     monkeypatch.setattr(peers, "watch", lambda: None)
     monkeypatch.setattr(collectives, "world", lambda: None)
     monkeypatch.setattr(
@@ -171,4 +173,4 @@ def test_what_is_wrong_on_one_machine_is_said_on_all(monkeypatch, launcher, mine
     with pytest.raises(InputError) as error:
         read()
     assert expected in str(error.value) and (mine or "") in str(error.value)
-    assert joined == ([] if launcher == "pet" else [1])
+    assert joined == ([] if launcher == "pet" else [f"rank 1: {mine}\n" if mine else ""])

@@ -3,16 +3,20 @@
 import json
 import shutil
 import socket
+from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
 from members import together
+from mindspore import nn
 
 from model_zoo.checkpoint.safetensors_io import read_file, write_file
 from model_zoo.errors import InputError
 from pet.recipe.loading import from_dict
 from pet.train import agreement
 from pet.train.agreement import apart, check_alike, facts_of
+from pet.train.feed import BatchList
 
 HOST = socket.gethostname()
 
@@ -112,6 +116,73 @@ def test_a_file_that_one_machine_lacks_ends_all(machines, tmp_path):
     (tmp_path / "a/base/data.jsonl").unlink()
     ours = problems(recipes[0], recipes[0])  # where all lack it, the message is that of one process
     assert ours[0] == ours[1] and ours[0].startswith(str(tmp_path))
+
+
+OF_A_SCRIPT = {"model.path": ".", "adapter.method": "none", "train.steps": 1, "train.seed": 1}
+
+
+@pytest.fixture
+def scripts():
+    """What a script with a model of its own comes to on each machine."""
+
+    def told(*models):
+        recipe = from_dict({}, OF_A_SCRIPT, check_files=False)
+        found = together(lambda member: check_alike(recipe, member, model=models[member.rank]), own=InputError)
+        return [str(each or "") for each in found]
+
+    return told
+
+
+def test_a_scripts_own_model_begins_with_the_same_weights(scripts):
+    one, other = (nn.Dense(3, 4, weight_init="ones", has_bias=False) for _ in range(2))
+    assert scripts(one, other) == ["", ""]
+    other.weight.set_data(ms.Tensor(np.full((4, 3), 2, np.float32)))
+    assert scripts(one, one) == ["", ""]
+    expected = f"rank 1 on {HOST} differs from rank 0 on {HOST}: the model's weights: weight has another content"
+    assert scripts(one, other) == [expected, expected]
+
+
+def test_a_scripts_own_data_has_as_many_batches_everywhere():
+    from pet.compat.objects import check_feeds
+
+    def feeds(member):
+        batches = [{"input_ids": np.ones((1, 3), int)}] * (2 + member.rank)
+        check_feeds(SimpleNamespace(train_feed=BatchList(batches), eval_feed=None), member)
+
+    found = together(feeds, own=InputError)
+    assert [str(each) for each in found] == [
+        f"rank 1 on {HOST} differs from rank 0 on {HOST}: steps in data.train is 3, not 2"
+    ] * 2
+
+
+def test_the_adapter_that_is_measured_is_compared(machines, tmp_path):
+    adapters = [tmp_path / name for name in "xy"]
+    for number, directory in enumerate(adapters):
+        directory.mkdir()
+        (directory / "adapter_config.json").write_text(str(number))
+    recipe = machines("a")
+    found = together(lambda member: check_alike(recipe, member, adapter=adapters[member.rank]), own=InputError)
+    assert all("adapter: adapter_config.json has another content" in str(each) for each in found)
+
+
+@pytest.mark.parametrize("what", ["evaluate", "measure", "run"])
+def test_measuring_and_scripts_compare_as_training_does(machines, base, tmp_path, monkeypatch, what):
+    from pet.compat import objects
+    from pet.train.evaluate_run import evaluate
+
+    def refuse(*_, **__):
+        raise InputError("differs")
+
+    monkeypatch.setattr(agreement, "check_alike", refuse)
+    recipe = from_dict({}, {**OF_A_SCRIPT, "output.dir": str(tmp_path / "run")}, check_files=False)
+    script = objects.Objects(model=nn.Dense(1, 1))
+    call = {
+        "evaluate": lambda: evaluate(machines("a", data__eval=str(base / "data.jsonl"))),
+        "measure": lambda: objects.measure(recipe, script),
+        "run": lambda: objects.run(recipe, script),
+    }[what]
+    with pytest.raises(InputError, match="differs"):
+        call()
 
 
 def test_other_code_is_named(machines, monkeypatch):

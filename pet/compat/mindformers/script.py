@@ -1,0 +1,124 @@
+"""What MindFormers' own ``run_mindformer.py`` and its kin in ``research`` import besides the trainer: they run with the
+prefix of their imports changed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.compat.command_line import place_or_switch
+from pet.compat.mindformers import logs
+from pet.compat.mindformers.context import ContextConfig, init_context
+from pet.compat.mindformers.high_level import Trainer
+from pet.compat.mindformers.script_config import MindFormerConfig
+from pet.compat.modelarts import ON_MODELARTS
+from pet.names import preset_names
+
+DEVICE = ("device_target", "device_id")
+"""Of the section ``context``; its other settings are MindSpore's compiler's."""
+
+_places = {"output": "./output"}
+
+
+def build_context(config: Mapping[str, Any]) -> None:
+    """Joins the job that the file's ``use_parallel`` speaks of, and chooses its device.
+
+    Raises:
+        InputError: see `init_context`.
+    """
+    logs.keep()
+    given = config.get("context") or {}
+    device = {name: given[name] for name in DEVICE if given.get(name) is not None}
+    init_context(bool(config.get("use_parallel")), ContextConfig(**device))
+
+
+def build_parallel_config(config: Mapping[str, Any]) -> None:
+    """Leaves the section as it is: the trainer reads it."""
+
+
+def build_profile_cb(config: Mapping[str, Any]) -> None:
+    """None: the trainer reads ``profile`` itself."""
+
+
+class TaskTrainer:
+    """MindFormers' trainer of one task as its scripts until 1.0 make it, by `build_trainer`."""
+
+    @staticmethod
+    def _of(config: MindFormerConfig) -> Trainer:
+        # these scripts have moved the checkpoint there
+        config.load_checkpoint = config.load_checkpoint or config.model.model_config.checkpoint_name_or_path
+        return Trainer(args=config)
+
+    def train(self, config: MindFormerConfig, is_full_config: bool = True) -> dict[str, Any]:
+        """Trains, or tunes where the file's run_mode says so."""
+        return self._of(config).train()
+
+    def evaluate(self, config: MindFormerConfig, is_full_config: bool = True) -> dict[str, float]:
+        """Measures."""
+        return self._of(config).evaluate()
+
+    def predict(self, config: MindFormerConfig, is_full_config: bool = True, batch_size=None) -> list[dict]:
+        """Answers ``input_data``."""
+        return self._of(config).predict(input_data=config.input_data, batch_size=batch_size)
+
+    def export(self, config: MindFormerConfig, is_full_config: bool = True) -> None:
+        """Raises InputError: MindIR is not written here."""
+        raise InputError("run_mode: export writes MindIR in MindFormers; see pet export and pet merge")
+
+
+def build_trainer(config: Mapping[str, Any] | None = None) -> TaskTrainer:
+    """The trainer of a file's section ``trainer``, which is looked at when it is used."""
+    return TaskTrainer()
+
+
+def cloud_monitor(*arguments, **settings) -> Callable[[Callable], Callable]:
+    """A decorator that leaves a script's ``main`` as it is: ``remote_save_url`` uploads, also after a failure."""
+    return lambda main: main
+
+
+def set_output_path(path: str | None) -> None:
+    """Where the output goes is what the trainer reads from the file; here it is only kept for the next function."""
+    _places["output"] = path or "./output"
+
+
+def get_output_root_path() -> str:
+    """Where the output goes."""
+    return os.path.abspath(os.path.expanduser(_places["output"]))
+
+
+def set_remote_save_url(url: str | None) -> None:
+    """The trainer reads ``remote_save_url`` from the file."""
+
+
+def check_in_modelarts() -> bool:
+    """Whether this is a ModelArts job."""
+    return any(name in os.environ for name in ON_MODELARTS)
+
+
+def is_publicly_accessible_path(path: str) -> bool:
+    """True: a directory that the machines do not share is written to by machine 0 alone, and a warning says so."""
+    return True
+
+
+check_shared_disk = is_publicly_accessible_path
+
+
+def str2bool_or_str(text: str) -> bool | str:
+    """A word for true or false, or else the text."""
+    return place_or_switch(text)
+
+
+def get_resume_checkpoint(checkpoint_dir: str, resume_training: bool | str, **settings) -> bool | str:
+    """What ``resume_training`` says: the trainer finds the last whole checkpoint."""
+    return resume_training
+
+
+class MindFormerBook:
+    """The names of models that there are."""
+
+    def get_model_name_support_list(self) -> list[str]:
+        """All of them."""
+        return list(preset_names())

@@ -1,0 +1,120 @@
+"""MindFormers' configuration object: its ``run_mindformer.py`` reads a YAML file by it, changes it and hands it on."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_zoo.errors import InputError
+from pet.compat.command_line import settings
+from pet.recipe.source import plain_scalar, read
+
+
+class MindFormerConfig(dict):
+    """``MindFormerConfig("run.yaml", run_mode="finetune")``: a dictionary whose keys are attributes, too; one that is
+    not there is None.
+
+    Args:
+        sources: YAML files, of which a later one's top-level keys count.
+        values: further keys.
+
+    Raises:
+        InputError: no such file, or no YAML with keys in it.
+    """
+
+    _file = Path("config.yaml")  # no annotation, no key: where its values were read
+    _read: Mapping[str, Any] = {}
+
+    def __init__(self, *sources, **values):
+        super().__init__()
+        for source in sources:
+            found = source if isinstance(source, Mapping) else _values_of(Path(source).expanduser())
+            if not isinstance(source, Mapping):
+                object.__setattr__(self, "_file", Path(source).expanduser())
+                object.__setattr__(self, "_read", {**self._read, **copy.deepcopy(found)})
+            self.update(found)
+        self.update(values)
+        for name, value in self.items():
+            self[name] = _with_attributes(value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python asks for these of every object that is copied or shown
+            raise AttributeError(name)
+        return self.get(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def merge_from_dict(self, options: Mapping[str, Any]) -> None:
+        """Takes ``{"model.model_config.seq_length": 512}`` over; sections that are not there are made."""
+        for key, value in options.items():
+            *sections, last = key.split(".")
+            place = self
+            for name in sections:
+                if not isinstance(place.get(name), Mapping):
+                    place[name] = MindFormerConfig()
+                place = place[name]
+            place[last] = _with_attributes(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain dictionaries."""
+        return _plain(self)
+
+    def changes(self) -> dict[str, Any]:
+        """The top-level keys that have another value than in the file that they were read from."""
+        values = self.to_dict()
+        return {name: value for name, value in values.items() if name not in self._read or value != self._read[name]}
+
+
+DictConfig = MindFormerConfig
+"""What MindFormers calls a section."""
+
+
+def _values_of(file: Path) -> dict[str, Any]:
+    source = read(file, str(file))
+    InputError.raise_any(source.problems)
+    if not isinstance(source.value, Mapping):
+        raise InputError(f"{file}: has no keys; a MindFormers YAML file was expected")
+    return dict(source.value)
+
+
+def _with_attributes(value: Any) -> Any:
+    return MindFormerConfig(value) if isinstance(value, Mapping) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+class ActionDict(argparse.Action):
+    """``--options a.b=1 c=2,3`` as a dictionary of dotted keys; a comma makes a list, as in MindFormers."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        found = settings([_listed(word) for word in values])
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **found})
+
+
+def _listed(word: str) -> str:
+    key, equals, value = word.partition("=")
+    plain = "," in value and value[0] not in "[{\"'"
+    return f"{key}{equals}[{value.strip('()')}]" if plain else word
+
+
+def parse_value(text: str) -> Any:
+    """A number, True or False, what JSON says, or else the text itself."""
+    value = plain_scalar(text)
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,152 @@
+"""MindFormers' own ``run_mindformer.py``: what it does with a file before it calls the trainer, and what it gets."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import logging
+
+import pytest
+
+import pet
+from model_zoo.errors import InputError
+from pet.compat.mindformers import Trainer, logs
+from pet.compat.mindformers.script import build_context, build_trainer
+from pet.compat.mindformers.script_config import ActionDict, MindFormerConfig, parse_value
+from pet.compat.yaml_files import load_any
+
+FILE = """
+run_mode: {mode}
+output_dir: ./output
+load_checkpoint: {base}
+context: {{mode: 0, device_target: Ascend, device_id: 0}}
+trainer: {{type: CausalLanguageModelingTrainer}}
+runner_config: {{epochs: 1, batch_size: 2, sink_mode: True}}
+optimizer: {{type: FP32StateAdamWeightDecay, learning_rate: 1.e-2}}
+model:
+  model_config:
+    {{type: GPT2Config, num_layers: 12, seq_length: 32, max_decode_length: 12, checkpoint_name_or_path: gpt2,
+      do_sample: False, pet_config: {{pet_type: lora, lora_rank: 2}}}}
+train_dataset: {{data_loader: {{dataset_dir: ""}}}}
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = [{"prompt": f"What is {one}?", "completion": f"{one}."} for one in range(4)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path, rows):
+    """A file as a script has read and changed it."""
+
+    def made(mode="finetune", base="", **changes) -> MindFormerConfig:
+        file = tmp_path / "run.yaml"
+        file.write_text(FILE.format(mode=mode, base=base))
+        found = MindFormerConfig(str(file))
+        found.train_dataset.data_loader.dataset_dir = str(rows)
+        found.update(changes)
+        return found
+
+    return made
+
+
+def test_keys_are_attributes_and_changes_are_known(config):
+    one = config(base="gpt_tiny")
+    assert (one.model.model_config.pet_config.lora_rank, one.nothing) == (2, None)
+    one.merge_from_dict({"model.model_config.seq_length": 16, "new.section.key": [1]})
+    assert (one.model.model_config.seq_length, one.new.section.key) == (16, [1])
+    assert sorted(one.changes()) == ["model", "new", "train_dataset"]
+    other = copy.deepcopy(one)
+    other.model.model_config.seq_length = 8
+    assert one.model.model_config.seq_length == 16 and type(one.to_dict()["model"]) is dict
+    assert MindFormerConfig(a={"b": 1}).a.b == 1
+    with pytest.raises(InputError, match=r"absent\.yaml: no such file"):
+        MindFormerConfig("absent.yaml")
+
+
+def test_options_are_read_as_mindformers_reads_them():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--options", nargs="+", action=ActionDict)
+    found = parser.parse_args(["--options", "a.b=1", "c=2,3", "d=(x,y)", "e=1e-5", "f=False", "g=[1, 2]"]).options
+    assert found == {"a.b": 1, "c": [2, 3], "d": ["x", "y"], "e": 1e-5, "f": False, "g": [1, 2]}
+    assert [parse_value(text) for text in ("3", "1e-4", "True", "[1]", "a")] == [3, 1e-4, True, [1], "a"]
+
+
+def test_what_the_script_put_there_overrules_the_file(config):
+    """A checkpoint that the command names has the sizes that count; one that the file names must have the file's."""
+    changed = config(load_checkpoint="gpt_tiny")
+    recipe = load_any(changed, changes={"run_mode": "finetune"})
+    assert (recipe.adapter.method, recipe.adapter.rank, recipe.train.batch_size) == ("lora", 2, 2)
+    with pytest.raises(InputError, match="num_layers: 12, but the model has"):
+        load_any(config(base="gpt_tiny"))
+    with pytest.raises(InputError, match="learning_rat: is not known"):
+        load_any(config(load_checkpoint="gpt_tiny", learning_rat=0.1))
+
+
+def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsys):
+    """From release 1.1 on the script calls ``train`` for both, and predicts and measures by the same configuration."""
+    monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "output/log"))
+    given = config(load_checkpoint="gpt_tiny")
+    build_context(given)
+    summary = Trainer(given).train()
+    assert summary["method"] == "lora" and summary["steps"] == 1
+    run = tmp_path / "output"
+    assert (run / "adapter/adapter_config.json").is_file()
+    # a run that starts from another one leaves it as it is
+    again = config(load_checkpoint=str(run), output_dir=str(run))
+    again.model.model_config.checkpoint_name_or_path = "gpt_tiny"
+    trainer = Trainer(args=again, train_dataset="", task="text_generation")
+    before = (run / "adapter/adapter_model.safetensors").read_bytes()
+    trainer.finetune(finetune_checkpoint=str(run), auto_trans_ckpt=True, resume_training=None)
+    assert (run / "adapter/adapter_model.safetensors").read_bytes() == before
+    assert trainer.result.name == "output_finetune"
+    capsys.readouterr()
+    asked = config("predict", load_checkpoint="gpt_tiny")
+    answers = Trainer(asked).predict(predict_checkpoint="gpt_tiny", input_data="a red", batch_size=None)
+    assert ast.literal_eval((tmp_path / "text_generation_result.txt").read_text()) == answers
+    assert str(answers) in capsys.readouterr().out
+    assert str(answers) in (run / "log/rank_0/info.log").read_text()
+    model, tokenizer = pet.AutoModel.from_pretrained("gpt_tiny"), pet.AutoTokenizer.from_pretrained("gpt_tiny")
+    expected = pet.pipeline("text_generation", model=model, tokenizer=tokenizer)("a red", max_length=12)
+    assert answers == expected
+
+
+def test_scripts_until_1_0_make_the_task_trainer(config):
+    """They have moved the checkpoint into the model's section by then."""
+    given = config("train", load_checkpoint=None)
+    given.model.model_config.checkpoint_name_or_path = "gpt_tiny"
+    assert build_trainer(given.trainer)._of(given).recipe("train").model.path == "gpt_tiny"
+    with pytest.raises(InputError, match="MindIR"):
+        build_trainer(given.trainer).export(given)
+
+
+def test_the_newest_files_name_a_directory_of_hugging_face(config, rows):
+    given = config(load_checkpoint="", pretrained_model_dir="gpt_tiny", use_legacy=False)
+    handlers = [{"type": "take", "n": 3}, {"type": "AlpacaInstructDataHandler", "seq_length": 24}]
+    loader = {"type": "HFDataLoader", "path": "json", "data_files": str(rows), "handler": handlers}
+    given.train_dataset.data_loader = loader
+    del given.model.model_config["seq_length"]
+    recipe = Trainer(given).recipe()
+    assert recipe.model.path == "gpt_tiny"
+    assert (recipe.data.max_samples, recipe.data.max_length) == (3, 24)
+
+
+def test_logs_that_cannot_be_kept_are_an_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"LOG_MF_PATH: .*file/rank_0"):
+        logs.keep()
+
+
+@pytest.fixture(autouse=True)
+def no_handlers_left():
+    known = {name: [*logging.getLogger(name).handlers] for name in ("mindformers", "pet")}
+    yield
+    for name, handlers in known.items():
+        logging.getLogger(name).handlers[:] = handlers
