@@ -73,9 +73,10 @@ def join(limit: int | None = None) -> Job:
         for name, seconds in WAIT_LIMITS.items():
             if os.environ.get(name) in (None, MINDSPORES_LIMITS.get(name)):
                 os.environ[name] = seconds
+        show = sys.excepthook  # which MindSpore puts back to what it was when it was imported itself
         with waiting():
             job = _connect(job, limit)
-        _print_failures()
+        _print_failures(show)
         atexit.register(leave)
     _job = job
     return job
@@ -173,9 +174,12 @@ def _meet(job: Job, target: str, seconds: int) -> None:
         management._init_without_sched("mccl", timeout=seconds * 1000, store=store, **place)
 
 
-def _print_failures() -> None:
-    """Lets an uncaught exception end the process at once: the interpreter's normal end would wait for the peers."""
-    previous = sys.excepthook
+def _print_failures(previous: Callable) -> None:
+    """Lets an uncaught exception end the process at once: the interpreter's normal end would wait for the peers.
+
+    Args:
+        previous: shows it.
+    """
 
     def hook(kind, error, trace):
         global _failed

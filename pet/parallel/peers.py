@@ -4,8 +4,9 @@ A collective of MindSpore waits for a process that is gone, as it does for one t
 connection to rank 0. It ends when a process does, however that was, and soon after its machine or its network is gone,
 which the kernels find out by themselves: Python may be busy. Then rank 0 tells the others, and all end.
 
-A process that hangs is msrun's business, whose scheduler then sends SIGTERM to the others: they end after the step, and
-where that does not end either, after `NOTICE` seconds.
+A process that hangs is msrun's business: its scheduler misses the process's sign of life and ends. msrun looks at the
+workers alone, and would wait for ever; so each of them keeps a connection to the scheduler, too. Where a scheduler
+sends SIGTERM, they end after the step, and where that does not end either, after `NOTICE` seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 
+from model_zoo.errors import InputError
 from pet.launching.addresses import resolve
 from pet.launching.environment import Job, split_address
 from pet.parallel import collectives, join
@@ -30,6 +32,8 @@ GRACE = 3.0
 """Seconds between the end of one process and that of the others: they may have the same error to tell."""
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
 """Seconds until a silent connection is probed, between two probes, and probes without an answer after which it ends."""
+TRIES = 3
+"""Times that msrun's scheduler is asked again, a second apart, before it is taken for gone."""
 HELLO = 256
 """Bytes of a message."""
 
@@ -66,6 +70,7 @@ class Peers(threading.Thread):
         self.job, self.host, self.links, self.left, self.leaving = job, socket.gethostname(), {}, set(), False
         self.hosts: dict[int, str] = {}
         self.step_began = self.signalled = None
+        self.scheduler = to_scheduler() if job.launcher == "msrun" else None
         self.server = socket.create_server((own_address(place), 0)) if job.rank == 0 else None
         own = (*self.server.getsockname(), secrets.token_hex(16)) if self.server is not None else None
         *address, self.token = collectives.all_gather_object(own, collectives.world())[0]
@@ -89,9 +94,11 @@ class Peers(threading.Thread):
 
     def run(self) -> None:
         while True:
-            sources = {link: rank for rank, link in self.links.items()} | ({self.server: None} if self.server else {})
-            for ready in select.select([*sources], [], [], 1.0)[0]:
-                self.admit() if ready is self.server else self.hear(sources[ready])
+            sources = {link: rank for rank, link in self.links.items()}
+            others = {self.server: self.admit, self.scheduler: self.look_for_scheduler}
+            listened = [*sources, *(one for one in others if one is not None)]
+            for ready in select.select(listened, [], [], 1.0)[0]:
+                self.hear(sources[ready]) if ready in sources else others[ready]()
             if self.overdue():
                 self.end(f"rank {self.job.rank}: the step did not end within {NOTICE:.0f} s of the signal")
 
@@ -116,6 +123,20 @@ class Peers(threading.Thread):
         self.links.pop(rank).close()
         if rank not in self.left:
             self.end(said or f"rank {rank}{self.place_of(rank)} is gone")
+
+    def look_for_scheduler(self) -> None:
+        """It has sent something, or is gone."""
+        with contextlib.suppress(OSError):
+            if self.scheduler.recv(HELLO):
+                return
+        self.scheduler.close()
+        for _ in range(TRIES):
+            time.sleep(1.0)
+            if (link := to_scheduler()) is not None:
+                self.scheduler = link
+                return
+        self.scheduler = None
+        self.end("msrun's scheduler is gone, as it is where a process hangs; see scheduler.log")
 
     def place_of(self, rank: int) -> str:
         return f" on {self.hosts[rank]}" if rank in self.hosts else ""
@@ -148,6 +169,14 @@ class Peers(threading.Thread):
         for link in [*self.links.values()]:
             with contextlib.suppress(OSError):
                 link.sendall(text.encode()[:HELLO].ljust(HELLO))
+
+
+def to_scheduler() -> socket.socket | None:
+    """A connection to msrun's scheduler; None where it cannot be had."""
+    with contextlib.suppress(OSError, InputError):
+        host, port = split_address(join.scheduler())
+        return socket.create_connection((resolve(host), port), timeout=10.0)
+    return None
 
 
 def own_address(place: str) -> str:

@@ -36,7 +36,7 @@ def calls(monkeypatch) -> list[tuple]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("RANK_ID", "1")
     monkeypatch.setattr(join, "_job", None)
-    monkeypatch.setattr(join, "_print_failures", lambda: None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # joining puts another one there
     monkeypatch.setattr(join.atexit, "register", lambda function: None)
     monkeypatch.setattr(ms, "set_device", note("set_device"))
     monkeypatch.setattr(communication, "init", note("init"))
@@ -77,6 +77,17 @@ def test_on_ascend_others_join_by_the_public_function(monkeypatch, calls, launch
     limit = timedelta(seconds={"pet": join.JOIN_LIMIT}.get(launcher, join.START_LIMIT))
     assert arguments == ("hccl",)
     assert settings == {"store": "the store", "world_size": 4, "rank": 1, "timeout": limit}
+
+
+def test_who_shows_errors_still_does_so_when_mindspore_has_joined(monkeypatch, calls):
+    """It puts the hook there that it found when it was imported, and a script may import it first."""
+    shown = []
+    monkeypatch.setattr(join, "_failed", False)
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
+    monkeypatch.setattr(communication, "init", lambda: monkeypatch.setattr(sys, "excepthook", None))
+    join_on(monkeypatch, "CPU", "msrun")
+    sys.excepthook(ValueError, ValueError("no"), None)
+    assert len(shown) == 1 and join._failed
 
 
 @pytest.mark.parametrize("launcher", ["pet", "environment", "rank_table"])

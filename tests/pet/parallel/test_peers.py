@@ -49,6 +49,23 @@ def test_the_end_of_one_is_the_end_of_all(together, until, capsys):
     assert said.count("rank 0 is gone") == 1
 
 
+def test_the_end_of_msruns_scheduler_is_the_end_of_all(together, monkeypatch, until, capsys):
+    """It ends where a process hangs, whose connection stays; msrun does not look at it."""
+    (member, *_), ended = together
+    monkeypatch.setattr(peers, "TRIES", 1)
+    with socket.create_server(("127.0.0.1", 0)) as scheduler:
+        monkeypatch.setenv("MS_SCHED_HOST", "127.0.0.1")
+        monkeypatch.setenv("MS_SCHED_PORT", str(scheduler.getsockname()[1]))
+        member.scheduler = peers.to_scheduler()
+        link = scheduler.accept()[0]
+        link.close()  # it may close a connection that it does not know, and be there
+        again = scheduler.accept()[0]
+        assert ended == []
+    again.close()
+    until(lambda: len(ended) >= 3)
+    assert "msrun's scheduler is gone" in capsys.readouterr().err
+
+
 def test_who_is_through_may_go(together, until):
     members, ended = together
     members[1].leave()
