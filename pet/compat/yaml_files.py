@@ -11,7 +11,7 @@ from typing import Any
 from model_zoo.errors import InputError
 from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.results import base_of, bring_checkpoint, find_weights
-from pet.names import find_recipe
+from pet.names import find_recipe, preset_names
 from pet.recipe.overrides import apart, put
 from pet.recipe.schema import Recipe
 from pet.recipe.source import read
@@ -172,7 +172,8 @@ def bring_model(translation: Translation, kind: str, values: Mapping[str, Any], 
         model, adapter, resumed = None, None, Path(given)
     else:
         model, adapter = find_weights(given)
-    base = model or name_of(values) or base_of(given)
+    named = name_of(values)  # perhaps a size alone, which the adapter's own base has, too
+    base = model or (base_of(given) if named in preset_names() else None) or named or base_of(given)
     if base is None:
         raise InputError(f"{path}: {given} has no weights of a base; name that by checkpoint_name_or_path")
     translation.put("model.path", base)

@@ -100,7 +100,6 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     assert (run / "adapter/adapter_config.json").is_file()
     # a run that starts from another one leaves it as it is
     again = config(load_checkpoint=str(run), output_dir=str(run))
-    again.model.model_config.checkpoint_name_or_path = "gpt_tiny"
     trainer = Trainer(args=again, train_dataset="", task="text_generation")
     before = (run / "adapter/adapter_model.safetensors").read_bytes()
     trainer.finetune(finetune_checkpoint=str(run), auto_trans_ckpt=True, resume_training=None)
