@@ -6,7 +6,7 @@ bad as a wrong one, because the user believes that it works.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +14,7 @@ from adapters.schema import Settings
 from adapters.settings import method_and_settings, named
 from model_zoo.counting import config_of
 from model_zoo.errors import InputError
+from pet.launching.environment import read_job
 from pet.recipe import preference_rules
 from pet.recipe.adapter import MANAGEMENT
 from pet.recipe.classes import OPTIONS
@@ -127,8 +128,10 @@ def batches(recipe: Recipe) -> Iterator[Finding]:
             f"{', '.join(metrics)} need generated answers, and a pipeline does not generate; "
             "evaluate afterwards with pet evaluate",
         )
-    started = os.environ.get("RANK_SIZE") or os.environ.get("MS_WORKER_NUM")
-    if started and started.isdigit() and int(started) > 1 and int(started) != parallel.processes:
+    started = 1
+    with contextlib.suppress(InputError):  # joining the job says what is wrong with its variables
+        started = read_job().size
+    if started not in (1, parallel.processes):
         yield _find(
             "parallel.data",
             "parallel.tensor parallel.pipeline",

@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from model_zoo.errors import InputError
 from pet.files import write_text
 from pet.launching.environment import read_job
 
@@ -52,7 +51,8 @@ def keep() -> None:
         handlers = [_Kept(directory / name, encoding="utf-8", delay=True) for name in FILES]
         (directory / "info.log").touch()
     except OSError as error:
-        raise InputError(f"LOG_MF_PATH: {directory}: {error.strerror}; nothing can be written there") from None
+        logger.warning("LOG_MF_PATH: %s: %s; no log is kept there", directory, error.strerror)
+        return
     own = logging.getLogger("pet")
     if not own.hasHandlers() and logging.lastResort is not None:  # which steps in only where there is no other
         own.addHandler(logging.lastResort)

@@ -136,11 +136,11 @@ def test_the_newest_files_name_a_directory_of_hugging_face(config, rows):
     assert (recipe.data.max_samples, recipe.data.max_length) == (3, 24)
 
 
-def test_logs_that_cannot_be_kept_are_an_error(tmp_path, monkeypatch):
+def test_logs_that_cannot_be_kept_end_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"LOG_MF_PATH: .*file/rank_0"):
-        logs.keep()
+    logs.keep()
+    assert "file/rank_0: Not a directory; no log is kept there" in capsys.readouterr().out
 
 
 @pytest.fixture(autouse=True)

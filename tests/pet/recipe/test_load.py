@@ -396,6 +396,9 @@ def test_processes_that_were_started_must_fit(write, monkeypatch):
     (problem,) = problems(write(), ["parallel.data=2"])
     assert "2 × 1 × 1 = 2, but 4 processes were started" in problem
     assert load(write(), ["parallel.data=2", "parallel.tensor=2"]).parallel.processes == 4
+    monkeypatch.delenv("RANK_SIZE")
+    monkeypatch.setenv("MS_WORKER_NUM", "8")  # left over from another job: without a role it says nothing
+    assert load(write()).parallel.processes == 1
 
 
 def test_a_rule_about_a_refused_key_is_silent(write):
