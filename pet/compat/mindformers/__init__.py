@@ -13,7 +13,13 @@ _PIPELINE = {"pet.text_generation": ("pipeline",)}
 _TRAINER = {_HIGH_LEVEL: ("Trainer",), _ARGUMENTS: ("TrainingArguments",)}
 _INIT = {_CONTEXT: ("ContextConfig", "ParallelContextConfig", "init_context")}
 _BUILD = {**_INIT, _SCRIPT: ("build_context", "build_parallel_config", "build_profile_cb")}
-_TUNING = {_PET: ("LoraConfig", "PetConfig", "PrefixTuningConfig", "Ptuning2Config", "get_pet_model")}
+_TUNERS = {_PET: ("LoraAdapter", "PetAdapter", "PrefixTuningAdapter", "Ptuning2Adapter")}
+_TUNING = {
+    _PET: (
+        *("LoraConfig", "PetConfig", "PrefixTuningConfig", "Ptuning2Config", "get_pet_model", "is_supported_pet_type"),
+        *_TUNERS[_PET],
+    )
+}
 _AUTO = {_CLASSES: ("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer")}
 _LOGGER = {f"{__name__}.logs": ("logger",)}
 _REGISTER = {_SCRIPT_CONFIG: ("ActionDict", "DictConfig", "MindFormerConfig")}
@@ -73,6 +79,8 @@ __modules__ = modules_of(
         "pet": _TUNING,
         "pet.pet_config": _TUNING,
         "pet.pet_model": _TUNING,
+        "pet.tuners": _TUNERS,
+        **{f"pet.tuners.{name}_adapter": _TUNERS for name in ("lora", "pet", "prefix_tuning", "ptuning2")},
         "pipeline": _PIPELINE,
         "core.parallel_config": {_SCRIPT: ("build_parallel_config",)},
         "mindformer_book": {_SCRIPT: ("MindFormerBook",)},

@@ -47,6 +47,7 @@ from pet.compat.mindformers.logs import (
     logger as logger,
 )
 from pet.compat.mindformers.pet_config import (
+    LoraAdapter as LoraAdapter,
     LoraConfig as LoraConfig,
     PetConfig as PetConfig,
     PrefixTuningConfig as PrefixTuningConfig,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from model_zoo.errors import InputError
+from pet.compat.mindformers.script_config import MindFormerConfig
 from pet.compat.mindformers.targets import targets_of
 from pet.compat.translation import elsewhere, method_of, number, same
 from pet.recipe.translation import Ignored, Refused, Translation
@@ -46,7 +48,7 @@ def put_method(t: Translation, pet: Mapping[str, Any], kind: str | None, base: M
         t.put("adapter.targets", targets_of(t, pet["target_modules"], kind, base))
 
 
-class PetConfig(dict):
+class PetConfig(MindFormerConfig):
     """``PetConfig(pet_type="lora", lora_rank=8)``: the section as an object."""
 
     _type: str | None = None
@@ -73,18 +75,18 @@ class PrefixTuningConfig(PetConfig):
     _type = "prefixtuning"
 
 
-def get_pet_model(base_model: Model, pet_config: Mapping[str, Any]) -> Model:
+def get_pet_model(base_model: Model, config: Mapping[str, Any]) -> Model:
     """The model with the method's adapter on it; only that is trained.
 
     Args:
         base_model: a model of this library.
-        pet_config: one of the classes above, or a dictionary with ``pet_type``.
+        config: one of the classes above, or a dictionary with ``pet_type``.
 
     Raises:
         InputError: a method or setting that there is not; the base may not have the targets.
     """
     t = Translation("pet_config")
-    put_method(t, pet_config, None, base_model.config.to_dict())
+    put_method(t, config, None, base_model.config.to_dict())
     t.finish()
     return with_adapter(base_model, {key.partition(".")[2]: value for key, value in t.settings.items()})
 
@@ -95,3 +97,47 @@ def with_adapter(model: Model, settings: Mapping[str, Any] | None) -> Model:
     from adapters.methods import method_config
 
     return apply(model, method_config(settings, 0)) if settings else model
+
+
+def is_supported_pet_type(pet_type: str) -> bool:
+    """Whether there is such a method."""
+    try:
+        return method_of(pet_type) != "none"
+    except InputError:
+        return False
+
+
+class PetAdapter:
+    """MindFormers' form of `get_pet_model` for one method: ``LoraAdapter.get_pet_model(model, config)``."""
+
+    _type: str | None = None
+
+    @classmethod
+    def get_pet_model(cls, model: Model, config: Mapping[str, Any]) -> Model:
+        """See `get_pet_model`; the class says the method where the configuration does not."""
+        return get_pet_model(model, {**({"pet_type": cls._type} if cls._type else {}), **config})
+
+    @classmethod
+    def freeze_pretrained_model(cls, model, pet_type: str, freeze_include=None, freeze_exclude=None) -> None:
+        """See `pet.freeze_delta`."""
+        from adapters.freeze import freeze_delta
+
+        freeze_delta(model, pet_type, freeze_include, freeze_exclude)
+
+
+class LoraAdapter(PetAdapter):
+    """LoRA."""
+
+    _type = "lora"
+
+
+class PrefixTuningAdapter(PetAdapter):
+    """A prefix."""
+
+    _type = "prefixtuning"
+
+
+class Ptuning2Adapter(PetAdapter):
+    """P-Tuning v2."""
+
+    _type = "ptuning2"

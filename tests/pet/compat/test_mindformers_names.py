@@ -35,7 +35,11 @@ from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
 from mindformers.tools.utils import str2bool, get_real_rank
 from mindformers.trainer.utils import get_last_checkpoint
-from mindformers import MindFormerConfig, logger
+from mindformers.pet import PetAdapter, is_supported_pet_type
+from mindformers.pet.tuners import LoraAdapter, Ptuning2Adapter, PrefixTuningAdapter
+from mindformers.pet.tuners.lora_adapter import LoraAdapter
+from mindformers.pet.tuners.pet_adapter import PetAdapter
+from mindformers import MindFormerConfig, logger, LoraAdapter
 from mindformers.tools.register import MindFormerConfig, ActionDict
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.core.context import build_context, build_profile_cb
@@ -113,6 +117,24 @@ def test_get_pet_model():
     assert len(names) == 8 and all(".q_proj.lora_" in name for name in names)
     with pytest.raises(InputError, match=r"pet_config: pet_config\.lora_rnk: is not known"):
         get_pet_model(pet.AutoModel.from_pretrained("llama_tiny"), {"pet_type": "lora", "lora_rnk": 4})
+
+
+def test_adapters_of_one_method():
+    """MindFormers' own form, with its names of the arguments, and a configuration whose settings are attributes."""
+    from pet.compat.mindformers.pet import LoraAdapter, LoraConfig, PetAdapter, is_supported_pet_type
+
+    config = LoraConfig(lora_rank=4, lora_alpha=8)
+    assert (config.pet_type, config.lora_rank, config["lora_alpha"]) == ("lora", 4, 8)
+    model = pet.AutoModel.from_pretrained("gpt_tiny")
+    assert LoraAdapter.get_pet_model(model=model, config={"lora_rank": 4}) is model
+    assert list_adapters(model) == ["default"]
+    for parameter in model.get_parameters():
+        parameter.requires_grad = True
+    PetAdapter.freeze_pretrained_model(model, "lora")
+    assert all("lora_" in parameter.name for parameter in pet.trainable_parameters(model))
+    with pytest.raises(InputError, match="pet_method 'no' is not known"):
+        PetAdapter.get_pet_model(model, {"pet_type": "no"})
+    assert is_supported_pet_type("lora") and not is_supported_pet_type("no")
 
 
 def test_processors_give_text():
