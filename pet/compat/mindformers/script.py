@@ -23,8 +23,9 @@ DEVICE = ("device_target", "device_id")
 _places = {"output": "./output"}
 
 
-def build_context(config: Mapping[str, Any]) -> None:
-    """Joins the job that the file's ``use_parallel`` speaks of, and chooses its device.
+def build_context(config: MindFormerConfig) -> None:
+    """Joins the job that the file's ``use_parallel`` speaks of, and chooses its device. The configuration gets
+    ``rank_id`` and ``device_num``.
 
     Raises:
         InputError: see `init_context`.
@@ -32,7 +33,9 @@ def build_context(config: Mapping[str, Any]) -> None:
     logs.keep()
     given = config.get("context") or {}
     device = {name: given[name] for name in DEVICE if given.get(name) is not None}
-    init_context(bool(config.get("use_parallel")), ContextConfig(**device))
+    rank, size = init_context(bool(config.get("use_parallel")), ContextConfig(**device))
+    for name, value in {"rank_id": rank, "local_rank": rank, "device_num": size}.items():
+        object.__setattr__(config, name, value)  # no key of the file: scripts look at them
 
 
 def build_parallel_config(config: Mapping[str, Any]) -> None:

@@ -94,6 +94,7 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "output/log"))
     given = config(load_checkpoint="gpt_tiny")
     build_context(given)
+    assert (given.rank_id, given.device_num) == (0, 1) and "rank_id" not in given.to_dict()
     summary = Trainer(given).train()
     assert summary["method"] == "lora" and summary["steps"] == 1
     run = tmp_path / "output"
