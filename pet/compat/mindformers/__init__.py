@@ -98,6 +98,6 @@ __modules__ = modules_of(
         "utils.file_utils": {_SCRIPT: _PLACES},
         "trainer.trainer": _TRAINER,
         "trainer.training_args": _TRAINER,
-        "trainer.utils": {_CONTEXT: ("get_last_checkpoint",)},
+        "trainer.utils": {_CONTEXT: ("get_last_checkpoint",), _SCRIPT: ("transform_and_load_checkpoint",)},
     }
 )

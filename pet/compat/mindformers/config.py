@@ -110,6 +110,9 @@ class _Config:
         # no field: it must not be written to a config.json
         config.checkpoint_name_or_path = given.get("checkpoint_name_or_path")
         config.generation = {name: given[name] for name in GENERATION if name in given}
+        for name in (*GENERATION, "seq_length"):  # scripts hand them to generate by hand
+            if not hasattr(config, name):
+                setattr(config, name, given.get(name))
         config.dropout = {place: given[name] for name, place in DROPOUTS.items() if given.get(name)}
         config.form = Form(use_rearrange_rope=bool(given.get("use_rearrange_rope")))
         return config

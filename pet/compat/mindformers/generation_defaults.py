@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from model_zoo.counting import layout_of
 from pet.text_generation import completed
 
 # MindFormers' names -> those of `generate`
@@ -31,15 +34,49 @@ def give_defaults(model, given: Mapping[str, Any]) -> None:
     from model_zoo.generation import generate
 
     defaults = defaults_in(given)
+    pad, bos, eos = (getattr(model.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+    if pad is None and layout_of(model.config.to_dict()) == "gpt2" and isinstance(eos, int):
+        pad = eos  # MindFormers' default
     model.generation_defaults = defaults
-    if not defaults:
+    if not defaults and pad is None:
         return
     signature = inspect.signature(generate)
 
     def with_defaults(*arguments, **settings):
-        """The model's own ``generate`` with the configuration's settings where the call has none."""
+        """The model's own ``generate`` with the configuration's settings where the call has none. Padding around
+        prompts without a mask is left out, as in MindFormers; the result is then a list of rows without it."""
         called = dict(signature.bind_partial(model, *arguments, **settings).arguments)
         del called["model"]
-        return type(model).generate(model, **completed(defaults, called, model.room))
+        called = completed(defaults, called, model.room)
+        prompts = None if "attention_mask" in called else without_padding(called.get("input_ids"), pad, bos)
+        if prompts is None:
+            return type(model).generate(model, **called)
+        longest = max(map(len, prompts))
+        rows = [(longest - len(prompt), prompt) for prompt in prompts]
+        called["input_ids"] = [[pad] * lacking + prompt for lacking, prompt in rows]
+        called["attention_mask"] = [[0] * lacking + [1] * len(prompt) for lacking, prompt in rows]
+        found = type(model).generate(model, **called)
+        return [row[lacking:] for row, (lacking, _) in zip(found, rows, strict=True)]
 
     model.generate = with_defaults
+
+
+def without_padding(ids: Any, pad: int | None, bos: int | None = None) -> list[list[int]] | None:
+    """The rows of ``ids`` without the padding around them; None where there is none, or a row is nothing else.
+
+    Args:
+        ids: ``(B, S)`` or one row.
+        pad, bos: the padding, and what begins a text: one of it in front is no padding, even if both are the same.
+    """
+    try:
+        array = np.atleast_2d(ids.asnumpy() if hasattr(ids, "asnumpy") else np.asarray(ids))
+    except ValueError:  # rows of different lengths, of which generate says what is wrong
+        return None
+    if pad is None or array.dtype.kind not in "iu" or not (array != pad).any(1).all():
+        return None
+    rows = []
+    for row in array:
+        real = np.flatnonzero(row != pad)
+        first = 0 if real[0] == 1 and pad == bos else real[0]
+        rows.append(row[first : real[-1] + 1].tolist())
+    return rows if any(len(row) < array.shape[1] for row in rows) else None

@@ -77,6 +77,31 @@ def build_trainer(config: Mapping[str, Any] | None = None) -> TaskTrainer:
     return TaskTrainer()
 
 
+def transform_and_load_checkpoint(config: MindFormerConfig, model, network, dataset=None, **settings) -> None:
+    """Puts the weights of ``config.load_checkpoint`` into a script's network, or the adapter that lies there.
+
+    Args:
+        config: names it, and how a MindFormers file's tensors are divided.
+        model: MindSpore's ``Model`` around the network; not needed.
+        network: gets them.
+        dataset, settings: of MindFormers' compilation; not needed.
+
+    Raises:
+        InputError: there is nothing of this model.
+    """
+    from pet.compat.ckpt.beside import bring
+    from pet.compat.ckpt.doors import is_ckpt
+    from pet.compat.mindformers.sizes import facts_of
+    from pet.compat.objects import put_weights
+    from pet.compat.results import find_weights
+
+    place = config.load_checkpoint
+    if not place:
+        return
+    found = bring(place, network.config.to_dict(), **facts_of(config)) if is_ckpt(place) else find_weights(place)
+    put_weights(network, *found)
+
+
 def cloud_monitor(*arguments, **settings) -> Callable[[Callable], Callable]:
     """A decorator that leaves a script's ``main`` as it is: ``remote_save_url`` uploads, also after a failure."""
     return lambda main: main

@@ -34,7 +34,7 @@ from mindformers.generation.streamers import TextIteratorStreamer
 from mindformers.auto_class import AutoModel
 from mindformers.tools.logger import logger
 from mindformers.tools.utils import str2bool, get_real_rank
-from mindformers.trainer.utils import get_last_checkpoint
+from mindformers.trainer.utils import get_last_checkpoint, transform_and_load_checkpoint
 from mindformers.pet import PetAdapter, is_supported_pet_type
 from mindformers.pet.tuners import LoraAdapter, Ptuning2Adapter, PrefixTuningAdapter
 from mindformers.pet.tuners.lora_adapter import LoraAdapter

@@ -8,11 +8,13 @@ import copy
 import json
 import logging
 
+import numpy as np
 import pytest
 
 import pet
 from model_zoo.errors import InputError
 from pet.compat.mindformers import Trainer, logs
+from pet.compat.mindformers.generation_defaults import without_padding
 from pet.compat.mindformers.script import build_context, build_trainer
 from pet.compat.mindformers.script_config import ActionDict, MindFormerConfig, parse_value
 from pet.compat.yaml_files import load_any
@@ -135,6 +137,50 @@ def test_the_newest_files_name_a_directory_of_hugging_face(config, rows):
     recipe = Trainer(given).recipe()
     assert recipe.model.path == "gpt_tiny"
     assert (recipe.data.max_samples, recipe.data.max_length) == (3, 24)
+
+
+def test_a_script_that_loads_and_generates_by_hand(fixtures):
+    """MindFormers' ``run_gpt2_generate.py`` and its kin: the file's sizes, prompts padded behind, generate by hand."""
+    from pet.compat.mindformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
+    from pet.compat.mindformers.trainer.utils import transform_and_load_checkpoint
+
+    own = pet.AutoConfig.from_pretrained("gpt_tiny")
+    sizes = {
+        "hidden_size": own.n_embd,
+        "num_layers": own.n_layer,
+        "num_heads": own.n_head,
+        "vocab_size": own.vocab_size,
+    }
+    given = MindFormerConfig(
+        load_checkpoint="gpt_tiny",
+        parallel_config={"model_parallel": 1},
+        model={"model_config": {"type": "GPT2Config", **sizes, "seq_length": own.n_positions, "eos_token_id": 0}},
+    )
+    given.model.model_config.update(batch_size=2, do_sample=False, top_k=3, top_p=1, max_decode_length=12)
+    config = GPT2Config(**given.model.model_config, parallel_config=given.parallel_config)
+    network = GPT2LMHeadModel(config)
+    transform_and_load_checkpoint(
+        given, None, network, network.prepare_inputs_for_predict_layout(None), do_predict=True
+    )
+    tokenizer = pet.AutoTokenizer.from_pretrained("gpt_tiny")
+    prompts = [[one for one in tokenizer.encode(text) if one != tokenizer.eos_token_id] for text in ("a red", "a")]
+    padded = [prompts[0] + [0] * (8 - len(prompts[0])), [0] * (8 - len(prompts[1])) + prompts[1]]
+    how = {"max_length": config.max_decode_length, "do_sample": config.do_sample, "eos_token_id": None}
+    rows = network.generate(padded, top_k=config.top_k, top_p=config.top_p, **how)
+    plain = pet.AutoModel.from_pretrained("gpt_tiny")
+    mask = [[0] * (max(map(len, prompts)) - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    left = [[0] * (len(row) - len(prompt)) + prompt for row, prompt in zip(mask, prompts, strict=True)]
+    expected = plain.generate(left, mask, top_k=3, top_p=1, **how)
+    found = [row[np.count_nonzero(np.array(each) == 0) :].tolist() for row, each in zip(expected, mask, strict=True)]
+    assert [row.tolist() for row in rows] == found
+    assert [row[: len(prompt)] for row, prompt in zip(found, prompts, strict=True)] == prompts
+
+
+def test_padding_around_a_prompt():
+    assert without_padding([[0, 5, 6, 0], [7, 8, 9, 1]], 0) == [[5, 6], [7, 8, 9, 1]]
+    assert without_padding(np.array([[0, 5, 6, 0]]), 0, bos=0) == [[0, 5, 6]]
+    nothing = [([[5, 6]], 0), ([[5, 0]], None), ([[0, 0]], 0), (None, 0), ([[1], [1, 0]], 0)]
+    assert [without_padding(*one) for one in nothing] == [None] * 5
 
 
 def test_logs_that_cannot_be_kept_end_nothing(tmp_path, monkeypatch, capsys):
