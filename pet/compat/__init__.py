@@ -15,6 +15,8 @@ from model_zoo.errors import InputError
 
 def _in_one_line(kind, error, trace, others=sys.excepthook) -> None:
     """What is wrong with a script's input is one message, with the script's own line, and exit code 2."""
+    if (logs := sys.modules.get("pet.compat.mindformers.logs")) is not None:
+        logs.note(kind, error, trace)
     if not issubclass(kind, InputError):
         return others(kind, error, trace)
     here = traceback.extract_tb(trace)[0]

@@ -31,6 +31,7 @@ SMALL = (".json", ".model", ".txt", ".jinja", ".tiktoken", "adapter_model.safete
 """Endings of what is compared in a directory; the weights of a base are compared by themselves."""
 UNIMPORTANT = ".index.json"
 """Of files that say how weights are divided over others."""
+WEIGHTS = "the model's weights (mindspore.set_seed makes random ones alike)"
 SAMPLED = 1 << 16
 """Numbers of a parameter in memory that are compared: what began otherwise differs nearly everywhere."""
 
@@ -123,7 +124,7 @@ def facts_of(recipe, adapter: str | Path | None = None, model=None) -> dict[str,
     if adapter is not None:
         contents["adapter"] = content(str(adapter), model=False)
     if model is not None:
-        contents |= {"the script": script(), "the model's weights": weights(model)}
+        contents |= {"the script": script(), WEIGHTS: weights(model)}
     return {"settings": {**settings, **packages}, "contents": {"this library": code, **contents}}
 
 

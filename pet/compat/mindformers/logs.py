@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from model_zoo.errors import InputError
 from pet.files import write_text
 from pet.launching.environment import read_job
 
@@ -61,6 +62,15 @@ def keep() -> None:
         handler.setFormatter(logging.Formatter(FORMAT))
         logger.addHandler(handler)
         own.addHandler(handler)
+
+
+def note(kind: type[BaseException], error: BaseException, trace) -> None:
+    """Keeps what ends a script, in the files alone: it is shown elsewhere."""
+    told = (str(error), None) if issubclass(kind, InputError) else ("the script failed", (kind, error, trace))
+    record = logger.makeRecord(logger.name, logging.ERROR, sys.argv[0], 0, told[0], (), told[1])
+    for handler in logger.handlers:
+        if isinstance(handler, _Kept):
+            handler.handle(record)
 
 
 def report(answers: list, file: str) -> None:

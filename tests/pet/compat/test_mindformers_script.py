@@ -183,6 +183,15 @@ def test_padding_around_a_prompt():
     assert [without_padding(*one) for one in nothing] == [None] * 5
 
 
+def test_what_ends_a_script_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "log"))
+    logs.keep()
+    logs.note(InputError, InputError("model.path: no"), None)
+    logs.note(ValueError, ValueError("by itself"), None)
+    kept = (tmp_path / "log/rank_0/error.log").read_text()
+    assert "ERROR - model.path: no" in kept and "ValueError: by itself" in kept
+
+
 def test_logs_that_cannot_be_kept_end_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOG_MF_PATH", str(tmp_path / "file"))

@@ -138,7 +138,7 @@ def test_a_scripts_own_model_begins_with_the_same_weights(scripts):
     assert scripts(one, other) == ["", ""]
     other.weight.set_data(ms.Tensor(np.full((4, 3), 2, np.float32)))
     assert scripts(one, one) == ["", ""]
-    expected = f"rank 1 on {HOST} differs from rank 0 on {HOST}: the model's weights: weight has another content"
+    expected = f"rank 1 on {HOST} differs from rank 0 on {HOST}: {agreement.WEIGHTS}: weight has another content"
     assert scripts(one, other) == [expected, expected]
 
 
