@@ -120,7 +120,7 @@ class Request:
         """The equivalent recipe of a call.
 
         Args:
-            mode: ``train``, ``finetune`` or ``evaluate``.
+            mode: ``train``, ``finetune``, ``evaluate`` or ``predict``.
             model: a checkpoint in place of the trainer's model.
         """
         from pet.compat.yaml_files import load_any
@@ -176,7 +176,7 @@ class Request:
 
     def changes(self, mode: str) -> dict[str, Any]:
         """What is said here instead of a MindFormers file, by its keys."""
-        return {**self.options, "run_mode": "eval" if mode == "evaluate" else mode}
+        return {**self.options, "run_mode": {"evaluate": "eval"}.get(mode, mode)}
 
     def _put_model(self, translation: Translation, mode: str, model: str | None) -> None:
         from pet.names import preset_names

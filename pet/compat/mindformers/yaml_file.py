@@ -124,6 +124,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         _data(t, _section(t, values, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         t.drop("data.eval", "data.eval_format", "data.eval_columns", *EVALUATIONS)
+    _leave_unread(t, values.get("run_mode"))
     url = values.get("remote_save_url")
     if str(url).lower().startswith(PLACEHOLDER):
         t.ignore("remote_save_url", "is still the placeholder, so nothing is uploaded")
@@ -133,6 +134,15 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
     entries = [*(values.get("callbacks") or []), *(values.get("eval_callbacks") or [])]
     translate_callbacks(t, entries, {**values, "remote_save_url": url})
     return t
+
+
+def _leave_unread(t: Translation, mode: str | None) -> None:
+    """Drops files that a run mode does not read and that are not there: published files have placeholders for them."""
+    unread = {"eval": ("data.train",), "predict": ("data.train", "data.eval")}.get(str(mode), ())
+    for key in unread:
+        paths = t.get(key) or []
+        if not all(Path(path).expanduser().exists() for path in ([paths] if isinstance(paths, str) else paths)):
+            t.drop(key, *(("data.eval_format", "data.eval_columns", *EVALUATIONS) if key == "data.eval" else ()))
 
 
 def _section(t: Translation, values: Mapping[str, Any], name: str) -> dict[str, Any]:

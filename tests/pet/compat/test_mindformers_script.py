@@ -119,6 +119,18 @@ def test_train_tunes_where_the_file_says_so(config, tmp_path, monkeypatch, capsy
     assert answers == expected
 
 
+def test_placeholders_of_what_is_not_read(config, rows):
+    given = config(load_checkpoint="gpt_tiny", eval_dataset={"data_loader": {"dataset_dir": "/path/to/dev.json"}})
+    given.train_dataset.data_loader.dataset_dir = "/path/to/train.json"
+    assert Trainer(given).recipe("predict").data.train is None
+    measured = Trainer(given, eval_dataset=str(rows)).recipe("evaluate")
+    assert measured.data.train is None and len(measured.data.eval) == 1
+    with pytest.raises(InputError, match=r"data\.eval: /path/to/dev\.json"):
+        Trainer(given).recipe("evaluate")
+    with pytest.raises(InputError, match=r"data\.train: /path/to/train\.json"):
+        Trainer(given).recipe("finetune")
+
+
 def test_scripts_until_1_0_make_the_task_trainer(config):
     """They have moved the checkpoint into the model's section by then."""
     given = config("train", load_checkpoint=None)
