@@ -124,7 +124,8 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
         _data(t, _section(t, values, name), key)
     if values.get("do_eval") is False and values.get("run_mode") != "eval":  # it is about training
         t.drop("data.eval", "data.eval_format", "data.eval_columns", *EVALUATIONS)
-    _leave_unread(t, values.get("run_mode"))
+    if "run_mode" in changes:
+        _leave_unread(t, values.get("run_mode"))
     url = values.get("remote_save_url")
     if str(url).lower().startswith(PLACEHOLDER):
         t.ignore("remote_save_url", "is still the placeholder, so nothing is uploaded")
@@ -137,7 +138,7 @@ def translate(values: dict[str, Any], file: Path, changes: Collection[str] = ())
 
 
 def _leave_unread(t: Translation, mode: str | None) -> None:
-    """Drops files that a run mode does not read and that are not there: published files have placeholders for them."""
+    """Drops files that a trainer's call does not read and that are not there: published files have placeholders."""
     unread = {"eval": ("data.train",), "predict": ("data.train", "data.eval")}.get(str(mode), ())
     for key in unread:
         paths = t.get(key) or []
