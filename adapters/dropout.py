@@ -53,11 +53,16 @@ class Dropout(nn.Cell):
         rate: the share, from 0 to below 1.
         name: of the cell that this stands in; cells with other names have other masks under the same key.
 
+    Where nobody sets the key, as in MindSpore's own training loops, it is MindSpore's dropout, whose generator
+    `mindspore.set_seed` begins: one key for all steps would be one mask for all.
+
     Attributes:
+        keyed: whether a trainer sets the key.
         members, place: how many processes divide the columns, and which of them this is: it draws its part of the mask
             that a single process would draw for all.
     """
 
+    keyed = False
     members, place = 1, 0
 
     def __init__(self, rate: float, name: str):
@@ -68,6 +73,7 @@ class Dropout(nn.Cell):
         self.by_product = on_ascend()
         self.key = Parameter(Tensor([0, 0], ms.int32), name=KEY_NAME, requires_grad=False)  # the key, the block
         self.key.adapter = KEY_NAME
+        self.unkeyed = nn.Dropout(p=rate)
 
     def places(self, x):
         """Where each element of x stands in the mask of its block, and the size of that."""
@@ -80,6 +86,8 @@ class Dropout(nn.Cell):
     def construct(self, x):
         if not self.training:
             return x
+        if not self.keyed:
+            return self.unkeyed(x)
         index, size = self.places(x)
         seed = seed_of(self.key, self.site, size, self.by_product)
         bits = ops.bitwise_and(mixed(index * STRIDE + seed, self.by_product), 0x7FFFFFFF)
@@ -88,6 +96,8 @@ class Dropout(nn.Cell):
     def trace(self, tracer, x):
         if not self.training:
             return x
+        if not self.keyed:
+            tracer.refuse(type(self))
         numbers = {"site": self.site, "threshold": self.threshold, "factor": self.factor}
         return tracer.emit("dropout", x, self.key, *tracer.rows, **numbers, members=self.members, place=self.place)
 
@@ -101,6 +111,7 @@ def set_dropout_key(model: nn.Cell, key: int, block: int = 0) -> None:
     """
     value = Tensor([key & 0x7FFFFFFF, block], ms.int32)
     for cell in dropouts(model):
+        cell.keyed = True
         ops.assign(cell.key, value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from adapters.apply import apply
+from adapters.dropout import set_dropout_key
 from adapters.lora import LoRALinear
 from model_zoo.auto import MODEL_OF, classes_for
 from model_zoo.engine import MemoryProfile, available, memory_profile
@@ -49,6 +50,7 @@ def _profile(meta_model, adapter, recompute: bool, precision: str) -> MemoryProf
         model = MODEL_OF[type(config)](config)
         if adapter is not None:
             apply(model, adapter)
+        set_dropout_key(model, 0)  # as a trainer does
         set_precision(model, precision)
         found = memory_profile(model.set_train(True), recompute)
     except InputError:  # an adapter for layers that are not there

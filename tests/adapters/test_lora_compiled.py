@@ -76,4 +76,5 @@ def test_cells_of_ones_own(dora):
     pet.apply_lora(model, rank=2, targets=["embed", "line", "plane"], use_dora=dora, dropout=0.1)
     randomise(model)
     model.set_train(True)
+    set_dropout_key(model, 5)
     compare(model, IDS)

@@ -57,6 +57,7 @@ def batch_of(model, rows=2, length=17, seed=0):
 
 def disturb(model) -> None:
     """Makes adapters and norms something that changes what goes through."""
+    set_dropout_key(model, 12345, 1)
     generator = np.random.default_rng(3)
     for parameter in model.get_parameters():
         if ".ia3_l" in parameter.name:
@@ -142,7 +143,6 @@ def test_gradients_of_adapted_experts_are_those_of_the_plain_path(name, recomput
     model = AutoModel.from_pretrained(fixtures / "qwen3_moe")
     apply(model, MOE[name])
     disturb(model)
-    set_dropout_key(model, 12345, 1)
     same(model.set_train(True), batch_of(model), set_recompute if recompute else lambda model: None)
     layers = model.config.dims.layers
     assert groups == [[1] * layers if recompute else [layers]]
@@ -186,7 +186,6 @@ def test_gradients_of_other_adapters_are_those_of_the_plain_path(name, fixtures,
     model = AutoModel.from_pretrained(fixtures / "llama_gqa")
     apply(model, OTHERS[name])
     disturb(model)
-    set_dropout_key(model, 12345, 1)
     same(model.set_train(True), batch_of(model))
     assert groups == [[model.config.dims.layers]]
 
@@ -205,7 +204,6 @@ def test_gradients_of_dora_are_those_of_the_plain_path(family, fixtures, groups)
     model = AutoModel.from_pretrained(fixtures / family)
     apply(model, LoRAConfig(rank=3, targets="all-linear", use_dora=True, dropout=0.3))
     disturb(model)
-    set_dropout_key(model, 12345, 1)
     same(model.set_train(True), batch_of(model))
     assert groups == [[model.config.dims.layers]]
 
@@ -433,7 +431,6 @@ def test_a_share_of_the_columns_is_dropped_as_in_the_whole(fixtures):
     model = AutoModel.from_pretrained(fixtures / "llama_mha")
     apply(model, LoRAConfig(rank=3, targets="all-linear", dropout=0.4))
     disturb(model)
-    set_dropout_key(model, 12345, 1)
     for cell in dropouts(model):
         cell.members, cell.place = 3, 2
     same(model.set_train(True), batch_of(model))

@@ -15,6 +15,7 @@ import pytest
 
 from adapters.lora import LoRAConfig
 from model_zoo.auto import AutoConfig
+from model_zoo.engine import available
 from model_zoo.errors import InputError
 from model_zoo.presets import preset
 from pet.cli.main import main
@@ -23,6 +24,7 @@ from pet.parallel.mesh import Mesh
 from pet.parallel.shares import shares
 from pet.planning import Cluster, Work, parse_bytes, plan
 from pet.planning.activations import activation_bytes
+from pet.planning.layer_memory import layer_memory
 from pet.planning.search import flops
 from pet.planning.table import as_text
 from pet.planning.traffic import Steps, step_traffic
@@ -100,6 +102,13 @@ def peaks(request, tmp_path_factory) -> Path:
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return directory
+
+
+@pytest.mark.skipif(not available(), reason="no C compiler")
+def test_dropout_is_planned_as_a_trainer_runs_it():
+    meta_model = MetaModel(CASES[next(iter(CASES))]["config"])
+    without, dropping = (layer_memory(meta_model, LoRAConfig(dropout=rate), False) for rate in (0.0, 0.1))
+    assert dropping.saved > without.saved
 
 
 @pytest.mark.slow
