@@ -74,7 +74,15 @@ def save_pretrained(
     Of a multimodal model the text model is written, as one by itself (`Config.alone`), which is said.
     A head tied to the embedding is written only where the family's published files hold it, too. Tokenizer and
     generation files of the directory that the model was loaded from are copied along.
+
+    Raises:
+        InputError: a network of no known family, or one whose parameters an adapter replaces.
     """
+    if getattr(model, "family", None) is None:
+        raise InputError(
+            f"{directory}: a {type(model).__name__} is of no known family, which config.json would name; "
+            "mindspore.save_checkpoint writes its weights"
+        )
     own = model.config.alone
     names = dict(zip(model.config.shapes(), own.shapes(), strict=True))
     parameters = {names[name]: parameter for name, parameter in base_parameters(model).items()}
