@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mindspore import Parameter, nn
@@ -18,6 +18,7 @@ from adapters.prefix import PrefixConfig
 from adapters.prompt import PromptConfig, PTuningConfig
 from adapters.ptuning import PTuningV2Config
 from adapters.registry import registry
+from adapters.restart import base_loading as base_beneath
 from model_zoo.errors import InputError
 from model_zoo.layers import weights_of
 
@@ -217,6 +218,24 @@ def disable_adapters(model: nn.Cell) -> AbstractContextManager[None]:
     """A context in which the model is its bare base, whatever is called within; blocks nest. What is active and what is
     merged stays so and takes part again afterwards; adapters chosen within count from then on."""
     return registry(model).disabled()
+
+
+@contextmanager
+def base_loading(model: nn.Cell) -> Iterator[None]:
+    """A context in which the weights of a base are loaded beneath its adapters, by MindSpore's own means::
+
+        with pet.base_loading(network):
+            mindspore.load_param_into_net(network, mindspore.load_checkpoint("network.ckpt"))
+
+    Within, the network is its bare base, with its own parameters under their own names. Afterwards the adapters stand
+    on the new weights as if these had been loaded before: DoRA's norms, PiSSA's factors and copies of biases are taken
+    anew, as far as nobody has trained them.
+    """
+    state = registry(model)
+    with base_beneath(state):
+        yield
+    state.note_base([True])  # loading may put weights where a compiled graph does not look
+    state.refresh()
 
 
 def adapter_names(model: nn.Cell, names: list[str]) -> AbstractContextManager[None]:

@@ -19,15 +19,6 @@ from adapters.dropout import Dropout
 from adapters.factors import Factor, first_a, generator_for
 from adapters.method import AdapterModule
 from adapters.sites import weight_array
-from model_zoo.errors import InputError
-
-
-def check_conv(site) -> None:
-    """Raises InputError for a convolution that LoRA does not fit."""
-    if site.cell.group != 1:
-        raise InputError(f"lora: {site.path} is a convolution in {site.cell.group} groups; one group was expected")
-    if getattr(site.cell, "data_format", "NCHW") not in ("NCHW", "NCL"):
-        raise InputError(f"lora: {site.path} has data_format {site.cell.data_format}; NCHW was expected")
 
 
 class LoRAConv(AdapterModule):

@@ -55,18 +55,15 @@ class LoRAConfig(LoRA, MethodConfig):
         return rank * (site.in_features + site.out_features) + magnitudes
 
     def build(self, site) -> AdapterModule:
-        from adapters.conv_lora import DoRAConv, LoRAConv, check_conv
+        from adapters.conv_lora import DoRAConv, LoRAConv
         from adapters.embedding_lora import DoRAEmbedding, LoRAEmbedding
 
         if self.init in FROM_WEIGHTS and site.kind != "linear":
             raise InputError(f"lora: init {self.init!r} fits linear cells; {site.path} is of kind {site.kind}")
         if site.kind == "linear":
-            if getattr(site.cell, "activation_flag", False):
-                raise InputError(f"lora: {site.path} applies an activation itself, so its output is not linear in W")
             return DoRALinear(self, site) if self.use_dora else LoRALinear(self, site)
         if site.kind == "embedding":
             return DoRAEmbedding(self, site) if self.use_dora else LoRAEmbedding(self, site)
-        check_conv(site)
         return DoRAConv(self, site) if self.use_dora else LoRAConv(self, site)
 
     def companions(self, model, chosen):

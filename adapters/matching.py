@@ -18,12 +18,14 @@ import fnmatch
 import re
 from collections.abc import Iterable
 
+from mindspore import nn
+
 from adapters.method import MethodConfig
 from adapters.patterns import as_list, full_match, is_glob, named, pattern_matches
 from adapters.peft_config import SCORE
 from adapters.replacement import wanted
-from adapters.sites import Site, sites
-from model_zoo.errors import InputError, nearest
+from adapters.sites import Site, plain_cells, sites
+from model_zoo.errors import LISTED, InputError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +91,11 @@ def is_expression(entry: str, candidates: list[Site]) -> bool:
         return False
 
 
-def select(entries: Iterable[str], candidates: list[Site], family, what: str) -> list[Site]:
+def select(entries: Iterable[str], candidates: list[Site], family, what: str, model=None) -> list[Site]:
     """The sites that any of the entries means, in the model's order.
+
+    Args:
+        model: whose other cells an error tells from a misspelt name.
 
     Raises:
         InputError: names every entry that matches nothing or is no valid expression.
@@ -109,6 +114,9 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str) ->
             problems.append(f"{what}: {entry!r} is no valid regular expression: {error}")
             continue
         if not found:
+            if other := unfit_cell(model, entry, candidates):
+                problems.append(f"{what}: {other}")
+                continue
             names = {name for site in candidates for name in (site.path.rsplit(".", 1)[-1], site.path)}
             short = {site.path.rsplit(".", 1)[-1] for site in candidates} - {""}
             expression = is_expression(entry, candidates)
@@ -117,6 +125,17 @@ def select(entries: Iterable[str], candidates: list[Site], family, what: str) ->
         chosen |= found
     InputError.raise_any(problems)
     return [site for site in candidates if site.path in chosen]
+
+
+def unfit_cell(model, name: str, candidates: list[Site]) -> str | None:
+    """A sentence on the first cell of this name, which is no site; None where there is no such cell."""
+    cells = plain_cells(model) if isinstance(model, nn.Cell) else ()
+    for path, cell in cells:
+        if named(path, name):
+            within = [site.path for site in candidates if site.path.startswith(f"{path}.") and site.kind != "none"]
+            there = f"; name cells within it, such as {within[0]}, or 're:{path}.*'" if within else ""
+            return f"{path} is a {type(cell).__name__}, which no adapter fits{there}"
+    return None
 
 
 def layer_numbers(layers, existing: set[int]) -> set[int] | None:
@@ -175,13 +194,11 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
     if not entries:
         defaults = config.family_targets(family)
         if defaults is None:
-            names = sorted({site.path.rsplit(".", 1)[-1] for site in fitting})
-            raise InputError(f"targets: the model is of no known family; name its cells (there is: {', '.join(names)})")
+            raise InputError(no_default(config, fitting))
         entries = list(defaults)
-    misfits = [site for site in everything if site.kind not in config.kinds]
-    chosen = select(entries, fitting + misfits, family, "targets")
+    chosen = select(entries, everything, family, "targets", model)
     chosen = refuse_misfits(entries, chosen, family, config)
-    excluded = {site.path for site in select(as_list(config.exclude), fitting, family, "exclude")}
+    excluded = {site.path for site in select(as_list(config.exclude), everything, family, "exclude", model)}
     numbers = layer_numbers(config.layers, {site.layer for site in everything if site.layer is not None})
     left = [site for site in chosen if site.path not in excluded and (numbers is None or site.layer in numbers)]
     if not left:
@@ -189,6 +206,18 @@ def chosen_sites(model, config: MethodConfig) -> list[Site]:
     for pattern in ("rank_pattern", "alpha_pattern"):
         check_patterns(pattern, getattr(config, pattern, None), left)
     return config.relocated(model, left)
+
+
+def no_default(config: MethodConfig, fitting: list[Site]) -> str:
+    """What is said where neither the user nor a family says which cells are meant."""
+    last = [site.path.rsplit(".", 1)[-1] for site in fitting]
+    names = list(
+        dict.fromkeys(name if not name.isdigit() else site.path for name, site in zip(last, fitting, strict=True))
+    )
+    if not names:
+        return f"targets: the network has no cell that {config.method} fits ({', '.join(config.kinds)})"
+    there = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
+    return f"targets: the model is of no known family; name its cells (there is: {there}), or 'all-linear'"
 
 
 def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) -> list[Site]:
@@ -199,9 +228,8 @@ def refuse_misfits(entries, chosen: list[Site], family, config: MethodConfig) ->
         wrong = [site for site in found if site.kind not in config.kinds]
         pattern = is_glob(entry) or entry.startswith("re:")
         if wrong and (not pattern or len(wrong) == len(found)):
-            raise InputError(
-                f"targets: {wrong[0].path} is of kind {wrong[0].kind}; {config.method} fits {', '.join(config.kinds)}"
-            )
+            why = wrong[0].misfit or f"is of kind {wrong[0].kind}; {config.method} fits {', '.join(config.kinds)}"
+            raise InputError(f"targets: {wrong[0].path} {why}")
     return [site for site in chosen if site.kind in config.kinds]
 
 

@@ -15,13 +15,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from adapters.cell_forms import weight_attribute
 from adapters.merge_rules import (
     in_order,
     refuse_over_changed_base,
     refuse_packed,
     refuse_unknown_base,
     refuse_unmergeable,
-    weight_attribute,
 )
 from adapters.method import AdapterModule
 from adapters.registry import Registry, new_version, registry
@@ -155,12 +155,12 @@ class Merged:
         """The same merge over the weights of now; they are the base's."""
         return dataclasses.replace(planned(state, self.names, True), frozen=self.frozen)
 
-    def settle(self, was_trainable: dict[str, bool]) -> None:
+    def settle(self, was_trainable: dict[Parameter, bool]) -> None:
         """Leaves the merged values in the weights for good; weights of their own are trained as the shared one was."""
         self.put(inside=True)
         for target in self.targets:
             if target.own is not None:
-                target.own.requires_grad = was_trainable.get(target.parameter.name, True)
+                target.own.requires_grad = was_trainable.get(target.parameter, True)
 
 
 def merge(

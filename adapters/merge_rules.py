@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mindspore import nn
 
+from adapters.cell_forms import weight_attribute
 from adapters.method import AdapterModule
 from adapters.registry import Registry
 from adapters.settings import NO_PLACE
@@ -98,8 +99,3 @@ def changes(state: Registry, name: str) -> Iterator[tuple[nn.Cell, str, str]]:
         yield cell, weight_attribute(cell), path
         if module.reads_output and getattr(cell, "bias", None) is not None:
             yield cell, "bias", path
-
-
-def weight_attribute(cell: nn.Cell) -> str:
-    """What a cell calls its weight."""
-    return "weight" if getattr(cell, "weight", None) is not None else "embedding_table"

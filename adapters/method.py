@@ -18,6 +18,9 @@ from adapters.schema import Settings, described
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.errors import InputError
 
+PRECISIONS = ("fp16", "bf16", "fp32")
+"""Flags by which MindSpore casts what a cell gets."""
+
 
 class AdapterModule(nn.Cell):
     """What one adapter adds to one cell.
@@ -47,6 +50,21 @@ class AdapterModule(nn.Cell):
     def __init__(self):
         super().__init__()
         self.rows = None
+
+    # An adapter computes in float32, whatever precision the cells of its network are given by ``to_float`` and by
+    # ``mindspore.amp``, which goes down by these methods.
+
+    def to_float(self, dst_type):
+        return self
+
+    def add_flags_recursive(self, **flags):
+        super().add_flags_recursive(**{key: flag for key, flag in flags.items() if key not in PRECISIONS})
+
+    def name_cells(self) -> dict[str, nn.Cell]:
+        return {}
+
+    def cells(self):
+        return self._cells.values()
 
     def tensors(self) -> dict[str, Parameter]:
         """The parameters by the last part of their name in an adapter file (``lora_A.weight``)."""

@@ -15,8 +15,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from adapters import replacement
+from adapters.graphs import state_changed
 from adapters.matching import chosen_sites
 from adapters.method import AdapterModule, MethodConfig
+from adapters.naming import name_module, trained_in
 from adapters.peft_config import SCORE
 from adapters.restart import base_loading
 from adapters.sites import Site, activate, attach, check_vacant, detach
@@ -63,9 +65,9 @@ class Adapter:
 
     def parameters(self) -> list[Parameter]:
         """What an optimizer trains."""
-        held = [value for module in self.modules.values() for value in module.get_parameters() if not value.buffer]
+        held = [value for module in self.modules.values() for value in trained_in(module)]
         own = list({id(value): value for value in held}.values())
-        return own + [item.own for item in self.replaced]
+        return own + [item.own for item in self.replaced if item.attribute not in replacement.STATISTICS]
 
     def train(self, trained: bool) -> None:
         """Trains or freezes all its parameters."""
@@ -94,7 +96,8 @@ class Registry:
         self.merged: Any = None  # an `adapters.merge.Merged`
         self.blocks = 0
         self.row_names: tuple[str, ...] | None = None
-        self.was_trainable: dict[str, bool] = {}
+        self.was_trainable: dict[Parameter, bool] = {}  # names change where the model becomes part of another
+        self.statistics: list[nn.Cell] = []
         self.settled = 0  # changes with every merge that was kept for good, and where the base is packed anew
         self.graphs: dict[tuple, int] = {}
         self.created = model.create_time
@@ -163,12 +166,13 @@ class Registry:
         adapter = Adapter(name, config, {site.path: site for site in chosen}, modules, replaced)
         adapter.companions = tuple(companion.site.path for companion in companions)
         if not self.adapters:
-            for parameter in self.model.get_parameters():
-                self.was_trainable[parameter.name] = parameter.requires_grad
+            self.was_trainable = {parameter: parameter.requires_grad for parameter in self.model.get_parameters()}
+            for parameter in self.was_trainable:
                 parameter.requires_grad = False
+            self.statistics = replacement.with_statistics(self.model)
         for site in chosen:
             attach(site.cell, name, modules[site.path])
-            name_module(modules[site.path], site.path, name)
+            name_module(modules[site.path], site, name)
         self.adapters[name] = adapter
         adapter.train(False)
         try:
@@ -216,8 +220,10 @@ class Registry:
         del self.adapters[name]
         self.refresh()
         if not self.adapters:
-            for parameter in self.model.get_parameters():
-                parameter.requires_grad = self.was_trainable.get(parameter.name, parameter.requires_grad)
+            for parameter, trained in self.was_trainable.items():
+                parameter.requires_grad = trained
+            replacement.free_statistics(self.statistics)
+            self.statistics = []
 
     def keep_merged(self) -> None:
         """Takes every adapter off and leaves what is merged in the weights for good."""
@@ -243,6 +249,7 @@ class Registry:
         if self.merged is not None:
             self.merged.put(inside=not self.blocks)
         replacement.stand_in(replaced, names)
+        replacement.keep_statistics(self.statistics, replaced, names)
         for adapter in adapters:
             for path, module in adapter.modules.items():
                 module.noticed(adapter.sites[path].cell)
@@ -257,6 +264,7 @@ class Registry:
         # MindSpore's own (GRAPH_MODE) are kept by the time at which the cell was made.
         number = self.graphs.setdefault(state, len(self.graphs))
         object.__setattr__(self.model, "_create_time", self.created + number)
+        state_changed(self.model, (id(self), self.created, number))
 
     def refresh_columns(self, names: tuple[str, ...], rows: tuple[str, ...]) -> None:
         """Sets the model's position offset and its number of virtual tokens.
@@ -368,18 +376,3 @@ def started_from_file(model: nn.Cell) -> bool:
     """Whether an adapter that takes part in a model was loaded."""
     state = model.__dict__.get("_adapter_registry")
     return state is not None and any(state.get(name).source for name in state.running)
-
-
-def name_module(module: AdapterModule, path: str, adapter: str) -> None:
-    """Names a module's parameters after the cell: ``q_proj.lora_A.weight``, and with the adapter's name in it
-    (``q_proj.lora_A.second.weight``) for any adapter but ``default``."""
-    keys = {id(value): key for key, value in module.tensors().items()}
-    for structural, parameter in module.parameters_and_names():
-        key = keys.get(id(parameter), structural)
-        parameter.buffer = id(parameter) not in keys
-        if adapter != "default":
-            first, _, rest = key.partition(".")
-            key = f"{first}.{adapter}.{rest}" if rest else f"{first}.{adapter}"
-        parameter.name = f"{path}.{key}" if path else key
-        parameter.adapter = adapter
-        parameter.requires_grad = not parameter.buffer

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from adapters.patterns import within
 from adapters.sites import plain_cells
 from model_zoo.errors import InputError, nearest
 from model_zoo.quantization.cells import is_quantized
+
+STATISTICS = ("moving_mean", "moving_variance")
+"""What a batch norm notes in training: saved with the cell, but no optimizer's."""
 
 
 @dataclasses.dataclass
@@ -40,13 +43,15 @@ def own_copy(adapter: str, path: str, cell: nn.Cell, attribute: str, dtype) -> R
         name=f"{path}.modules_to_save.{adapter}.{attribute}",
     )
     own.adapter = adapter
-    own.buffer = False
+    own.buffer = attribute in STATISTICS
+    own.requires_grad = not own.buffer
     return Replacement(adapter, cell, attribute, base, own, f"{path}.{attribute}")
 
 
 def planned(model: nn.Cell, config, chosen, adapter: str) -> list[Replacement]:
     """The copies that a configuration asks for (`wanted`)."""
-    dtype = getattr(model, "dtype", None)
+    known = getattr(model, "family", None) is not None  # another library's dtype may be a name, or of its inputs
+    dtype = getattr(model, "dtype", None) if known else None
     return [own_copy(adapter, path, cell, attribute, dtype) for path, cell, attribute in wanted(model, config, chosen)]
 
 
@@ -115,11 +120,34 @@ def stand_in(items: list[Replacement], names: tuple[str, ...]) -> None:
 
 def put(cell: nn.Cell, attribute: str, parameter: Parameter) -> None:
     """Makes a parameter the cell's attribute, under the name that it has."""
-    name = parameter.name
-    if cell._params.get(attribute) is not parameter:
+    name, before = parameter.name, cell._params.get(attribute)
+    if before is not parameter:
         cell._params[attribute] = parameter
         cell.__dict__.pop(attribute, None)
+        for key, held in list(cell.__dict__.items()):  # an LSTM reads its weights there
+            if isinstance(held, ParameterTuple) and any(one is before for one in held):
+                object.__setattr__(cell, key, ParameterTuple([parameter if one is before else one for one in held]))
     parameter.name = name
+
+
+def with_statistics(model: nn.Cell) -> list[nn.Cell]:
+    """The batch norms that note statistics whenever they are in training."""
+    cells = (cell for _, cell in plain_cells(model))
+    return [cell for cell in cells if getattr(cell, "use_batch_statistics", True) is None]
+
+
+def keep_statistics(cells: list[nn.Cell], items: list[Replacement], names: tuple[str, ...]) -> None:
+    """Lets batch norms go by the base's statistics and leave them alone, in training too: they are the base's, and no
+    adapter file holds them. Those that a named adapter trains whole note statistics of their own."""
+    own = {id(item.cell) for item in items if item.adapter in names}
+    for cell in cells:
+        cell.use_batch_statistics = None if id(cell) in own else False
+
+
+def free_statistics(cells: list[nn.Cell]) -> None:
+    """Leaves batch norms as they were without adapters."""
+    for cell in cells:
+        cell.use_batch_statistics = None
 
 
 def check_compatible(adapters) -> None:

@@ -15,26 +15,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from types import FunctionType
 
 import numpy as np
 from mindspore import nn, ops
 
+from adapters.cell_forms import Form, form_of, uncalled, weight_attribute, weight_of
 from adapters.method import AdapterModule
 from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.parameters import read_parameter
 from model_zoo.errors import InputError
-from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
+from model_zoo.layers import AttentionCore
 from model_zoo.quantization.cells import QuantizedLinear
-
-WEIGHTED = {
-    Linear: "linear",
-    Conv1D: "linear",
-    nn.Dense: "linear",
-    Embedding: "embedding",
-    nn.Embedding: "embedding",
-    nn.Conv1d: "conv",
-    nn.Conv2d: "conv",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +36,12 @@ class Site:
     Attributes:
         path: its dotted name in the model.
         cell: the cell.
-        kind: ``linear``, ``embedding``, ``conv``, ``attention`` (an attention core) or ``model`` (the whole).
+        kind: ``linear``, ``embedding``, ``conv``, ``attention`` (an attention core), ``model`` (the whole) or ``none``.
         in_features, out_features: widths of a linear cell; vocabulary and width of an embedding; channels of a
             convolution; key/value heads and head width of an attention core.
         transposed: whether the weight is stored ``(in, out)``.
         layer: index of the decoder layer that it stands in, or None.
+        misfit: of kind ``none``, why no adapter fits.
     """
 
     path: str
@@ -58,6 +51,7 @@ class Site:
     out_features: int
     transposed: bool = False
     layer: int | None = None
+    misfit: str = ""
 
     @property
     def output_scale(self) -> float:
@@ -79,50 +73,34 @@ class Site:
         return tuple(weight.shape) if weight is not None else (self.in_features, self.out_features)
 
 
-def weight_of(cell: nn.Cell):
-    """The weight Parameter of a linear, convolution or embedding cell; None when it has none."""
-    weight = getattr(cell, "weight", None)
-    return weight if weight is not None else getattr(cell, "embedding_table", None)
-
-
-def kind_of(cell: nn.Cell) -> str | None:
-    """What an adapter would see in this cell, or None."""
-    if isinstance(cell, AttentionCore):
-        return "attention"
-    for cls, kind in WEIGHTED.items():
-        if isinstance(cell, cls):
-            return kind
-    return None
-
-
-def site_of(path: str, cell: nn.Cell, layer: int | None) -> Site | None:
-    """The site that a cell is, or None when no adapter fits it."""
-    kind = kind_of(cell)
-    if kind is None:
-        return None
+def site_of(path: str, cell: nn.Cell, layer: int | None, form: Form) -> Site:
+    """The site that a cell of this form is."""
+    kind = form.kind
     if kind == "attention":
         return Site(path, cell, kind, cell.kv_heads, cell.head_dim, layer=layer)
     shape = cell.shape if isinstance(cell, QuantizedLinear) else weight_of(cell).shape
-    transposed = isinstance(cell, Conv1D)
     if kind == "embedding":
         return Site(path, cell, kind, shape[0], shape[1], layer=layer)
-    into, out = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
-    return Site(path, cell, kind, into, out, transposed, layer)
+    into, out = (shape[0], shape[1]) if form.transposed else (shape[1], shape[0])
+    return Site(path, cell, kind, into, out, form.transposed, layer, form.misfit)
 
 
 def sites(model) -> list[Site]:
-    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last.
+    """Every cell of a model that an adapter may sit on, in the model's order; the model itself comes last. Cells with a
+    weight that no adapter fits are of kind ``none``.
 
     A model of shapes alone gives its sites itself, by ``adapter_sites()``.
     """
     if hasattr(model, "adapter_sites"):
         return model.adapter_sites()
-    layers = getattr(getattr(model, "family", None), "layers", None)
-    found = []
+    family = getattr(model, "family", None)
+    layers = getattr(family, "layers", None)
+    found, misfits = [], {}
     for path, cell in plain_cells(model):
-        site = site_of(path, cell, layer_index(path, layers))
-        if site is not None:
-            found.append(site)
+        misfits.update((id(child), Form("none", misfit=why)) for child, why in uncalled(cell))
+        form = misfits.get(id(cell)) or form_of(cell, tried=family is None)
+        if form is not None:
+            found.append(site_of(path, cell, layer_index(path, layers), form))
     if hasattr(model, "hidden_states"):
         found.append(Site("", model, "model", 0, 0))
     return found
@@ -153,15 +131,20 @@ def layer_index(path: str, layers: str | None) -> int | None:
 # Wrapping ------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def adapted_class(cls: type) -> type:
+def adapted_class(cell: nn.Cell) -> type:
     """The sub-class of a cell's class that lets adapter modules change its forward."""
+    return _adapted_class(type(cell), weight_attribute(cell), hasattr(cell, "bias"))
+
+
+@functools.cache
+def _adapted_class(cls: type, weight: str, has_bias: bool) -> type:
+    """That of cells which call their weight so, and have a ``bias``, which may be None."""
     if issubclass(cls, AttentionCore):
         made = _adapted_core(cls)
     elif hasattr(cls, "hidden_states"):
         made = _adapted_model(cls)
     else:
-        made = _adapted_cell(cls)
+        made = _adapted_cell(cls, weight, has_bias)
     made.__name__ = made.__qualname__ = f"Adapted{cls.__name__}"
     made.plain = cls
     return made
@@ -185,15 +168,19 @@ def traced_input(tracer, cell, x):
     return x
 
 
-def _adapted_cell(cls: type) -> type:
-    class Adapted(cls):
-        def construct(self, x):
+def _adapted_cell(cls: type, weight_name: str, has_bias: bool) -> type:
+    base, own_methods = below_super(cls)
+
+    class Adapted(base):
+        activates = False
+
+        def construct(self, x, *others):
             inner = x
             for module in self.active:
                 if module.changes_input:
                     changed = module.before(inner)
                     inner = changed if module.rows is None else select_rows(module.rows, changed, inner)
-            base = self.bare_construct(inner)
+            base = self.bare_construct(inner, *others)
             y = base
             for module in self.active:
                 if module.needs_base:
@@ -201,9 +188,11 @@ def _adapted_cell(cls: type) -> type:
                 else:
                     changed = module(x, y)
                 y = changed if module.rows is None else select_rows(module.rows, changed, y)
-            return y
+            return self.activation(y) if self.activates else y
 
         def trace(self, tracer, x):
+            if self.activates:
+                tracer.refuse(type(self))
             y = base = tracer.follow(cls, self, traced_input(tracer, self, x))
             for module in self.active:
                 if module.needs_base:
@@ -215,11 +204,14 @@ def _adapted_cell(cls: type) -> type:
                     y = module(x, y)
             return y
 
-    def table(self):
-        return self.embedding_table
-
     def weight(self):
         return self.weight
+
+    def embedding_table(self):
+        return self.embedding_table
+
+    def embedding_weight(self):
+        return self.embedding_weight
 
     def unpacked(self):
         return self.matrix()
@@ -230,13 +222,29 @@ def _adapted_cell(cls: type) -> type:
     def none(self):
         return None
 
+    for name, method in own_methods.items():
+        if name not in vars(Adapted):
+            setattr(Adapted, name, method)
     # not super(): the graph parser takes that as of the object's class, which may be derived from this one (NEFTune's)
     Adapted.bare_construct = cls.construct
-    Adapted.base_weight = table if issubclass(cls, nn.Embedding) else weight
-    if issubclass(cls, QuantizedLinear):
-        Adapted.base_weight = unpacked
-    Adapted.base_bias = none if issubclass(cls, (Embedding, nn.Embedding)) else bias
+    weights = {"weight": weight, "embedding_table": embedding_table, "embedding_weight": embedding_weight}
+    Adapted.base_weight = unpacked if issubclass(cls, QuantizedLinear) else weights[weight_name]
+    Adapted.base_bias = bias if has_bias else none
     return Adapted
+
+
+def below_super(cls: type) -> tuple[type, dict[str, FunctionType]]:
+    """A base for a class derived from a cell's class whose methods may use ``super()``, and what to take over from it.
+
+    The graph parser reads a bare ``super()`` as of the object's own class. So what the derived class finds there has to
+    be what the cell's class would find: between the two stands a class with the methods of its bases, and its own
+    methods are the derived class's.
+    """
+    own = {key: value for key, value in vars(cls).items() if isinstance(value, FunctionType) and key[:2] != "__"}
+    if not any("__class__" in method.__code__.co_freevars for method in own.values()):
+        return cls, {}
+    above = {key: getattr(super(cls, cls), key) for key in own if hasattr(super(cls, cls), key)}
+    return type(cls.__name__, (cls,), above), own
 
 
 def _adapted_core(cls: type) -> type:
@@ -284,9 +292,13 @@ def check_vacant(site: Site, name: str) -> None:
 def attach(cell: nn.Cell, name: str, module: AdapterModule) -> None:
     """Puts a module on a cell under an adapter's name; it takes part once `activate` names it."""
     if not hasattr(type(cell), "plain"):
-        object.__setattr__(cell, "__class__", adapted_class(type(cell)))
+        object.__setattr__(cell, "__class__", adapted_class(cell))
         object.__setattr__(cell, "active", ())
+        if getattr(cell, "activation_flag", False):  # it comes behind the adapters
+            object.__setattr__(cell, "activation_flag", False)
+            object.__setattr__(cell, "activates", True)
     cell.insert_child_to_cell(f"adapter_{name}", module)
+    module.set_train(cell.training)
 
 
 def detach(cell: nn.Cell, name: str) -> None:
@@ -296,6 +308,8 @@ def detach(cell: nn.Cell, name: str) -> None:
     del cell._cells[f"adapter_{name}"]
     if not any(isinstance(child, AdapterModule) for child in cell._cells.values()):
         del cell.__dict__["active"]
+        if cell.__dict__.pop("activates", False):
+            object.__setattr__(cell, "activation_flag", True)
         object.__setattr__(cell, "__class__", type(cell).plain)
 
 

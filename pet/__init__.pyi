@@ -15,6 +15,7 @@ from adapters.apply import (
     apply_prefix as apply_prefix,
     apply_prompt as apply_prompt,
     apply_ptuning as apply_ptuning,
+    base_loading as base_loading,
     delete_adapter as delete_adapter,
     disable_adapters as disable_adapters,
     list_adapters as list_adapters,

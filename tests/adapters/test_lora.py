@@ -329,7 +329,22 @@ def test_settings_that_make_no_sense(settings, message):
     assert type(net.cell) is Linear and pet.list_adapters(net) == []
 
 
-def test_a_cell_with_an_activation_of_its_own_is_refused():
-    net = nn.SequentialCell(nn.Dense(3, 3, activation="relu"))
-    with pytest.raises(pet.InputError, match="activation"):
-        pet.apply_lora(net, targets=["0"])
+def test_adapters_stand_before_the_activation_of_a_cell():
+    net, x = nn.SequentialCell(nn.Dense(3, 4, activation="relu")), ms.Tensor(np.float32([[1, -2, 3], [-3, 1, 0.5]]))
+    weight, bias = (parameter.asnumpy().astype(np.float64) for parameter in net.get_parameters())
+    before = net(x).asnumpy()
+    pet.apply_lora(net, rank=2, alpha=2, targets=["0"])
+    np.testing.assert_array_equal(net(x).asnumpy(), before)
+    b, a = np.float32([[1, -1], [0, 2], [-3, 1], [0, 0]]), np.float32([[0, 1, 1], [1, 0, -1]])
+    ops.assign(net[0].adapter_default.lora_A.weight, ms.Tensor(a))
+    ops.assign(net[0].adapter_default.lora_B.weight, ms.Tensor(b))
+    expected = np.maximum(x.asnumpy() @ (weight + b @ a).T + bias, 0)
+    assert (expected > 0).any() and (expected == 0).any()
+    np.testing.assert_allclose(net(x).asnumpy(), expected, atol=1e-5)
+    pet.merge(net)
+    np.testing.assert_allclose(net(x).asnumpy(), expected, atol=1e-5)
+    pet.unmerge(net)
+    with pet.disable_adapters(net):
+        np.testing.assert_array_equal(net(x).asnumpy(), before)
+    pet.delete_adapter(net, "default")
+    np.testing.assert_array_equal(net(x).asnumpy(), before)

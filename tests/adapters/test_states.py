@@ -469,7 +469,7 @@ class Line(nn.Dense):
 
     def __init__(self):
         super().__init__(6, 6)
-        self.adapter_mine = nn.ReLU()
+        self.adapter_mine = nn.Identity()
 
     def construct(self, x):
         return self.adapter_mine(super().construct(x))
@@ -479,7 +479,7 @@ def test_an_adapter_takes_no_cells_place():
     own = nn.SequentialCell(Line())
     with pytest.raises(pet.InputError, match=r"adapter_mine"):
         pet.apply_lora(own, rank=2, targets=["0"], name="mine")
-    assert pet.list_adapters(own) == [] and isinstance(own[0].adapter_mine, nn.ReLU)
+    assert pet.list_adapters(own) == [] and isinstance(own[0].adapter_mine, nn.Identity)
 
 
 # The plain model back -------------------------------------------------------------------------------------------------

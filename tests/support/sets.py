@@ -17,7 +17,8 @@ TESTS = Path(__file__).parents[1]
 
 # Beginnings of the paths of files that neither compile graphs nor start jobs. What takes longer in them is `slow`.
 QUICK = (
-    *(f"adapters/test_{name}" for name in ("freeze", "lora_cells", "lora_files", "lora_plan", "small_methods")),
+    *(f"adapters/test_{name}" for name in ("foreign_cells", "freeze", "lora_cells", "lora_files", "lora_plan")),
+    "adapters/test_small_methods",
     *(f"model_zoo/test_{name}" for name in ("checkpoint", "configs", "errors", "presets", "safetensors_io", "saving")),
     *(f"model_zoo/test_{name}" for name in ("special_files", "tokenizers_call", "tokenizers_files", "tokenizers_ids")),
     *(f"model_zoo/test_tokenizers_{name}" for name in ("pieces", "prompts")),

@@ -1,0 +1,218 @@
+"""What an adapter may see in a cell: a matrix, a table of rows, a convolution, an attention core, or nothing.
+
+A cell of MindSpore's or of this library's classes is known by its class. Any other cell that holds a matrix is tried
+out once, on two rows of random numbers: it is a linear cell if it gives ``x·Wᵀ + b`` (or ``x·W + b``), and an embedding
+if it gives rows of the matrix. So another library's cells need no registration, and one that only looks like a linear
+cell (it scales its output, say) is not taken for one, whose merge would be wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn, ops
+
+from model_zoo.checkpoint.dtypes import as_storage, convert
+from model_zoo.checkpoint.parameters import read_parameter, write_parameter
+from model_zoo.layers import AttentionCore, Conv1D, Embedding, Linear
+
+WEIGHTED = {
+    Linear: "linear",
+    Conv1D: "linear",
+    nn.Dense: "linear",
+    mint.nn.Linear: "linear",
+    Embedding: "embedding",
+    nn.Embedding: "embedding",
+    mint.nn.Embedding: "embedding",
+    nn.Conv1d: "conv",
+    nn.Conv2d: "conv",
+}
+WEIGHTS = ("weight", "embedding_table", "embedding_weight")
+"""What cells call it: nearly all, MindSpore's embedding, MindFormers' embedding."""
+UNCALLED = {nn.MultiheadAttention: "out_proj"}
+"""{class: its cell whose weight it reads without calling the cell}."""
+FORMATS = ("NCHW", "NCL")
+CLOSE = 0.02
+"""Largest difference of a tried cell's output, relative to the largest number: it may compute in float16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a cell looks to an adapter.
+
+    Attributes:
+        kind: ``linear``, ``embedding``, ``conv``, ``attention``, or ``none`` where no adapter fits.
+        transposed: whether the weight is stored ``(in, out)``.
+        misfit: why none fits, as the rest of a sentence about the cell.
+    """
+
+    kind: str
+    transposed: bool = False
+    misfit: str = ""
+
+
+def weight_of(cell: nn.Cell):
+    """The weight Parameter of a linear, convolution or embedding cell; None when it has none."""
+    return getattr(cell, weight_attribute(cell), None)
+
+
+def weight_attribute(cell: nn.Cell) -> str:
+    """What a cell calls its weight."""
+    return next((name for name in WEIGHTS if getattr(cell, name, None) is not None), WEIGHTS[0])
+
+
+def plain_class(cell: nn.Cell) -> type:
+    """A cell's class without what adapters made of it."""
+    return getattr(type(cell), "plain", type(cell))
+
+
+def form_of(cell: nn.Cell, tried: bool = True) -> Form | None:
+    """How a cell looks to an adapter; None for one without a weight that an adapter could change.
+
+    Args:
+        cell: adapted already, or not.
+        tried: try out cells of unknown classes. The cells of a known family need none.
+    """
+    if isinstance(cell, AttentionCore):
+        return Form("attention")
+    known = next((cls for cls in WEIGHTED if isinstance(cell, cls)), None)
+    if known is not None and WEIGHTED[known] == "conv" and (misfit := conv_misfit(cell)):
+        return Form("none", misfit=misfit)
+    if known is not None and (not tried or plain_class(cell).construct is known.construct):
+        return Form(WEIGHTED[known], transposed=known is Conv1D)
+    weight = weight_of(cell)
+    if not tried or not isinstance(weight, Parameter) or weight.ndim < 2:
+        return None
+    if cell not in _found:
+        _found[cell] = tried_out(cell, known)
+    return _found[cell]
+
+
+_found: weakref.WeakKeyDictionary[nn.Cell, Form] = weakref.WeakKeyDictionary()
+
+
+def conv_misfit(cell: nn.Cell) -> str:
+    """Why LoRA does not fit a convolution."""
+    if cell.group != 1:
+        return f"is a convolution in {cell.group} groups; one group was expected"
+    if getattr(cell, "data_format", "NCHW") not in FORMATS:
+        return f"is a convolution with data_format {cell.data_format}; NCHW was expected"
+    return ""
+
+
+def uncalled(cell: nn.Cell) -> Iterator[tuple[nn.Cell, str]]:
+    """The cells whose weights a cell reads instead of calling them, with the reason why no adapter acts there."""
+    for cls, name in UNCALLED.items():
+        child = getattr(cell, name, None) if isinstance(cell, cls) else None
+        if child is not None:
+            yield child, f"is not called by {cls.__name__}, which reads its weight, so an adapter would not act"
+
+
+# Trying out ----------------------------------------------------------------------------------------------------------
+
+
+def tried_out(cell: nn.Cell, known: type | None) -> Form:
+    """The form of a cell that is called; ``known`` is the class of `WEIGHTED` that it is derived from."""
+    if known is None and weight_of(cell).ndim != 2:
+        return Form("none", misfit=f"is a {plain_class(cell).__name__}, whose weight has {weight_of(cell).ndim} axes")
+    kinds = [WEIGHTED[known]] if known is not None else ["linear", "embedding"]
+    trials = [(kind, *trial) for kind in kinds for trial in TRIALS[kind]]
+    with trial_values(cell) as (weight, bias):
+        for kind, transposed, example, formula in trials:
+            x = example(cell, weight, transposed)
+            if agrees(output_of(cell, x), formula(cell, x, weight), bias, kind):
+                return Form(kind, transposed)
+    what = " or ".join(MEANS[kind] for kind in kinds)
+    return Form("none", misfit=f"is a {plain_class(cell).__name__}, whose output is not {what}")
+
+
+@contextmanager
+def trial_values(cell: nn.Cell) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Weight and bias in float64, of a cell that is not in training. Zeros say nothing, so that a weight of zeros is
+    another one within."""
+    parameter, bias, training = weight_of(cell), getattr(cell, "bias", None), cell.training
+    weight = convert(*as_storage(read_parameter(parameter)), "float64").copy()
+    zero = not weight.any()
+    if zero:
+        write_parameter(parameter, np.random.default_rng(1).standard_normal(weight.shape).astype(np.float32))
+    try:
+        if training:
+            cell.set_train(False)
+        now = convert(*as_storage(read_parameter(parameter)), "float64").copy()
+        yield now, None if bias is None else convert(*as_storage(read_parameter(bias)), "float64")
+    finally:
+        if zero:
+            write_parameter(parameter, weight)
+        if training:
+            cell.set_train(True)
+
+
+def rows_of_numbers(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
+    """Two rows as wide as the matrix."""
+    return np.random.default_rng(0).standard_normal((2, weight.shape[0 if transposed else 1])).astype(np.float32)
+
+
+def first_and_last_id(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
+    """Two ids of the table."""
+    return np.array([[0, weight.shape[0] - 1]], np.int32)
+
+
+def small_image(cell, weight: np.ndarray, transposed: bool) -> np.ndarray:
+    """An input that a convolution can be moved over."""
+    sizes = [dilation * size + stride for dilation, size, stride in zip(*window(cell), strict=True)]
+    shape = (1, weight.shape[1], *(sizes[1:] if isinstance(cell, nn.Conv1d) else sizes))
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def window(cell: nn.Cell) -> tuple[tuple[int, int], ...]:
+    """Dilation, kernel and stride of a convolution, two numbers each."""
+    return tuple((one, one) if isinstance(one, int) else one for one in (cell.dilation, cell.kernel_size, cell.stride))
+
+
+def convolved(cell, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """A convolution with a cell's settings."""
+    settings = {"stride": cell.stride, "dilation": cell.dilation}
+    product = ops.Conv2D(weight.shape[0], cell.kernel_size, 1, cell.pad_mode, cell.padding, **settings)
+    x = x[:, :, None] if isinstance(cell, nn.Conv1d) else x
+    y = product(Tensor(x), Tensor(weight.astype(np.float32))).asnumpy()
+    return y[:, :, 0] if isinstance(cell, nn.Conv1d) else y
+
+
+Trial = tuple[bool, Callable, Callable]
+TRIALS: dict[str, list[Trial]] = {
+    "linear": [
+        (False, rows_of_numbers, lambda cell, x, weight: x @ weight.T),
+        (True, rows_of_numbers, lambda cell, x, weight: x @ weight),
+    ],
+    "embedding": [(False, first_and_last_id, lambda cell, x, weight: weight[x])],
+    "conv": [(False, small_image, convolved)],
+}
+"""{kind: [(whether the weight is transposed, an input, what the cell then gives but for its bias)]}."""
+MEANS = {
+    "linear": "x·Wᵀ + b",
+    "embedding": "rows of its weight",
+    "conv": "a convolution with its weight, plus its bias",
+}
+
+
+def output_of(cell: nn.Cell, x: np.ndarray) -> np.ndarray | None:
+    """What the cell's own forward gives; None where it takes no such input. Hooks are not called."""
+    dtype = weight_of(cell).dtype if x.dtype == np.float32 else ms.int32
+    try:
+        return plain_class(cell).construct(cell, Tensor(x).astype(dtype)).astype(ms.float32).asnumpy()
+    except Exception:
+        return None
+
+
+def agrees(found: np.ndarray | None, expected: np.ndarray, bias: np.ndarray | None, kind: str) -> bool:
+    """Whether an output is what was expected."""
+    if found is None or found.shape != expected.shape:
+        return False
+    if bias is not None and kind != "embedding":
+        expected = expected + bias.reshape(-1, *[1] * (expected.ndim - 2 if kind == "conv" else 0))
+    return bool(np.abs(found - expected).max() <= CLOSE * np.abs(expected).max())

@@ -1,0 +1,57 @@
+"""MindSpore's compiled graphs hold the adapters that took part when they were compiled.
+
+One of a cell around a model (a training step, an evaluation) or of a function that calls it (``mindspore.jit``) would
+go on with adapters that are off by now, or count merged ones twice. MindSpore finds such a graph by its name in the
+cell's list of names, or in its own. So the names of what was compiled in one state of the adapters are taken off the
+lists in another, and put back where that state is there again and nothing was compiled under them since.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Hashable, Iterator
+
+from mindspore import nn
+
+OURS = "model_zoo."
+"""In the names of graphs of functions of ours, which are kept apart by what they belong to."""
+
+_states: weakref.WeakKeyDictionary[nn.Cell, Hashable] = weakref.WeakKeyDictionary()
+_compiled_in: dict[tuple[int, str], Hashable] = {}
+
+
+def state_changed(model: nn.Cell, state: Hashable) -> None:
+    """Lets no graph run that was compiled with other adapters on this model.
+
+    Args:
+        state: what no other state of this model's adapters, and none of another model's, is.
+    """
+    before = everything()
+    _states[model] = state
+    after = everything()
+    if before == after:
+        return
+    lists = dict(name_lists())
+    for place, names in lists.items():
+        foreign = {name for name in names if OURS not in name}
+        _compiled_in.update(((place, name), before) for name in foreign)
+        names -= foreign
+    for (place, name), compiled_in in list(_compiled_in.items()):
+        if place not in lists:
+            del _compiled_in[place, name]
+        elif compiled_in == after:
+            lists[place].add(name)
+
+
+def everything() -> Hashable:
+    """The states of all models."""
+    return frozenset(_states.values())
+
+
+def name_lists() -> Iterator[tuple[int, set[str]]]:
+    """The names of compiled functions, and those of each cell by its id. MindSpore has moved them once."""
+    found = (sys.modules.get(name) for name in ("mindspore.graph.api", "mindspore.common.api"))
+    module = next(one for one in found if hasattr(one, "ms_compile_cache"))
+    yield 0, module.ms_compile_cache
+    yield from module.cells_compile_cache.items()

@@ -1,0 +1,138 @@
+"""Cells of other libraries: which an adapter fits, and what is said of those that none fits."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from foreign_networks import Derived, Matrix, Table, Text
+from mindspore import Parameter, mint, nn
+
+import pet
+from adapters.cell_forms import form_of
+from adapters.registry import registry
+
+
+class Zero(Matrix):
+    """Zeros say neither which way a matrix lies nor what is done with it."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+        self.weight = Parameter(ms.Tensor(np.zeros((4, 4), np.float32)), name="weight")
+
+
+class Gate(Matrix):
+    """Has a matrix, but is no linear cell."""
+
+    def construct(self, x, groups=None):
+        return mint.nn.functional.sigmoid(super().construct(x))
+
+
+class Half(nn.Cell):
+    """Computes in float16, whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(ms.Tensor(np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)))
+
+    def construct(self, x):
+        return mint.matmul(x.astype(ms.float16), self.weight.astype(ms.float16).T).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "transposed"),
+    [
+        (nn.Dense(4, 3), "linear", False),
+        (mint.nn.Linear(4, 3), "linear", False),
+        (Derived(4, 4), "linear", False),
+        (Matrix(4, 4), "linear", True),
+        (Zero(), "linear", True),
+        (Half(), "linear", False),
+        (Table(5, 4), "embedding", False),
+        (mint.nn.Embedding(5, 4), "embedding", False),
+        (nn.Conv1d(2, 3, 3), "conv", False),
+        (Gate(4, 4), "none", False),
+        (nn.LayerNorm((4,)), None, False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Cell) else None,
+)
+def test_a_cell_is_known_by_what_it_gives(cell, kind, transposed):
+    before = [parameter.asnumpy().copy() for parameter in cell.get_parameters()]
+    cell.set_train()
+    form = form_of(cell)
+    assert (None if form is None else (form.kind, form.transposed)) == (kind and (kind, transposed))
+    assert cell.training and all(
+        np.array_equal(parameter.asnumpy(), array)
+        for parameter, array in zip(cell.get_parameters(), before, strict=True)
+    )
+
+
+class Scaled(nn.Dense):
+    def construct(self, x):
+        return super().construct(x) * 2.0
+
+
+class Odd(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.recurrent = nn.LSTM(4, 4)
+        self.channels = nn.Conv2d(4, 4, 3, group=4)
+        self.plane = nn.Conv2d(4, 4, 3)
+        self.scaled = Scaled(4, 4)
+        self.zero = nn.Dense(4, 4, weight_init="zeros")
+        self.pair = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("apply", "targets", "message"),
+    [
+        (
+            pet.apply_lora,
+            ["out_proj"],
+            "out_proj is not called by MultiheadAttention, which reads its weight",
+        ),
+        (pet.apply_lora, ["recurrent"], "recurrent is a LSTM, which no adapter fits"),
+        (pet.apply_lora, ["channels"], "channels is a convolution in 4 groups; one group was expected"),
+        (pet.apply_lora, ["scaled"], "scaled is a Scaled, whose output is not x·Wᵀ"),
+        (
+            pet.apply_lora,
+            ["pair"],
+            r"pair is a SequentialCell, .*; name cells within it, such as pair.0, or",
+        ),
+        (pet.apply_lora, None, "no known family; name its cells .there is: plane, zero, pair.0., or 'all-linear'"),
+        (pet.apply_ia3, ["plane"], "plane is of kind conv; ia3 fits linear"),
+        (pet.apply_adapter, ["plane"], "plane is of kind conv; adapter fits linear"),
+        (pet.apply_bitfit, ["plane"], "plane is of kind conv; bitfit fits linear"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(apply, targets, message):
+    network = Odd()
+    with pytest.raises(pet.InputError, match=message) as caught:
+        apply(network, targets=targets)
+    assert "\n" not in str(caught.value)
+    assert pet.list_adapters(network) == [] and all(one.requires_grad for one in network.get_parameters())
+
+
+def test_a_foreign_network_has_no_config_json(tmp_path):
+    with pytest.raises(
+        pet.InputError, match=r"a Text is of no known family.*mindspore.save_checkpoint writes its weights"
+    ):
+        pet.save_pretrained(Text(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_patterns_pass_over_what_does_not_fit():
+    network = pet.apply_lora(Odd(), targets=["re:.*"])
+    assert set(registry(network).get("default").sites) == {"plane", "zero", "pair.0"}
+
+
+@pytest.mark.parametrize("apply", (pet.apply_prefix, pet.apply_ptuning, pet.apply_prompt, pet.apply_p_tuning))
+def test_prompts_need_a_known_family(apply):
+    with pytest.raises(pet.InputError, match="needs a model of a known family; this is a Text"):
+        apply(Text())
+
+
+def test_a_network_without_a_cell_that_fits():
+    with pytest.raises(pet.InputError, match="the network has no cell that lora fits"):
+        pet.apply_lora(nn.SequentialCell(nn.LSTM(2, 2), nn.ReLU()))
