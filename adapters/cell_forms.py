@@ -32,6 +32,8 @@ WEIGHTED = {
     nn.Conv1d: "conv",
     nn.Conv2d: "conv",
 }
+OURS = (Linear, Conv1D, Embedding)
+"""Whose sub-classes (packed, noisy, divided) are this library's own."""
 WEIGHTS = ("weight", "embedding_table", "embedding_weight")
 """What cells call it: nearly all, MindSpore's embedding, MindFormers' embedding."""
 UNCALLED = {nn.MultiheadAttention: "out_proj"}
@@ -83,7 +85,7 @@ def form_of(cell: nn.Cell, tried: bool = True) -> Form | None:
     known = next((cls for cls in WEIGHTED if isinstance(cell, cls)), None)
     if known is not None and WEIGHTED[known] == "conv" and (misfit := conv_misfit(cell)):
         return Form("none", misfit=misfit)
-    if known is not None and (not tried or plain_class(cell).construct is known.construct):
+    if known is not None and (not tried or known in OURS or plain_class(cell).construct is known.construct):
         return Form(WEIGHTED[known], transposed=known is Conv1D)
     weight = weight_of(cell)
     if not tried or not isinstance(weight, Parameter) or weight.ndim < 2:
