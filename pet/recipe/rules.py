@@ -37,10 +37,6 @@ def _find(at: str, others: str, message: str) -> Finding:
     return key(at), tuple(key(other) for other in others.split()), message
 
 
-def _changed(recipe: Recipe, section: str, name: str) -> bool:
-    return _given(getattr(recipe, section), name)
-
-
 def _given(part: Any, name: str) -> bool:
     """Was the section's setting given, with another value than its default?"""
     default = type(part).model_fields[name].get_default(call_default_factory=True)
@@ -65,7 +61,7 @@ def length(recipe: Recipe) -> Iterator[Finding]:
     train = recipe.train
     if train.steps is not None and train.epochs is not None:
         yield _find("train.steps", "train.epochs", "give steps or epochs, not both")
-    if _changed(recipe, "train", "warmup_power") and not train.warmup:
+    if _given(train, "warmup_power") and not train.warmup:
         yield _find("train.warmup_power", "train.warmup", "has no effect without a warm-up")
     if train.schedule != "wsd":
         return  # a warm-up longer than the run is shortened to it
@@ -230,7 +226,7 @@ def generation(recipe: Recipe) -> Iterator[Finding]:
     settings = recipe.generation
     if not settings.do_sample:
         for name in ("temperature", "top_k", "top_p"):
-            if _changed(recipe, "generation", name):
+            if _given(recipe.generation, name):
                 yield _find(f"generation.{name}", "generation.do_sample", "has no effect without do_sample: true")
     elif settings.num_beams > 1:
         yield _find("generation.num_beams", "generation.do_sample", "beam search does not sample; set do_sample: false")
@@ -289,7 +285,7 @@ def streaming(recipe: Recipe) -> Iterator[Finding]:
     """What cannot be known of data that is tokenised while it is used."""
     settings = recipe.data
     if not settings.streaming:
-        if _changed(recipe, "data", "stream_window"):
+        if _given(recipe.data, "stream_window"):
             yield _find("data.stream_window", "data.streaming", "has no effect without data.streaming: true")
         return
     whole = {
