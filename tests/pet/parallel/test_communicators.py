@@ -25,8 +25,8 @@ def test_no_group_more_than_needed(monkeypatch, layout, tied):
         return collectives.Group(label, label, tuple(ranks), 0, sums)
 
     job = SimpleNamespace(size=layout[0] * layout[1] * layout[2], rank=0)
-    for module in (context, collectives):
-        monkeypatch.setattr(module, "join", lambda: job)
+    for module, name in ((context, "come_together"), (collectives, "join")):
+        monkeypatch.setattr(module, name, lambda: job)
     monkeypatch.setattr(collectives, "make_group", make_group)
     weight = Parameter(Tensor([1.0]), name="weight")
     if tied and layout[2] > 1:

@@ -35,7 +35,7 @@ def together(job, until):
     yield members, ended
     for member in members:
         member.leave()
-        for link in member.links.values():
+        for link in [*member.links.values()]:  # its own thread takes some out
             link.close()
 
 

@@ -7,6 +7,7 @@ import pytest
 from first_layers import first_layers
 
 import pet
+from adapters.dropout import set_dropout_key
 from model_zoo.errors import InputError
 from pet.names import bundled_models
 from pet.train.base_dropout import HeadDropout, attach_dropout
@@ -87,7 +88,7 @@ def test_divided_heads_draw_their_part_of_one_mask():
     def drawn(heads, parts, part):
         drop = HeadDropout(0.5, "core", parts, part)
         drop.set_train(True)
-        drop.key.set_data(Tensor([7, 1], drop.key.dtype))  # the second block of the rows
+        set_dropout_key(drop, 7, block=1)  # the second block of the rows
         return drop(Tensor(ones[:, :heads])).asnumpy()
 
     whole = drawn(4, 1, 0)
