@@ -41,6 +41,15 @@ def end(error: InputError, code: int = 2) -> None:
                 error = found
     if not error.said:
         print(error, file=sys.stderr)
+    leave(code)
+
+
+def leave(code: int) -> None:
+    """Ends a script with this exit code; the other processes of its job need not wait for it.
+
+    Raises:
+        SystemExit: always.
+    """
     job = sys.modules.get("pet.parallel.join")
     if job is not None:
         job.leave(code)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from model_zoo.errors import InputError, similar
-from pet.compat import end
+from pet.compat import end, leave
 from pet.compat.mindformers.parallel import TABLE as PARALLEL
 from pet.compat.mindformers.training_arguments import ENGINE
 from pet.compat.translation import ANY_LAYOUT, picked, same
@@ -118,7 +118,4 @@ def script(main: Callable[[], int | None]) -> None:
         code = main() or 0
     except InputError as error:
         end(error)
-    job = sys.modules.get("pet.parallel.join")
-    if job is not None:
-        job.leave(code)
-    sys.exit(code)
+    leave(code)

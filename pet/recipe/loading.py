@@ -19,7 +19,7 @@ from pet.recipe.callback_names import into_recipe
 from pet.recipe.classes import OBJECTIVES, find_callback, find_objective
 from pet.recipe.fields import REFERENCES, is_template_file
 from pet.recipe.keys import path_keys, text_keys
-from pet.recipe.overrides import apply_overrides, remove, value_at
+from pet.recipe.overrides import apply_overrides, plain, remove, value_at
 from pet.recipe.problems import Report, translate
 from pet.recipe.schema import Recipe
 from pet.recipe.source import KeyPath, Source, read
@@ -62,15 +62,9 @@ def from_dict(
     check_files: bool = True,
 ) -> Recipe:
     """The same for a recipe that is a dict, as built by a program; its paths are relative to the current directory."""
-    source = Source(name, value=_plain(values))
+    source = Source(name, value=plain(values))
     apply_overrides(source, overrides, text_keys())
     return check(source, Path.cwd(), name, needs=needs, check_files=check_files)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _display(path: Path) -> str:

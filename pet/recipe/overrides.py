@@ -97,11 +97,11 @@ def apply_overrides(
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> KeyPath | None:
-    """Set ``path``; return the part of it that is in the way, if one is."""
+    """Set ``path``, with sections of the tree's own kind; return the part of it that is in the way, if one is."""
     for depth, key in enumerate(path[:-1]):
         inner = tree.get(key)
         if inner is None:
-            inner = tree[key] = {}
+            inner = tree[key] = type(tree)()
         if not isinstance(inner, dict):
             return path[: depth + 1]
         tree = inner
@@ -116,6 +116,13 @@ def value_at(tree: Any, path: KeyPath) -> Any:
             return None
         tree = tree[key]
     return tree
+
+
+def plain(value: Any) -> Any:
+    """The same in dictionaries, with texts as keys, and lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:

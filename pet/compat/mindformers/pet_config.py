@@ -128,16 +128,16 @@ class PetAdapter:
 class LoraAdapter(PetAdapter):
     """LoRA."""
 
-    _type = "lora"
+    _type = LoraConfig._type
 
 
 class PrefixTuningAdapter(PetAdapter):
     """A prefix."""
 
-    _type = "prefixtuning"
+    _type = PrefixTuningConfig._type
 
 
 class Ptuning2Adapter(PetAdapter):
     """P-Tuning v2."""
 
-    _type = "ptuning2"
+    _type = Ptuning2Config._type

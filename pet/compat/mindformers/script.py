@@ -108,8 +108,9 @@ def cloud_monitor(*arguments, **settings) -> Callable[[Callable], Callable]:
 
 
 def set_output_path(path: str | None) -> None:
-    """Where the output goes is what the trainer reads from the file; here it is only kept for the next function."""
+    """Kept for the next function, and said: where a run's output goes is what the trainer's configuration says."""
     _places["output"] = path or "./output"
+    _goes_by("output_dir", path)
 
 
 def get_output_root_path() -> str:
@@ -118,7 +119,13 @@ def get_output_root_path() -> str:
 
 
 def set_remote_save_url(url: str | None) -> None:
-    """The trainer reads ``remote_save_url`` from the file."""
+    """Only said: what is uploaded is what the trainer's configuration says."""
+    _goes_by("remote_save_url", url)
+
+
+def _goes_by(name: str, given: str | None) -> None:
+    if given:
+        logs.logger.info("%s: %s: the trainer goes by %s of its configuration", name, given, name)
 
 
 def check_in_modelarts() -> bool:
@@ -134,9 +141,7 @@ def is_publicly_accessible_path(path: str) -> bool:
 check_shared_disk = is_publicly_accessible_path
 
 
-def str2bool_or_str(text: str) -> bool | str:
-    """A word for true or false, or else the text."""
-    return place_or_switch(text)
+str2bool_or_str = place_or_switch
 
 
 def get_resume_checkpoint(checkpoint_dir: str, resume_training: bool | str, **settings) -> bool | str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from model_zoo.errors import InputError
 from pet.compat.command_line import settings
+from pet.recipe.overrides import plain, put
 from pet.recipe.source import plain_scalar, read
 
 
@@ -32,7 +33,7 @@ class MindFormerConfig(dict):
     def __init__(self, *sources, **values):
         super().__init__()
         for source in sources:
-            found = source if isinstance(source, Mapping) else _values_of(Path(source).expanduser())
+            found = source if isinstance(source, Mapping) else read_keys(Path(source).expanduser())
             if not isinstance(source, Mapping):
                 object.__setattr__(self, "_file", Path(source).expanduser())
                 object.__setattr__(self, "_read", {**self._read, **copy.deepcopy(found)})
@@ -53,19 +54,18 @@ class MindFormerConfig(dict):
         del self[name]
 
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
-        """Takes ``{"model.model_config.seq_length": 512}`` over; sections that are not there are made."""
+        """Takes ``{"model.model_config.seq_length": 512}`` over; sections that are not there are made.
+
+        Raises:
+            InputError: what is to be a section is a value.
+        """
         for key, value in options.items():
-            *sections, last = key.split(".")
-            place = self
-            for name in sections:
-                if not isinstance(place.get(name), Mapping):
-                    place[name] = MindFormerConfig()
-                place = place[name]
-            place[last] = _with_attributes(value)
+            if blocked := put(self, tuple(key.split(".")), _with_attributes(value)):
+                raise InputError(f"{key}: {'.'.join(map(str, blocked))} is no section")
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain dictionaries."""
-        return _plain(self)
+        return plain(self)
 
     def changes(self) -> dict[str, Any]:
         """The top-level keys that have another value than in the file that they were read from."""
@@ -77,7 +77,12 @@ DictConfig = MindFormerConfig
 """What MindFormers calls a section."""
 
 
-def _values_of(file: Path) -> dict[str, Any]:
+def read_keys(file: Path) -> dict[str, Any]:
+    """What stands in a MindFormers YAML file.
+
+    Raises:
+        InputError: no such file, or no YAML with keys in it.
+    """
     source = read(file, str(file))
     InputError.raise_any(source.problems)
     if not isinstance(source.value, Mapping):
@@ -87,12 +92,6 @@ def _values_of(file: Path) -> dict[str, Any]:
 
 def _with_attributes(value: Any) -> Any:
     return MindFormerConfig(value) if isinstance(value, Mapping) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 class ActionDict(argparse.Action):

@@ -11,8 +11,8 @@ from model_zoo.errors import InputError, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.presets import split_name
+from pet.compat.mindformers.script_config import read_keys
 from pet.compat.translation import same
-from pet.recipe.source import read
 from pet.recipe.translation import Translation
 
 # the configurations' names, each with the layouts that it stands for and the preset of its default sizes
@@ -47,11 +47,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file; a MindFormers YAML file was expected")
-    source = read(path, str(path))
-    InputError.raise_any(source.problems)
-    if not isinstance(source.value, Mapping) or not isinstance(source.value.get("model"), Mapping):
+    values = read_keys(path)
+    if not isinstance(values.get("model"), Mapping):
         raise InputError(f"{path}: has no section model, so it is no MindFormers file")
-    return dict(source.value)
+    return values
 
 
 def model_section(values: Mapping[str, Any]) -> dict[str, Any]:

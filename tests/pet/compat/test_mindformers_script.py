@@ -15,7 +15,13 @@ import pet
 from model_zoo.errors import InputError
 from pet.compat.mindformers import Trainer, logs
 from pet.compat.mindformers.generation_defaults import without_padding
-from pet.compat.mindformers.script import build_context, build_trainer
+from pet.compat.mindformers.script import (
+    build_context,
+    build_trainer,
+    get_output_root_path,
+    set_output_path,
+    set_remote_save_url,
+)
 from pet.compat.mindformers.script_config import ActionDict, MindFormerConfig, parse_value
 from pet.compat.yaml_files import load_any
 
@@ -217,3 +223,21 @@ def no_handlers_left():
     yield
     for name, handlers in known.items():
         logging.getLogger(name).handlers[:] = handlers
+
+
+def test_a_value_is_not_overwritten_by_a_section():
+    config = MindFormerConfig({"model": {"type": "x"}})
+    config.merge_from_dict({"model.config.layers": 2})
+    assert config.model.config.layers == 2
+    with pytest.raises(InputError, match=r"model\.type\.name: model\.type is no section"):
+        config.merge_from_dict({"model.type.name": "y"})
+
+
+def test_what_a_function_says_that_the_trainer_does_not_read_is_said(capsys):
+    set_output_path("elsewhere")
+    set_remote_save_url("file:///there")
+    said = capsys.readouterr().out
+    assert "elsewhere: the trainer goes by output_dir of its configuration" in said
+    assert "file:///there: the trainer goes by remote_save_url" in said
+    assert get_output_root_path().endswith("/elsewhere")
+    set_output_path(None)
