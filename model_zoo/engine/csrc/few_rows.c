@@ -12,6 +12,8 @@ enum {
     SOME = 4,      /* rows, or columns, of the result that are in registers together */
     SUMS = SOME * SOME,
     CODES_TOGETHER = LANES > 8 ? SOME : 1, /* columns, of codes, where there are half as many registers */
+    CHAINS = LANES > 8 ? 1 : 2, /* sums of one number that do not wait for each other */
+    USUAL = LANES > 8 ? RUN : 64, /* numbers of a step of the blocks that most have */
     COLUMNS = 32,  /* the least columns of a piece of work */
     BROAD = 16,    /* the least vectors of it where the factor's rows run across: enough to be read as a stream */
     PIECES = 2,    /* for each thread */
@@ -68,14 +70,18 @@ INLINE void fetch(const char *from) {
     __builtin_prefetch(from - FAR + NEAR);
 }
 
-/* Fetches codes, `group` bytes of which are read together, in their order in memory: into the first cache from rows that
- * follow, or, where it has no room beside rows of so many numbers, into the second one. Once only: few bytes are as many
- * numbers, so that they are there in time, and fetched twice a row takes a third longer on Zen 4. */
-INLINE void fetch_codes(const char *from, int64_t group, int64_t numbers) {
-    if (numbers > LONG)
-        __builtin_prefetch(from + (group < 4 * NEAR ? 4 * NEAR : group), 0, 2);
-    else
-        __builtin_prefetch(from + (group < NEAR ? NEAR : group));
+/* Fetches what a step will read, whose codes are `bytes` and lie with those of `group` bytes that are read together, in
+ * their order in memory: into the first cache from rows that follow, or, where it has no room beside rows of so many
+ * numbers, into the second one. Once only: few bytes are as many numbers, so that they are there in time, and fetched
+ * twice a row takes a third longer on Zen 4. */
+INLINE void fetch_codes(const char *from, int64_t bytes, int64_t group, int64_t numbers) {
+    const char *far = from + (group < 4 * NEAR ? 4 * NEAR : group), *near = from + (group < NEAR ? NEAR : group);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < bytes; i += 64)
+        if (numbers > LONG)
+            __builtin_prefetch(far + i, 0, 2);
+        else
+            __builtin_prefetch(near + i);
 }
 
 /* The numbers from one row of a to the next. */
@@ -88,7 +94,8 @@ INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stri
     int64_t row_bytes = b.columns >> 1, row_blocks = b.columns >> b.shift, left = count < RUN ? count : RUN;
     const uint8_t *codes = (const uint8_t *)line.from + (k >> 1), *of_zeros = zeros ? line.zeros + (k >> b.shift) : NULL;
     const float *factors = line.factors + (k >> b.shift);
-    floats of_step[SUMS] = {0}, zero[SOME];
+    floats zero[SOME];
+    fetch_codes(line.from + wide * (k >> 1), wide * count >> 1, wide * row_bytes, b.columns);
 #pragma GCC unroll 8
     for (int j = 0; zeros && j < wide; j++) {
         float of_blocks[LANES] = {0};
@@ -96,15 +103,14 @@ INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stri
         zero[j] = blocks_of_run(of_blocks, b.shift, left);
     }
 #pragma GCC unroll 8
-    for (int first = 0; first < wide; first += CODES_TOGETHER)
+    for (int first = 0; first < wide; first += CODES_TOGETHER) {
+        floats of_step[SUMS * CHAINS] = {0};
+#pragma GCC unroll 1
         for (int64_t at = 0; at < count; at += RUN) {
             struct run runs[CODES_TOGETHER];
 #pragma GCC unroll 8
-            for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+            for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++)
                 runs[j] = run_of(codes + (first + j) * row_bytes + (at >> 1), left, table);
-                if (j * RUN % 128 == 0)
-                    fetch_codes(line.from + (wide * (k + at) + (first + j) * RUN) / 2, wide * row_bytes, b.columns);
-            }
 #pragma GCC unroll 8
             for (int v = 0; v < RUNS; v++) {
                 floats left[SOME];
@@ -118,15 +124,19 @@ INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stri
                     floats right = values_of(runs[j], v, table);
                     if (zeros) right += zero[first + j];
 #pragma GCC unroll 8
-                    for (int i = 0; i < tall; i++) of_step[i * wide + first + j] += left[i] * right;
+                    for (int i = 0; i < tall; i++) of_step[(i * CODES_TOGETHER + j) * CHAINS + v % CHAINS] += left[i] * right;
                 }
             }
         }
 #pragma GCC unroll 8
-    for (int j = 0; j < wide; j++) {
-        floats of_blocks = blocks_of_run(factors + j * row_blocks, b.shift, left);
+        for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+            floats of_blocks = blocks_of_run(factors + (first + j) * row_blocks, b.shift, left);
 #pragma GCC unroll 8
-        for (int i = 0; i < tall; i++) sums[i * wide + j] += of_step[i * wide + j] * of_blocks;
+            for (int i = 0; i < tall; i++) {
+                floats *chains = of_step + (i * CODES_TOGETHER + j) * CHAINS;
+                sums[i * wide + first + j] += (CHAINS > 1 ? chains[0] + chains[1] : chains[0]) * of_blocks;
+            }
+        }
     }
 }
 
@@ -135,6 +145,8 @@ INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t dep
                       floats *sums) {
     struct table table = table_of(b.map);
     int64_t stride = stride_of(ALIGNED, depth), step = LANES > 8 || b.block < RUN ? RUN : b.block, k = 0;
+    for (; step == USUAL && k + USUAL <= depth; k += USUAL) /* with a number that the compiler knows */
+        add_step(zeros, tall, wide, a, stride, b, line, table, k, USUAL, sums);
     for (; k + step <= depth; k += step) add_step(zeros, tall, wide, a, stride, b, line, table, k, step, sums);
     if (k < depth) add_step(zeros, tall, wide, a, stride, b, line, table, k, depth - k, sums);
 }
