@@ -8,7 +8,11 @@ cell (it scales its output, say) is not taken for one, whose merge would be wron
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import inspect
+import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,8 +40,6 @@ OURS = (Linear, Conv1D, Embedding)
 """Whose sub-classes (packed, noisy, divided) are this library's own."""
 WEIGHTS = ("weight", "embedding_table", "embedding_weight")
 """What cells call it: nearly all, MindSpore's embedding, MindFormers' embedding."""
-UNCALLED = {nn.MultiheadAttention: "out_proj"}
-"""{class: its cell whose weight it reads without calling the cell}."""
 FORMATS = ("NCHW", "NCL")
 CLOSE = 0.02
 """Largest difference of a tried cell's output, relative to the largest number: it may compute in float16."""
@@ -109,10 +111,43 @@ def conv_misfit(cell: nn.Cell) -> str:
 
 def uncalled(cell: nn.Cell) -> Iterator[tuple[nn.Cell, str]]:
     """The cells whose weights a cell reads instead of calling them, with the reason why no adapter acts there."""
-    for cls, name in UNCALLED.items():
-        child = getattr(cell, name, None) if isinstance(cell, cls) else None
-        if child is not None:
+    cls = plain_class(cell)
+    for name in names_only_read(cls):
+        child = getattr(cell, name, None)
+        if isinstance(child, nn.Cell):
             yield child, f"is not called by {cls.__name__}, which reads its weight, so an adapter would not act"
+
+
+@functools.cache
+def names_only_read(cls: type) -> frozenset[str]:
+    """The attributes of a cell of this class that its forward reads numbers of, and that no method uses otherwise.
+
+    Found in the class's source: ``nn.MultiheadAttention`` passes ``self.out_proj.weight`` on, for one. What has no
+    source (a class typed into a console), or takes its cells out of a list, is not seen through.
+    """
+    read, used = set(), set()
+    for base in cls.__mro__[: cls.__mro__.index(nn.Cell)]:
+        for method in methods_of(base):
+            attributes = [node for node in ast.walk(method) if isinstance(node, ast.Attribute)]
+            of_cells = {id(node.value) for node in attributes if node.attr in (*WEIGHTS, "bias")}
+            for node in attributes:
+                if not isinstance(node.value, ast.Name) or node.value.id != "self":
+                    continue
+                if id(node) not in of_cells:
+                    used.add(node.attr)
+                elif method.name == "construct":
+                    read.add(node.attr)
+    return frozenset(read - used)
+
+
+def methods_of(cls: type) -> list[ast.FunctionDef]:
+    """What a class's own source defines, but for its construction."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return []
+    functions = [node for node in definition.body if isinstance(node, ast.FunctionDef)]
+    return [function for function in functions if function.name != "__init__"]
 
 
 # Trying out ----------------------------------------------------------------------------------------------------------

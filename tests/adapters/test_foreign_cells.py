@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from foreign_networks import Derived, Matrix, Table, Text
-from mindspore import Parameter, mint, nn
+from mindspore import Parameter, mint, nn, ops
 
 import pet
 from adapters.cell_forms import form_of
@@ -72,9 +72,21 @@ class Scaled(nn.Dense):
         return super().construct(x) * 2.0
 
 
+class Reader(nn.Cell):
+    """Hands the weight of one cell on, and reads the type of another one's before it calls it."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.called = nn.Dense(4, 4), nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.called(ops.matmul(x, self.read.weight) + self.read.bias).astype(self.called.weight.dtype)
+
+
 class Odd(nn.Cell):
     def __init__(self):
         super().__init__()
+        self.reader = Reader()
         self.attention = nn.MultiheadAttention(4, 2)
         self.recurrent = nn.LSTM(4, 4)
         self.channels = nn.Conv2d(4, 4, 3, group=4)
@@ -92,6 +104,7 @@ class Odd(nn.Cell):
             ["out_proj"],
             "out_proj is not called by MultiheadAttention, which reads its weight",
         ),
+        (pet.apply_lora, ["reader.read"], "reader.read is not called by Reader, which reads its weight"),
         (pet.apply_lora, ["recurrent"], "recurrent is a LSTM, which no adapter fits"),
         (pet.apply_lora, ["channels"], "channels is a convolution in 4 groups; one group was expected"),
         (pet.apply_lora, ["scaled"], "scaled is a Scaled, whose output is not x·Wᵀ"),
@@ -100,7 +113,7 @@ class Odd(nn.Cell):
             ["pair"],
             r"pair is a SequentialCell, .*; name cells within it, such as pair.0, or",
         ),
-        (pet.apply_lora, None, "no known family; name its cells .there is: plane, zero, pair.0., or 'all-linear'"),
+        (pet.apply_lora, None, "no known family; name its cells .there is: called, plane, zero, pair.0., or 'all"),
         (pet.apply_ia3, ["plane"], "plane is of kind conv; ia3 fits linear"),
         (pet.apply_adapter, ["plane"], "plane is of kind conv; adapter fits linear"),
         (pet.apply_bitfit, ["plane"], "plane is of kind conv; bitfit fits linear"),
@@ -124,7 +137,7 @@ def test_a_foreign_network_has_no_config_json(tmp_path):
 
 def test_patterns_pass_over_what_does_not_fit():
     network = pet.apply_lora(Odd(), targets=["re:.*"])
-    assert set(registry(network).get("default").sites) == {"plane", "zero", "pair.0"}
+    assert set(registry(network).get("default").sites) == {"reader.called", "plane", "zero", "pair.0"}
 
 
 @pytest.mark.parametrize("apply", (pet.apply_prefix, pet.apply_ptuning, pet.apply_prompt, pet.apply_p_tuning))
