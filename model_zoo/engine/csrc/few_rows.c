@@ -13,7 +13,6 @@ enum {
     SUMS = SOME * SOME,
     CODES_TOGETHER = LANES > 8 ? SOME : 1, /* columns, of codes, where there are half as many registers */
     CHAINS = LANES > 8 ? 1 : 2, /* sums of one number that do not wait for each other */
-    USUAL = LANES > 8 ? RUN : 64, /* numbers of a step of the blocks that most have */
     COLUMNS = 32,  /* the least columns of a piece of work */
     BROAD = 16,    /* the least vectors of it where the factor's rows run across: enough to be read as a stream */
     PIECES = 2,    /* for each thread */
@@ -70,7 +69,7 @@ INLINE void fetch(const char *from) {
     __builtin_prefetch(from - FAR + NEAR);
 }
 
-/* Fetches what a step will read, whose codes are `bytes` and lie with those of `group` bytes that are read together, in
+/* Fetches what a run will be, whose codes are `bytes` and lie with those of `group` bytes that are read together, in
  * their order in memory: into the first cache from rows that follow, or, where it has no room beside rows of so many
  * numbers, into the second one. Once only: few bytes are as many numbers, so that they are there in time, and fetched
  * twice a row takes a third longer on Zen 4. */
@@ -87,53 +86,50 @@ INLINE void fetch_codes(const char *from, int64_t bytes, int64_t group, int64_t 
 /* The numbers from one row of a to the next. */
 INLINE int64_t stride_of(int storage, int64_t depth) { return storage == ALIGNED ? (depth + RUN - 1) / RUN * RUN : depth; }
 
-/* Adds to sums what `count` numbers from k on, no more than one step, of `tall` rows of a and `wide` of b have together:
- * the codes' own numbers first, and once times the factors. The numbers of a are in the order of `put_run`. */
-INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stride, struct matrix b, struct line line,
-                     struct table table, int64_t k, int64_t count, floats *sums) {
-    int64_t row_bytes = b.columns >> 1, row_blocks = b.columns >> b.shift, left = count < RUN ? count : RUN;
+/* Adds to sums what `count` numbers from k on, no more than a run, of `tall` rows of a and `wide` of b have together: the
+ * codes' own numbers first, and once times the factors. The numbers of a are in the order of `put_run`. */
+INLINE void add_run(int zeros, int tall, int wide, const float *a, int64_t stride, struct matrix b, struct line line,
+                    struct table table, int64_t k, int64_t count, floats *sums) {
+    int64_t row_bytes = b.columns >> 1, row_blocks = b.columns >> b.shift;
     const uint8_t *codes = (const uint8_t *)line.from + (k >> 1), *of_zeros = zeros ? line.zeros + (k >> b.shift) : NULL;
     const float *factors = line.factors + (k >> b.shift);
     floats zero[SOME];
-    fetch_codes(line.from + wide * (k >> 1), wide * count >> 1, wide * row_bytes, b.columns);
+    fetch_codes(line.from + wide * (k >> 1), wide * RUN / 2, wide * row_bytes, b.columns);
 #pragma GCC unroll 8
     for (int j = 0; zeros && j < wide; j++) {
         float of_blocks[LANES] = {0};
-        for (int64_t i = 0; i == 0 || i < left >> b.shift; i++) of_blocks[i] = 8.0f - of_zeros[j * row_blocks + i];
-        zero[j] = blocks_of_run(of_blocks, b.shift, left);
+        for (int64_t i = 0; i == 0 || i < count >> b.shift; i++) of_blocks[i] = 8.0f - of_zeros[j * row_blocks + i];
+        zero[j] = blocks_of_run(of_blocks, b.shift, count);
     }
 #pragma GCC unroll 8
     for (int first = 0; first < wide; first += CODES_TOGETHER) {
-        floats of_step[SUMS * CHAINS] = {0};
-#pragma GCC unroll 1
-        for (int64_t at = 0; at < count; at += RUN) {
-            struct run runs[CODES_TOGETHER];
+        struct run runs[CODES_TOGETHER];
+        floats of_run[SUMS * CHAINS] = {0};
 #pragma GCC unroll 8
-            for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++)
-                runs[j] = run_of(codes + (first + j) * row_bytes + (at >> 1), left, table);
+        for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++)
+            runs[j] = run_of(codes + (first + j) * row_bytes, count, table);
 #pragma GCC unroll 8
-            for (int v = 0; v < RUNS; v++) {
-                floats left[SOME];
+        for (int v = 0; v < RUNS; v++) {
+            floats left[SOME];
 #pragma GCC unroll 8
-                for (int i = 0; i < tall; i++) {
-                    left[i] = load(a + i * stride + k + at + v * LANES);
-                    if (LANES > 8) HOLD(left[i]);
-                }
+            for (int i = 0; i < tall; i++) {
+                left[i] = load(a + i * stride + k + v * LANES);
+                if (LANES > 8) HOLD(left[i]);
+            }
 #pragma GCC unroll 8
-                for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
-                    floats right = values_of(runs[j], v, table);
-                    if (zeros) right += zero[first + j];
+            for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
+                floats right = values_of(runs[j], v, table);
+                if (zeros) right += zero[first + j];
 #pragma GCC unroll 8
-                    for (int i = 0; i < tall; i++) of_step[(i * CODES_TOGETHER + j) * CHAINS + v % CHAINS] += left[i] * right;
-                }
+                for (int i = 0; i < tall; i++) of_run[(i * CODES_TOGETHER + j) * CHAINS + v % CHAINS] += left[i] * right;
             }
         }
 #pragma GCC unroll 8
         for (int j = 0; j < CODES_TOGETHER && first + j < wide; j++) {
-            floats of_blocks = blocks_of_run(factors + (first + j) * row_blocks, b.shift, left);
+            floats of_blocks = blocks_of_run(factors + (first + j) * row_blocks, b.shift, count);
 #pragma GCC unroll 8
             for (int i = 0; i < tall; i++) {
-                floats *chains = of_step + (i * CODES_TOGETHER + j) * CHAINS;
+                floats *chains = of_run + (i * CODES_TOGETHER + j) * CHAINS;
                 sums[i * wide + first + j] += (CHAINS > 1 ? chains[0] + chains[1] : chains[0]) * of_blocks;
             }
         }
@@ -144,11 +140,9 @@ INLINE void add_step(int zeros, int tall, int wide, const float *a, int64_t stri
 INLINE void add_codes(int zeros, int tall, int wide, const float *a, int64_t depth, struct matrix b, struct line line,
                       floats *sums) {
     struct table table = table_of(b.map);
-    int64_t stride = stride_of(ALIGNED, depth), step = LANES > 8 || b.block < RUN ? RUN : b.block, k = 0;
-    for (; step == USUAL && k + USUAL <= depth; k += USUAL) /* with a number that the compiler knows */
-        add_step(zeros, tall, wide, a, stride, b, line, table, k, USUAL, sums);
-    for (; k + step <= depth; k += step) add_step(zeros, tall, wide, a, stride, b, line, table, k, step, sums);
-    if (k < depth) add_step(zeros, tall, wide, a, stride, b, line, table, k, depth - k, sums);
+    int64_t stride = stride_of(ALIGNED, depth), k = 0;
+    for (; k + RUN <= depth; k += RUN) add_run(zeros, tall, wide, a, stride, b, line, table, k, RUN, sums);
+    if (k < depth) add_run(zeros, tall, wide, a, stride, b, line, table, k, depth - k, sums);
 }
 
 /* `tall` rows of a times `wide` rows of b from its `first` on, each `depth` long; from row `next` on will be read then. */

@@ -165,6 +165,21 @@ INLINE struct table table_of(const float *map) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/* What 32 codes stand for, each of which has a byte: of the lower and the upper half four after four. */
+INLINE void look_up(__m256i codes, struct table table, floats *to) {
+    __m256i bytes[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) bytes[i] = _mm256_shuffle_epi8(table.bytes[i], codes);
+    __m256i low = _mm256_unpacklo_epi8(bytes[0], bytes[1]), low_too = _mm256_unpacklo_epi8(bytes[2], bytes[3]);
+    __m256i high = _mm256_unpackhi_epi8(bytes[0], bytes[1]), high_too = _mm256_unpackhi_epi8(bytes[2], bytes[3]);
+    to[0] = (floats)_mm256_unpacklo_epi16(low, low_too);
+    to[1] = (floats)_mm256_unpackhi_epi16(low, low_too);
+    to[2] = (floats)_mm256_unpacklo_epi16(high, high_too);
+    to[3] = (floats)_mm256_unpackhi_epi16(high, high_too);
+}
+#endif
+
 /* The numbers of APART vectors, whose places `place_apart` says. */
 INLINE void codes_apart(const uint8_t *codes, struct table table, floats *to) {
 #if defined(__AVX512F__)
@@ -174,16 +189,7 @@ INLINE void codes_apart(const uint8_t *codes, struct table table, floats *to) {
 #elif defined(__AVX2__)
     __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codes));
     __m256i places = _mm256_srlv_epi32(twice, _mm256_setr_epi32(4, 4, 4, 4, 0, 0, 0, 0)); /* even ones in the lower half */
-    places = _mm256_and_si256(places, _mm256_set1_epi8(15));
-    __m256i bytes[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) bytes[i] = _mm256_shuffle_epi8(table.bytes[i], places);
-    __m256i low = _mm256_unpacklo_epi8(bytes[0], bytes[1]), low_too = _mm256_unpacklo_epi8(bytes[2], bytes[3]);
-    __m256i high = _mm256_unpackhi_epi8(bytes[0], bytes[1]), high_too = _mm256_unpackhi_epi8(bytes[2], bytes[3]);
-    to[0] = (floats)_mm256_unpacklo_epi16(low, low_too);
-    to[1] = (floats)_mm256_unpackhi_epi16(low, low_too);
-    to[2] = (floats)_mm256_unpacklo_epi16(high, high_too);
-    to[3] = (floats)_mm256_unpackhi_epi16(high, high_too);
+    look_up(_mm256_and_si256(places, _mm256_set1_epi8(15)), table, to);
 #else
     for (int j = 0; j < APART; j++)
         for (int i = 0; i < LANES / 2; i++) {
@@ -199,9 +205,10 @@ INLINE int place_apart(int vector, int i) {
     return vector * LANES + (i < LANES / 2 ? 2 * i : 2 * (i - LANES / 2) + 1);
 }
 
-/* Rows that are multiplied as they lie are read by runs of codes, again in another order: with AVX-512 a run is a whole
- * line, and every vector takes one code of each of its words. */
-enum { RUN = LANES > 8 ? LANES * 8 : APART * LANES, RUNS = RUN / LANES };
+/* Rows that are multiplied as they lie are read by runs of codes, again in another order: with 16 lanes a run is a whole
+ * line, and every vector takes one code of each of its words. With 8 it is half a line, whose codes of even places come
+ * before those of odd ones, and every vector takes four codes of each half. */
+enum { RUN = LANES * 8, RUNS = 8 };
 
 /* A run of codes, looked up when its vectors are asked for or, with fewer registers, before. */
 struct run {
@@ -217,8 +224,23 @@ INLINE struct run run_of(const uint8_t *codes, int64_t count, struct table table
     struct run run;
 #if defined(__AVX512F__)
     run.words = _mm512_maskz_loadu_epi32((__mmask16)(0xFFFF >> (RUN - count) / 8), codes);
+#elif defined(__AVX2__)
+    __m256i pairs, lowest = _mm256_set1_epi8(15);
+    if (count == RUN)
+        pairs = _mm256_loadu_si256((const __m256i *)codes);
+    else
+        pairs = _mm256_zextsi128_si256(_mm_loadu_si128((const __m128i *)codes));
+    look_up(_mm256_and_si256(_mm256_srli_epi16(pairs, 4), lowest), table, run.values);
+    look_up(_mm256_and_si256(pairs, lowest), table, run.values + RUNS / 2);
 #else
-    codes_apart(codes, table, run.values);
+    uint8_t pairs[RUN / 2] = {0};
+    memcpy(pairs, codes, (size_t)count / 2);
+    for (int v = 0; v < RUNS / 2; v++)
+        for (int i = 0; i < LANES; i++) {
+            uint8_t pair = pairs[v * LANES / 2 + (i < LANES / 2 ? i : i + RUN / 4 - LANES / 2)];
+            run.values[v][i] = table.map[pair >> 4];
+            run.values[v + RUNS / 2][i] = table.map[pair & 15];
+        }
 #endif
     return run;
 }
@@ -240,8 +262,8 @@ INLINE floats blocks_of_run(const float *of_blocks, int shift, int64_t count) {
     __m512i places = _mm512_srli_epi32(_mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120), (unsigned)shift);
     return (floats)_mm512_permutexvar_ps(places, _mm512_maskz_loadu_ps(blocks, of_blocks));
 #else
-    (void)shift, (void)count;
-    return fill(of_blocks[0]);
+    float low = of_blocks[0], high = of_blocks[count >> shift > 1]; /* no block is shorter than half a run */
+    return (floats){low, low, low, low, high, high, high, high};
 #endif
 }
 
@@ -259,9 +281,10 @@ INLINE void put_run(const float *from, int64_t count, float *to) {
         memcpy(whole, to, sizeof whole);
     }
 #else
-    for (int v = 0; v < RUNS; v++) {
-        floats both = load(whole + v * LANES);
-        store(to + v * LANES, PICK(both, both, 0, 2, 4, 6, 1, 3, 5, 7));
+    for (int v = 0; v < RUNS / 2; v++) {
+        floats left = load(whole + v * LANES), right = load(whole + (v + RUNS / 2) * LANES);
+        store(to + v * LANES, PICK(left, right, 0, 2, 4, 6, 8, 10, 12, 14));
+        store(to + (v + RUNS / 2) * LANES, PICK(left, right, 1, 3, 5, 7, 9, 11, 13, 15));
     }
 #endif
 }
