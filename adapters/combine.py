@@ -181,11 +181,6 @@ def keep_largest(delta: np.ndarray, density: float) -> np.ndarray:
     return kept.reshape(delta.shape)
 
 
-def keep_random(delta: np.ndarray, density: float, generator: np.random.Generator) -> np.ndarray:
-    """A random share of the entries, scaled up so that the expectation stays."""
-    return np.where(generator.random(delta.shape) < density, delta / density, 0.0)
-
-
 def agreeing(deltas: list[np.ndarray], majority: str) -> np.ndarray:
     """Ties' second half: each entry's elected sign, and the sum of the entries that have it over their number."""
     stack = np.stack(deltas)
@@ -199,8 +194,8 @@ def mixed(deltas, weights, method, density, majority, generator) -> np.ndarray:
     """The combined ΔW before it is cut to a rank."""
     if method in ("ties", "magnitude_prune"):
         deltas = [keep_largest(delta, density) for delta in deltas]
-    elif method.startswith("dare"):
-        deltas = [keep_random(delta, density, generator) for delta in deltas]
+    elif method.startswith("dare"):  # a random share of the entries, scaled up so that the expectation stays
+        deltas = [np.where(generator.random(one.shape) < density, one / density, 0.0) for one in deltas]
     weighted = [weight * delta for weight, delta in zip(weights, deltas, strict=True)]
     return agreeing(weighted, majority) if method.endswith("ties") else np.sum(weighted, 0)
 

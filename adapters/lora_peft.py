@@ -40,7 +40,7 @@ def written_targets(config, model, paths: list[str]):
     beside = getattr(getattr(model, "config", None), "left_out", "")
     if config.layers is not None or config.exclude is not None or beside:
         return sorted(paths)
-    return targets_to_peft(config.targets or default_names(paths), paths)
+    return targets_to_peft(config.targets or sorted({path.rsplit(".", 1)[-1] for path in paths}), paths)
 
 
 def to_peft(config, model, adapter) -> dict[str, Any]:
@@ -71,11 +71,6 @@ def to_peft(config, model, adapter) -> dict[str, Any]:
     }
     of_experts = any(".experts." in path for path in paths)
     return {**values, **settings({path: path for path in paths}, values)} if of_experts else values
-
-
-def default_names(paths: list[str]) -> list[str]:
-    """The last names of the adapted cells."""
-    return sorted({path.rsplit(".", 1)[-1] for path in paths})
 
 
 def saved_whole(config, model) -> list[str] | None:

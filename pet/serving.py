@@ -72,11 +72,6 @@ def lora_of(adapter: str | Path, config: Config, taker: str) -> Iterator[tuple[S
         yield stored, changes
 
 
-def _common(settings: dict[str, Any], path: str) -> float:
-    """One alpha and one rank for all matrices, whatever the patterns say."""
-    return lora_scale(settings["alpha"], settings["rank"], settings["use_rslora"])
-
-
 def _by_last_names(settings: dict[str, Any], path: str) -> float:
     """Keys of patterns are a matrix's last two names, word for word (``self_attn.v_proj``)."""
     key = ".".join(path.split(".")[-2:])
@@ -124,7 +119,7 @@ ENGINES = {
             "chatglm2": {"chatglm": ("word_embeddings", "output_layer")},
         },
         {"rank": 512},
-        _common,
+        lambda settings, path: lora_scale(settings["alpha"], settings["rank"], settings["use_rslora"]),
         "releases up to 0.30, and vLLM-Ascend's, read one alpha and one rank for all matrices, not rank_pattern and "
         "alpha_pattern",
         plain_bias=True,
@@ -158,7 +153,8 @@ def check_served(adapter: str | Path, base: str | Path, engine: Engine) -> int:
         )
     with lora_of(adapter, config, engine.name) as (stored, changes):
         settings = stored.settings
-        ranks = {change.name: rank_of(stored, change) for change in changes}
+        firsts = {change.name: key for change in changes for part, key in change.tensors.items() if part.endswith("A")}
+        ranks = {name: stored.file.info(key).shape[0] for name, key in firsts.items()}
         alphas = settings["alpha"], *(settings["alpha_pattern"] or {}).values()
         found = {"rank": max(ranks.values()), "alpha": max(alphas)}
         problems = [
@@ -210,8 +206,3 @@ def fill(adapter: str | Path, base: str | Path, output: Path) -> int:
     narrowed = dict.fromkeys(("exclude_modules", "layers_pattern", "layers_to_transform"))
     write_json(output / CONFIG, {**read_json(Path(adapter) / CONFIG), **narrowed, "target_modules": names})
     return len(zeros) // 2
-
-
-def rank_of(stored: StoredAdapter, change: Change) -> int:
-    """The rank of a change by LoRA."""
-    return next(stored.file.info(key).shape[0] for part, key in change.tensors.items() if part.endswith("A"))

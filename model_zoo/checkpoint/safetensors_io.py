@@ -270,12 +270,9 @@ def _read_header(file: FileBytes, path: Path) -> tuple[dict[str, TensorInfo], di
             raise corrupt(f"there is a gap or an overlap before {name!r}")
         position = info.end
     if position != size:
-        raise corrupt(f"its tensors end at byte {position}, the file has {size} bytes" + _truncation(position, size))
+        missing = f" ({position - size} are missing)" if position > size else ""
+        raise corrupt(f"its tensors end at byte {position}, the file has {size} bytes{missing}")
     return tensors, metadata
-
-
-def _truncation(expected: int, size: int) -> str:
-    return f" ({expected - size} are missing)" if expected > size else ""
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None):

@@ -65,8 +65,8 @@ class Stack:
     """
 
     def __init__(self, frames: Sequence[Sequence[str]]):
-        callers = [file for file, _ in frames if not _is_standard(file)]
-        self.in_library = bool(callers) and _is_library(callers[0])
+        callers = [file for file, _ in frames if _of_library(file) or not file.startswith(STANDARD)]
+        self.in_library = bool(callers) and _of_library(callers[0]) and not callers[0].startswith(OURS)
         self.compiling = self.in_library and any(
             "compile" in name and f"{os.sep}mindspore{os.sep}" in file for file, name in frames
         )
@@ -74,9 +74,5 @@ class Stack:
         self.importing = [file for file, name in frames if name == "<module>"] if imports else []
 
 
-def _is_standard(file: str) -> bool:
-    return file.startswith(STANDARD) and not any(part in file for part in LIBRARIES)
-
-
-def _is_library(file: str) -> bool:
-    return any(part in file for part in LIBRARIES) and not file.startswith(OURS)
+def _of_library(file: str) -> bool:
+    return any(part in file for part in LIBRARIES)

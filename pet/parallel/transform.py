@@ -140,14 +140,11 @@ class Source:
             whole = division.whole_shape(whole)
         if self.shapes.setdefault(name, whole) != whole or self.types.setdefault(name, dtype) != dtype:
             raise InputError(f"{self.files[rank].path}: {name} does not fit its parts in other ranks {whole}")
-        if stage == min(self._stages_of(name)):
+        if stage == next(one for one in range(len(self.strategy.stages)) if self.strategy.held(one, name)):
             ranks = self.holders.setdefault(name, [])
             keys = [self._key(other, name, len(whole)) for other in ranks]
             if self._key(rank, name, len(whole)) not in keys:
                 ranks.append(rank)
-
-    def _stages_of(self, name: str) -> list[int]:
-        return [stage for stage in range(len(self.strategy.stages)) if self.strategy.held(stage, name)]
 
     def _key(self, rank: int, name: str, axes: int) -> tuple:
         stage, device = divmod(rank, self.strategy.devices)

@@ -108,7 +108,7 @@ def make_segments(
     for parameter in parameters:
         ratio = getattr(parameter, "learning_rate_ratio", 1.0)  # LoRA+ as the adapter's own setting
         decay = weight_decay if decay_vectors or len(parameter.shape) > 1 else 0.0
-        if lora_plus_ratio is not None and is_lora_b(parameter.name):
+        if lora_plus_ratio is not None and {"lora_B", "lora_embedding_B"} & {*parameter.name.split(".")}:
             ratio = lora_plus_ratio
         for group in groups:
             if any(fnmatch.fnmatchcase(parameter.name, pattern) for pattern in group.match):
@@ -130,11 +130,6 @@ def make_segments(
             part.append(parameter)
         segments.append(Segment(tuple(part), ratio, decay))
     return segments
-
-
-def is_lora_b(name: str) -> bool:
-    """Whether a parameter is the B of a LoRA pair, whatever its adapter is called."""
-    return any(part in ("lora_B", "lora_embedding_B") for part in name.split("."))
 
 
 def _as_vector(tensor):

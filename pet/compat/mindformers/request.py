@@ -155,7 +155,9 @@ class Request:
         has_files = not self.in_memory()
         if self.base_recipe is not None:
             more = translation.settings.pop("callbacks", [])  # they are added to those of the file
-            changes = {**self.changes(mode), **({} if given is None else _parallel_keys(given))}
+            changes = self.changes(mode)
+            if given is not None:  # as a MindFormers file says it; empty for one process
+                changes |= {"use_parallel": bool(given), "parallel_config": given}
             recipe = load_any(self.base_recipe, translation.settings, check_files=has_files, changes=changes)
             recipe.callbacks += [Callback(**entry) for entry in more]
             return recipe
@@ -305,8 +307,3 @@ class Request:
             self.data_collator,
             self.forward_step,
         )
-
-
-def _parallel_keys(layout: dict[str, Any]) -> dict[str, Any]:
-    """A layout as a MindFormers file says it; empty for one process."""
-    return {"use_parallel": bool(layout), "parallel_config": dict(layout)}

@@ -194,7 +194,8 @@ def _model(t: Translation, values: dict[str, Any], from_command: bool) -> None:
     if config.get("seq_length"):
         t.put("data.max_length", config["seq_length"])
     old = _section(t, _section(t, section, "arch"), "pet")  # until 0.6
-    pet = _section(t, config, "pet_config") or {**_section(t, old, "pet_config"), **_only(old, "pet_type")}
+    pet = _section(t, config, "pet_config")
+    pet = pet or _section(t, old, "pet_config") | {name: old[name] for name in ("pet_type",) if name in old}
     if pet:
         put_method(t, pet, config.get("type"), base or (model_config(preset) if preset else None))
     elif lora:
@@ -218,10 +219,6 @@ def _dropout(t: Translation, values: dict[str, Any], base: Mapping[str, Any] | N
         t.ignore("model.model_config", f"{', '.join(given)}: LLaMA has no dropout, there as here")
     elif given:
         t.refuse("model.model_config", f"{', '.join(given)}: only GPT-2's own dropout is honoured; leave them 0")
-
-
-def _only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given[name] for name in names if name in given}
 
 
 def _experts(t: Translation, name: str, value: Any) -> None:

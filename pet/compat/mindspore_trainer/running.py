@@ -18,7 +18,7 @@ from pet.compat.mindformers.training_arguments import TABLE as ARGUMENTS
 from pet.compat.mindspore_trainer.model import Measured, outputs, with_loss
 from pet.compat.mindspore_trainer.tasks import EvalData, Task, ask, find_task, width, with_arguments
 from pet.compat.optimizers import put_optimizer
-from pet.compat.outputs import tensors
+from pet.compat.outputs import call, tensors
 from pet.compat.translation import OWN_STEP, clip, elsewhere, number, per_process, positive
 from pet.launching.environment import read_job
 from pet.recipe.translation import Ignored, Refused, Rule, Translation
@@ -141,8 +141,6 @@ def launch(arguments: Sequence[str] | None = None) -> dict[str, Any] | None:
 
 def make_task(kind: type[Task], args: argparse.Namespace) -> Task:
     """A task, whose ``__init__`` takes the arguments, ``(data_dir, args)``, or nothing."""
-    from pet.compat.outputs import call
-
     task = call(kind, data_dir=args.data_dir, args=args)
     if getattr(task, "args", None) is None:
         task.args = args
