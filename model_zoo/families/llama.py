@@ -55,112 +55,87 @@ class LlamaConfig(RotaryConfig):
 
 CONFIG = LlamaConfig
 
+LLAMA = {
+    "hidden_act": "silu",
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float16",
+}
+LLAMA2 = {**LLAMA, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+LLAMA3 = {
+    **LLAMA,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+}
+# long contexts, by rotations that are slowed down
+SLOWED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SLOWED["original_max_position_embeddings"] = 8192
+LLAMA3_1 = {**LLAMA3, "max_position_embeddings": 131072, "rope_scaling": SLOWED}
+QWEN2 = {
+    **LLAMA,
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+}
+SMALL_QWEN2 = {**QWEN2, "vocab_size": 151936, "tie_word_embeddings": True}
+R1_QWEN = {**QWEN2, "max_position_embeddings": 131072, "eos_token_id": 151643}
+MISTRAL = {
+    **LLAMA,
+    "model_type": "mistral",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
 
-def _llama(*dims: int, **other) -> dict:
-    values = {
-        "hidden_act": "silu",
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-        "rope_theta": 10000.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float16",
-    }
+
+def _of(values: Mapping[str, Any], *dims: int, **other) -> dict:
     return published(LlamaConfig, dims, **{**values, **other})
-
-
-def _llama2(*dims: int) -> dict:
-    return _llama(*dims, max_position_embeddings=4096, rms_norm_eps=1e-5)
-
-
-def _llama3(*dims: int, **other) -> dict:
-    values = {
-        "vocab_size": 128256,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "torch_dtype": "bfloat16",
-    }
-    return _llama(*dims, **{**values, **other})
-
-
-def _llama3_1(*dims: int, factor: float = 8.0, **other) -> dict:
-    """Long contexts, by rotations that are slowed down."""
-    values = {
-        "max_position_embeddings": 131072,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    }
-    return _llama3(*dims, **{**values, **other})
-
-
-def _qwen2(*dims: int, **other) -> dict:
-    values = {
-        "model_type": "qwen2",
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "use_sliding_window": False,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-        "torch_dtype": "bfloat16",
-    }
-    return _llama(*dims, **{**values, **other})
-
-
-def _small_qwen2(*dims: int) -> dict:
-    return _qwen2(*dims, vocab_size=151936, tie_word_embeddings=True)
-
-
-def _r1_qwen(*dims: int, **other) -> dict:
-    return _qwen2(*dims, **{"max_position_embeddings": 131072, "eos_token_id": 151643, **other})
-
-
-def _mistral(**other) -> dict:
-    values = {
-        "model_type": "mistral",
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "bfloat16",
-    }
-    return _llama(32, 4096, 32, 8, 14336, **{**values, **other})
 
 
 _QWEN2_7B = 28, 3584, 28, 4, 18944
 _QWEN2_14B = 48, 5120, 40, 8, 13824
 _QWEN2_32B = 64, 5120, 40, 8, 27648
+_SMALL = {"rope_scaling": {**SLOWED, "factor": 32.0}, "head_dim": 64, "tie_word_embeddings": True}
 
 PRESETS = {
-    "llama_7b": _llama(32, 4096, 32, 32, 11008),
-    "llama_13b": _llama(40, 5120, 40, 40, 13824),
-    "llama_65b": _llama(80, 8192, 64, 64, 22016),
-    "llama2_7b": _llama2(32, 4096, 32, 32, 11008),
-    "llama2_13b": _llama2(40, 5120, 40, 40, 13824),
-    "llama2_70b": _llama2(80, 8192, 64, 8, 28672),
-    "llama3_8b": _llama3(32, 4096, 32, 8, 14336),
-    "llama3_70b": _llama3(80, 8192, 64, 8, 28672),
-    "llama3_1_8b": _llama3_1(32, 4096, 32, 8, 14336),
-    "llama3_2_1b": _llama3_1(16, 2048, 32, 8, 8192, factor=32.0, head_dim=64, tie_word_embeddings=True),
-    "qwen2_5_0_5b": _small_qwen2(24, 896, 14, 2, 4864),
-    "qwen2_5_1_5b": _small_qwen2(28, 1536, 12, 2, 8960),
-    "qwen2_5_3b": _small_qwen2(36, 2048, 16, 2, 11008),
-    "qwen2_5_7b": _qwen2(*_QWEN2_7B),
-    "qwen2_5_14b": _qwen2(*_QWEN2_14B),
-    "qwen2_5_32b": _qwen2(*_QWEN2_32B),
-    "qwen2_5_72b": _qwen2(80, 8192, 64, 8, 29568),
-    "deepseek_r1_qwen_1_5b": _r1_qwen(28, 1536, 12, 2, 8960, vocab_size=151936, rope_theta=10000.0),
-    "deepseek_r1_qwen_7b": _r1_qwen(*_QWEN2_7B, rope_theta=10000.0),
-    "deepseek_r1_qwen_14b": _r1_qwen(*_QWEN2_14B, rms_norm_eps=1e-5),
-    "deepseek_r1_qwen_32b": _r1_qwen(*_QWEN2_32B, rms_norm_eps=1e-5),
-    "deepseek_r1_llama_8b": _llama3_1(32, 4096, 32, 8, 14336),
-    "deepseek_r1_llama_70b": _llama3_1(80, 8192, 64, 8, 28672),
-    "mistral_7b": _mistral(sliding_window=4096),
-    "mistral_7b_v0_3": _mistral(vocab_size=32768, rope_theta=1000000.0, sliding_window=None),
+    "llama_7b": _of(LLAMA, 32, 4096, 32, 32, 11008),
+    "llama_13b": _of(LLAMA, 40, 5120, 40, 40, 13824),
+    "llama_65b": _of(LLAMA, 80, 8192, 64, 64, 22016),
+    "llama2_7b": _of(LLAMA2, 32, 4096, 32, 32, 11008),
+    "llama2_13b": _of(LLAMA2, 40, 5120, 40, 40, 13824),
+    "llama2_70b": _of(LLAMA2, 80, 8192, 64, 8, 28672),
+    "llama3_8b": _of(LLAMA3, 32, 4096, 32, 8, 14336),
+    "llama3_70b": _of(LLAMA3, 80, 8192, 64, 8, 28672),
+    "llama3_1_8b": _of(LLAMA3_1, 32, 4096, 32, 8, 14336),
+    "llama3_2_1b": _of(LLAMA3_1, 16, 2048, 32, 8, 8192, **_SMALL),
+    "qwen2_5_0_5b": _of(SMALL_QWEN2, 24, 896, 14, 2, 4864),
+    "qwen2_5_1_5b": _of(SMALL_QWEN2, 28, 1536, 12, 2, 8960),
+    "qwen2_5_3b": _of(SMALL_QWEN2, 36, 2048, 16, 2, 11008),
+    "qwen2_5_7b": _of(QWEN2, *_QWEN2_7B),
+    "qwen2_5_14b": _of(QWEN2, *_QWEN2_14B),
+    "qwen2_5_32b": _of(QWEN2, *_QWEN2_32B),
+    "qwen2_5_72b": _of(QWEN2, 80, 8192, 64, 8, 29568),
+    "deepseek_r1_qwen_1_5b": _of(R1_QWEN, 28, 1536, 12, 2, 8960, vocab_size=151936, rope_theta=10000.0),
+    "deepseek_r1_qwen_7b": _of(R1_QWEN, *_QWEN2_7B, rope_theta=10000.0),
+    "deepseek_r1_qwen_14b": _of(R1_QWEN, *_QWEN2_14B, rms_norm_eps=1e-5),
+    "deepseek_r1_qwen_32b": _of(R1_QWEN, *_QWEN2_32B, rms_norm_eps=1e-5),
+    "deepseek_r1_llama_8b": _of(LLAMA3_1, 32, 4096, 32, 8, 14336),
+    "deepseek_r1_llama_70b": _of(LLAMA3_1, 80, 8192, 64, 8, 28672),
+    "mistral_7b": _of(MISTRAL, 32, 4096, 32, 8, 14336, sliding_window=4096),
+    "mistral_7b_v0_3": _of(
+        MISTRAL, 32, 4096, 32, 8, 14336, vocab_size=32768, rope_theta=1000000.0, sliding_window=None
+    ),
 }
