@@ -11,8 +11,6 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +42,11 @@ from adapters.registry import Adapter, registry
 from adapters.score import prepare_for
 from adapters.sites import weight_of
 from model_zoo.atomic import atomic_write, explained
+from model_zoo.checkpoint.dtypes import typed
 from model_zoo.checkpoint.fingerprint import fingerprint, glance, same_base
 from model_zoo.checkpoint.parameters import read_parameter, write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, write_file
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, located, nearest
 from model_zoo.quantization import Storage
 from model_zoo.quantization.cells import quantized_cells
 from model_zoo.quantization.files import projections
@@ -258,15 +257,6 @@ def load_adapter(
     return skipped + problems
 
 
-@contextmanager
-def located(directory: Path) -> Iterator[None]:
-    """Every InputError within names the directory."""
-    try:
-        yield
-    except InputError as error:
-        raise error if str(directory) in str(error) else InputError(f"{directory}: {error}") from None
-
-
 def read_arrays(model, state, directory: Path, values, config, strict: bool, skipped: list[str]):
     """The tensors of an adapter directory, once its header has been found to agree with the configuration.
 
@@ -288,7 +278,7 @@ def read_arrays(model, state, directory: Path, values, config, strict: bool, ski
         if dropped:
             warnings.warn(f"{directory / CONFIG}: {'; '.join(dropped)}", stacklevel=4)
         config.check_tensors(model, {key: file.tensors[stored] for key, stored in plain.items()}, directory)
-        stored_arrays = {stored: stored_array(file, stored) for stored in plain.values()}
+        stored_arrays = {stored: typed(file.read(stored), file.tensors[stored].dtype) for stored in plain.values()}
         arrays = {key: file.read(stored, dtype="float32") for key, stored in plain.items()}
         arrays = unpacked(model, config, arrays)
         add_whole(config, model, arrays)
@@ -354,16 +344,6 @@ def unprefixed(file: SafetensorsFile, directory, config, strict, skipped) -> dic
         raise InputError.collect([f"{directory / WEIGHTS}: {problem}" for problem in odd])
     skipped.extend(odd)
     return plain
-
-
-def stored_array(file: SafetensorsFile, name: str) -> np.ndarray:
-    """A tensor in the type that it is stored in, as `write_file` takes it."""
-    array = file.read(name)
-    if file.tensors[name].dtype == "bfloat16":
-        from mindspore.common.np_dtype import bfloat16
-
-        return array.view(bfloat16)
-    return array
 
 
 def fill(adapter: Adapter, arrays: dict[str, np.ndarray]) -> list[str]:

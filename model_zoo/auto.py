@@ -13,7 +13,7 @@ from model_zoo.causal_lm import CausalLM
 from model_zoo.checkpoint.dtypes import float_name
 from model_zoo.checkpoint.reading import Checkpoint, assignment, load_into, read_config
 from model_zoo.configs import Config
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, located, nearest
 from model_zoo.families import CONFIGS, PRESETS, config_class
 from model_zoo.initialise import initialise
 from model_zoo.quantization.loading import pack_model, storages
@@ -62,10 +62,8 @@ class AutoConfig:
             raise InputError(
                 f"{name_or_directory}: no checkpoint directory and no preset{nearest(name_or_directory, PRESETS)}"
             )
-        try:
+        with located(where):
             return classes_for(values)[0].from_dict(values)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
 
 
 class AutoModel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 LISTED = 16  # problems in one message: they fit on a screen, with what is printed around them
 
@@ -41,6 +42,15 @@ class InputError(ValueError):
         """Raises `collect` of the problems, where there are any."""
         if problems := list(problems):
             raise cls.collect(problems)
+
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Every InputError within names the place that it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise error if str(where) in str(error) else InputError(f"{where}: {error}") from None
 
 
 def first_line(error: BaseException) -> str:

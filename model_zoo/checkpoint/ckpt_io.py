@@ -18,6 +18,7 @@ from model_zoo.checkpoint.dtypes import as_storage, convert
 from model_zoo.checkpoint.file_bytes import FileBytes
 from model_zoo.checkpoint.safetensors_io import CHUNK, Slices, storage
 from model_zoo.errors import InputError, nearest
+from model_zoo.protobuf import fields, varint
 
 # The format's words for types, and ours.
 TYPES = {
@@ -81,7 +82,7 @@ class CkptFile:
         end = self._bytes.size
         if self._bytes[max(0, end - 17) : max(0, end - 10)] == CHECKSUM:
             end -= 17
-        for field, start, stop in self._fields(0, end):
+        for field, _, start, stop in fields(self._bytes, 0, end):
             if field != 1:
                 raise ValueError(f"byte {start} belongs to no value")
             self._value(start, stop)
@@ -95,7 +96,7 @@ class CkptFile:
 
     def _value(self, start: int, stop: int) -> None:
         name, tensor = None, None
-        for field, begin, end in self._fields(start, stop):
+        for field, _, begin, end in fields(self._bytes, start, stop):
             if field == 1:
                 name = self._bytes[begin:end].decode("utf-8")
             elif field == 2:
@@ -103,10 +104,10 @@ class CkptFile:
         if name is None or tensor is None:
             raise ValueError("a value has no name or is no tensor")
         dims, word, piece = [], None, (0, 0)
-        for field, begin, end in self._fields(*tensor):
+        for field, _, begin, end in fields(self._bytes, *tensor):
             if field == 1:
                 while begin < end:
-                    extent, begin = self._varint(begin)
+                    extent, begin = varint(self._bytes, begin)
                     dims.append(extent)
             elif field == 2:
                 word = self._bytes[begin:end].decode("utf-8")
@@ -120,33 +121,6 @@ class CkptFile:
         if self.tensors.setdefault(name, (TYPES[word], shape)) != (TYPES[word], shape):
             raise ValueError(f"{name} is there twice")
         self._pieces.setdefault(name, []).append(piece)
-
-    def _fields(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(number, first byte, end) of a message's fields; a number's bytes are its own."""
-        while start < stop:
-            key, begin = self._varint(start)
-            if key & 7 == 2:
-                length, begin = self._varint(begin)
-                end = begin + length
-            elif key & 7 == 0:
-                _, end = self._varint(begin)
-            else:
-                raise ValueError(f"byte {start} begins no field")
-            if not key >> 3:
-                raise ValueError(f"byte {start} begins no field")
-            if end > stop:
-                raise ValueError(f"a field at byte {start} ends {end - stop} bytes too late")
-            yield key >> 3, begin, end
-            start = end
-
-    def _varint(self, place: int) -> tuple[int, int]:
-        value, shift = 0, 0
-        while shift < 64:
-            byte = self._bytes[place]
-            value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
-            if byte < 0x80:
-                return value, place
-        raise ValueError(f"byte {place} begins no number")
 
     # Tensors ----------------------------------------------------------------------------------------------------------
 

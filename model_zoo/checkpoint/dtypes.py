@@ -30,6 +30,15 @@ def float_name(dtype: object) -> str:
     return name
 
 
+def typed(array: np.ndarray, dtype: str | None) -> np.ndarray:
+    """An array of this type as MindSpore takes it: bits of bfloat16 as its own NumPy type, others as they are."""
+    if dtype != "bfloat16":
+        return array
+    from mindspore.common.np_dtype import bfloat16
+
+    return array.view(bfloat16)
+
+
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
     """bfloat16 bits (any shape, uint16) as float32, exactly."""
     return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)

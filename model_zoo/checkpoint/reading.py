@@ -19,11 +19,11 @@ import numpy as np
 
 from model_zoo.atomic import no_directory, read_json
 from model_zoo.checkpoint.directory import INDEX, find_weights
-from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name
+from model_zoo.checkpoint.dtypes import STORAGE, as_storage, convert, float_name, typed
 from model_zoo.checkpoint.parameters import write_parameter
 from model_zoo.checkpoint.safetensors_io import SafetensorsFile, Slices, TensorInfo
 from model_zoo.counting import config_of
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, located, nearest
 from model_zoo.quantization import codec
 from model_zoo.quantization.files import PackedTensor, find_packed, hidden
 
@@ -88,10 +88,8 @@ class Checkpoint:
         infos = {name: file.info(name) for name, file in self._where.items()}
         config = self.directory / "config.json"
         values = read_json(config) if config.is_file() else {}
-        try:
+        with located(self.directory):
             self.packed = find_packed(infos, self.stored, values.get("quantization_config") or {})
-        except InputError as error:
-            raise InputError(f"{self.directory}: {error}") from None
         if not self.packed:
             return
         cells = config_of(values).cells()
@@ -113,10 +111,8 @@ class Checkpoint:
         Raises:
             InputError: NaN or infinity among its factors.
         """
-        try:
+        with located(self.directory):
             return self.packed[name].parts(self.stored)
-        except InputError as error:
-            raise InputError(f"{self.directory}: {error}") from None
 
     def _dequantized(self, name: str, slices: Slices | None = None) -> np.ndarray:
         """A packed matrix, or a block of it, in float32 and in the model's shape."""
@@ -172,18 +168,12 @@ class Checkpoint:
         without it the array has the stored type, bfloat16 as exact float32. ``"bfloat16"`` gives an array of
         MindSpore's NumPy type, which ``Tensor`` takes as it is.
         """
-        stored = self.dtype(name)
-        if dtype is None and stored == "bfloat16":
-            dtype = "float32"
+        target = float_name(dtype) if dtype is not None else "float32" if self.dtype(name) == "bfloat16" else None
         if name in self.packed:
-            array = convert(self._dequantized(name, slices), "float32", float_name(dtype or "float32"))
+            array = convert(self._dequantized(name, slices), "float32", target or "float32")
         else:
-            array = self._file(name).read(name, slices, float_name(dtype) if dtype is not None else None)
-        if dtype is not None and float_name(dtype) == "bfloat16":
-            from mindspore.common.np_dtype import bfloat16
-
-            return array.view(bfloat16)
-        return array
+            array = self._file(name).read(name, slices, target)
+        return typed(array, target)
 
     def raw(self, name: str, dtype: str | None = None) -> np.ndarray:
         """A whole tensor in its stored type, or in `dtype`; bfloat16 as its bits (uint16), without MindSpore."""

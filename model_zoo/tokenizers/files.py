@@ -9,6 +9,7 @@ from pathlib import Path
 from model_zoo import atomic
 from model_zoo.errors import InputError, shown
 from model_zoo.field_types import TokenId, check_types
+from model_zoo.protobuf import fields, varint
 
 # Small text files that belong to a tokenizer without deciding its ids; they are carried along when one is saved.
 COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenization_chatglm.py")
@@ -183,33 +184,8 @@ def parse_sentencepiece(data: bytes, source):
 
 def protobuf_fields(data: bytes) -> list[tuple[int, int | bytes]]:
     """The fields at the top level of a protobuf message, as numbers or bytes; none if it does not end cleanly."""
-    fields: list[tuple[int, int | bytes]] = []
-    position, size = 0, len(data)
-
-    def varint(position: int) -> tuple[int, int]:
-        value = shift = 0
-        while position < size and shift < 64:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, position
-            shift += 7
-        return 0, size + 1
-
-    while position < size:
-        key, position = varint(position)
-        wire, begin = key & 7, position
-        if wire == 0:
-            value, position = varint(position)
-        elif wire in (1, 5):
-            position += 8 if wire == 1 else 4
-            value = data[begin:position]
-        elif wire == 2:
-            length, begin = varint(position)
-            position = begin + length
-            value = data[begin:position]
-        else:
-            return []
-        fields.append((key >> 3, value))
-    return fields if position == size else []
+    try:
+        found = [*fields(data, 0, len(data))]
+    except (ValueError, IndexError):
+        return []
+    return [(field, data[begin:end] if wire else varint(data, begin)[0]) for field, wire, begin, end in found]

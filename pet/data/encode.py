@@ -16,7 +16,7 @@ import numpy as np
 
 from model_zoo import progress
 from model_zoo.cores import available_cores
-from model_zoo.errors import InputError
+from model_zoo.errors import InputError, located
 
 from .dataset import Counts
 from .formats import Row
@@ -137,10 +137,8 @@ class Encoder:
         if row.tokens is not None:
             return row.tokens
         if self.settings.template is None:
-            try:
+            with located(row.where):
                 ids, trained = self.tokenizer.example(messages, train_on=self.settings.train_on, **self.options(row))
-            except InputError as error:
-                raise InputError(f"{row.where}: {error}") from None
             return list(ids), list(trained)
         question = self.prompt(row, messages)
         answer = self.tokenizer.encode(messages[-1]["content"], add_special_tokens=False) + self._end()
@@ -173,10 +171,8 @@ class Encoder:
         messages = messages or row.messages
         messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         if self.settings.template is None:
-            try:
+            with located(row.where):
                 return list(self.tokenizer.prompt(messages, **self.options(row)))
-            except InputError as error:
-                raise InputError(f"{row.where}: {error}") from None
         if sum(message["role"] == "user" for message in messages) > 1:
             raise InputError(f"{row.where}: several questions, but data.template has room for one")
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""

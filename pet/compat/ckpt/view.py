@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.checkpoint.ckpt_io import CkptFile, part
-from model_zoo.checkpoint.dtypes import as_storage, convert, float_name
+from model_zoo.checkpoint.dtypes import as_storage, convert, float_name, typed
 from model_zoo.checkpoint.reading import Checkpoint, assignment, check_tied
 from model_zoo.checkpoint.safetensors_io import Slices, TensorInfo, storage
 from model_zoo.counting import parameter_shapes, tied_head
@@ -141,12 +141,7 @@ class MindFormersCheckpoint(Checkpoint):
     def read(self, name: str, slices: Slices | None = None, dtype: str | None = None) -> np.ndarray:
         stored = self.dtype(name)
         target = float_name(dtype) if dtype is not None else "float32" if stored == "bfloat16" else stored
-        array = np.ascontiguousarray(part(self.raw(name, target), slices))
-        if target == "bfloat16":
-            from mindspore.common.np_dtype import bfloat16
-
-            return array.view(bfloat16)
-        return array
+        return typed(np.ascontiguousarray(part(self.raw(name, target), slices)), target)
 
     def read_into(self, name: str, out: np.ndarray, slices: Slices | None = None) -> None:
         bits, target = as_storage(out)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.counting import layout_of, sizes as sizes_of
-from model_zoo.errors import InputError, nearest
+from model_zoo.errors import InputError, located, nearest
 from pet.compat.ckpt.names import Form
 from pet.compat.mindformers import config as configurations
 from pet.compat.mindformers.presets import split_name
@@ -138,10 +138,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 def config_of_file(path: Path) -> dict[str, Any]:
     """`config_of` a file."""
-    try:
+    with located(path):
         return config_of(read_file(path))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def form_of(values: Mapping[str, Any]) -> Form:
