@@ -41,11 +41,16 @@ class Magnitude(nn.Cell):
     def construct(self, magnitude, wa, a, b):
         """m ``(out,)``, W·Aᵀ ``(out, r)``, A ``(r, in)``, B ``(out, r)`` → the factor ``(out,)``."""
         norm = ops.maximum(self.norm, SMALLEST)
+        wa, square = self.whole(wa, a)
         cross = (wa * b).sum(1)
-        square = (self.product(b, self.product(a, a)) * b).sum(1)  # A·Aᵀ is symmetric
+        square = (self.product(b, square) * b).sum(1)
         change = (2.0 * self.scale * cross + self.scale * self.scale * square) / (norm * norm)
         current = norm * ops.sqrt(ops.maximum(1.0 + change, SMALLEST))
         return magnitude / ops.stop_gradient(current)
+
+    def whole(self, wa, a):
+        """W·Aᵀ and A·Aᵀ ``(r, r)``, which is symmetric."""
+        return wa, self.product(a, a)
 
 
 def row_norms(weight: np.ndarray) -> np.ndarray:

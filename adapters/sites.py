@@ -131,14 +131,10 @@ def layer_index(path: str, layers: str | None) -> int | None:
 # Wrapping ------------------------------------------------------------------------------------------------------------
 
 
-def adapted_class(cell: nn.Cell) -> type:
-    """The sub-class of a cell's class that lets adapter modules change its forward."""
-    return _adapted_class(type(cell), weight_attribute(cell), hasattr(cell, "bias"))
-
-
 @functools.cache
-def _adapted_class(cls: type, weight: str, has_bias: bool) -> type:
-    """That of cells which call their weight so, and have a ``bias``, which may be None."""
+def adapted_class(cls: type, weight: str, has_bias: bool) -> type:
+    """The sub-class of a cell's class that lets adapter modules change its forward: of cells which call their weight
+    so, and have a ``bias``, which may be None."""
     if issubclass(cls, AttentionCore):
         made = _adapted_core(cls)
     elif hasattr(cls, "hidden_states"):
@@ -292,7 +288,8 @@ def check_vacant(site: Site, name: str) -> None:
 def attach(cell: nn.Cell, name: str, module: AdapterModule) -> None:
     """Puts a module on a cell under an adapter's name; it takes part once `activate` names it."""
     if not hasattr(type(cell), "plain"):
-        object.__setattr__(cell, "__class__", adapted_class(cell))
+        made = adapted_class(type(cell), weight_attribute(cell), hasattr(cell, "bias"))
+        object.__setattr__(cell, "__class__", made)
         object.__setattr__(cell, "active", ())
         if getattr(cell, "activation_flag", False):  # it comes behind the adapters
             object.__setattr__(cell, "activation_flag", False)

@@ -113,12 +113,7 @@ class CausalLM(nn.Cell):
         self.lm_head = make("lm_head", needed=False)
         if self.lm_head is None:
             self.lm_head = Linear(self.config.dims.hidden, 1, False, make.dtype)
-            self.tie_head(embedding)
-
-    def tie_head(self, embedding) -> None:
-        """Makes the head use the embedding's weight."""
-        self.lm_head.weight = embedding.weight
-        self.lm_head.out_features = embedding.weight.shape[0]
+            self.lm_head.weight, self.lm_head.out_features = embedding.weight, embedding.weight.shape[0]
 
     def finish(self) -> None:
         """Names the parameters by their place, once all cells are there."""

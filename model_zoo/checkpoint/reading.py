@@ -299,18 +299,15 @@ def load_into(model: nn.Cell, directory: str | Path | Checkpoint, dtype: object 
     family = model.family
     with getattr(model, "base_loading", nullcontext)():
         parameters = base_parameters(model)
-        shapes = {name: model_shape(model, parameter) for name, parameter in parameters.items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        packed = [name for name, parameter in parameters.items() if hasattr(parameter, "packed_in")]
+        shapes |= {name: model.config.shapes()[name] for name in packed}  # there they have others
         sources, copies = assignment(checkpoint, shapes, family.tied, family.ignored_tensors)
         check_tied(checkpoint, sources, copies)
         for name, stored in sources.items():
             assign(parameters[name], checkpoint, stored, target)
     note_source(model, checkpoint.directory)
     return None
-
-
-def model_shape(model: nn.Cell, parameter) -> tuple[int, ...]:
-    """The shape that a checkpoint has a base's parameter in: its own, but for packed matrices."""
-    return model.config.shapes()[parameter.name] if hasattr(parameter, "packed_in") else tuple(parameter.shape)
 
 
 def note_source(model: nn.Cell, directory: Path) -> None:

@@ -133,16 +133,12 @@ def adapter_facts(directory: Path) -> Facts:
     return facts
 
 
-def run_facts(directory: Path) -> Facts:
-    """The summary of a run directory."""
-    return {"kind": "run", **read_json(directory / "summary.json", "the summary of a run")}
-
-
 def look_at(options: Any) -> tuple[Facts, str]:
     """(facts, text) of whatever the name is: a run, an adapter, a model or a preset."""
     path = Path(options.name).expanduser()
-    if (path / "adapter_config.json").is_file() or (path / "summary.json").is_file():
-        facts = adapter_facts(path) if (path / "adapter_config.json").is_file() else run_facts(path)
+    is_adapter, summary = (path / "adapter_config.json").is_file(), path / "summary.json"
+    if is_adapter or summary.is_file():
+        facts = adapter_facts(path) if is_adapter else {"kind": "run", **read_json(summary, "the summary of a run")}
         return facts, "\n".join(_lines(facts))
     if path.is_dir() and not (path / "config.json").is_file():
         raise InputError(

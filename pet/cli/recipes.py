@@ -26,18 +26,14 @@ ACTIONS = ("list", "show", "copy", "schema", "convert")
 
 def _summary(path: Path) -> tuple[str, str, str]:
     """Model, method and description of a recipe, without pydantic: the list must be quick."""
+    from pet.recipe.overrides import value_at
     from pet.recipe.source import read
 
     value = read(path).value
-    sections = value if isinstance(value, dict) else {}
-
-    def text(section: str, key: str, default: str) -> str:
-        inner = sections.get(section)
-        return str(inner.get(key, default)) if isinstance(inner, dict) else default
-
+    asked = {("model", "path"): "?", ("adapter", "method"): "lora", ("description",): ""}
+    model, method, description = (str(value_at(value, key) or default) for key, default in asked.items())
     # a configuration is named by its directory
-    model = text("model", "path", "?").removesuffix("/config.json").rpartition("/")[2]
-    return model, text("adapter", "method", "lora"), str(sections.get("description") or "")
+    return model.removesuffix("/config.json").rpartition("/")[2], method, description
 
 
 def _list() -> None:
@@ -55,11 +51,10 @@ def _list() -> None:
 
 def _relative_paths(value: Any, section: str, keys: Sequence[str]) -> list[str]:
     """The relative paths that a section of the file has at some keys."""
-    inner = value.get(section) if isinstance(value, dict) else None
-    texts: list[Any] = []
-    for key in keys:
-        entry = inner.get(key) if isinstance(inner, dict) else None
-        texts += entry if isinstance(entry, list) else [entry]
+    from pet.recipe.overrides import value_at
+
+    entries = [value_at(value, (section, key)) for key in keys]
+    texts = [text for entry in entries for text in (entry if isinstance(entry, list) else [entry])]
     return [text for text in texts if isinstance(text, str) and not Path(text).is_absolute() and "$" not in text]
 
 

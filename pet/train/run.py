@@ -175,12 +175,8 @@ def execute(
     evaluation = make_evaluation(recipe, prepared, distributed, objective, measures)
     counted = count(model, distributed)
     title = recipe.name or directory.name
-    built_in = ["progress", "metrics", "samples", "plot"] if distributed.is_main else []
-    if (
-        distributed.is_main
-        and recipe.train.profile
-        and all(callback.name != "profiler" for callback in recipe.callbacks)
-    ):
+    built_in = ["progress", "metrics", "samples", "plot"]
+    if recipe.train.profile and "profiler" not in [callback.name for callback in recipe.callbacks]:
         built_in.append("profiler")
 
     def finish(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +196,7 @@ def execute(
         train=recipe.train,
         eval=recipe.eval,
         directory=directory,
-        callbacks=[*built_in, *recipe.callbacks, *callbacks],
+        callbacks=[*(built_in if distributed.is_main else ()), *recipe.callbacks, *callbacks],
         objective=objective,
         evaluation=evaluation,
         distributed=distributed,
@@ -277,9 +273,8 @@ def measure(recipe, prepared, distributed, objective=None, measures: Callable | 
 def count(model, distributed) -> tuple[int, int]:
     """Trainable and all parameters, without buffers such as dropout's key."""
     parameters = [parameter for parameter in model.get_parameters() if not getattr(parameter, "buffer", False)]
-    return distributed.count([parameter for parameter in parameters if parameter.requires_grad]), distributed.count(
-        parameters
-    )
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return distributed.count(trained), distributed.count(parameters)
 
 
 def save_result(recipe, prepared, directory: Path, model) -> str | None:
