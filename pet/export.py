@@ -114,7 +114,9 @@ def merge_checkpoint(
     factors = _factors(weights, directories)
     target = float_name(dtype) if dtype is not None else None
     limit = parse_size(max_shard_size)
-    _refuse_overwriting(output, [base, *directories])
+    for given in (base, *directories):
+        if Path(given).resolve() == Path(output).resolve():
+            raise InputError(f"{output}: is an input of the merge; give another directory for the result")
     with ExitStack() as stack:
         config = published = read_config(base)
         checkpoint = opened = stack.enter_context(open_checkpoint(base))
@@ -197,12 +199,6 @@ def _factors(weights: Sequence[float] | None, directories: Sequence[str | Path])
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor):
             raise InputError(f"weights: {factor!r} is not a finite number")
     return [float(factor) for factor in factors]
-
-
-def _refuse_overwriting(output: str | Path, inputs: Iterable[str | Path]) -> None:
-    for given in inputs:
-        if Path(given).resolve() == Path(output).resolve():
-            raise InputError(f"{output}: is an input of the merge; give another directory for the result")
 
 
 def _trained_on(adapters: Sequence[StoredAdapter], checkpoint: Checkpoint) -> Quantization | None:

@@ -85,7 +85,10 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     problems.raise_if_any()
     if not files:
         raise InputError("no data files were given")
-    return _once_per_set(files)
+    kept: dict[Path, Path] = {}
+    for path in files:  # MindRecord reads a numbered set as a whole whichever of its parts is opened
+        kept.setdefault(_set_name(path), path)
+    return list(kept.values())
 
 
 def _is_data(file: Path) -> bool:
@@ -107,14 +110,6 @@ def _splits(names: Iterable[Path]) -> dict[str, Path]:
             if not set(SPLITS[split]).isdisjoint(words):
                 found.setdefault(split, name)
     return found
-
-
-def _once_per_set(files: list[Path]) -> list[Path]:
-    """MindRecord reads a numbered set as a whole whichever of its parts is opened: keep one of each."""
-    kept: dict[Path, Path] = {}
-    for path in files:
-        kept.setdefault(_set_name(path), path)
-    return list(kept.values())
 
 
 def _set_name(path: Path) -> Path:
@@ -376,7 +371,8 @@ def _csv_records(path: Path, problems: Problems, header: list[str], place: Place
 
 def _read_text(path: Path, problems: Problems, place: Place) -> Iterator[Record]:
     """Texts are separated by blank lines; where there are none, each line is a text."""
-    by_line = not _has_blank_line(path)
+    with open_bytes(path) as stream:
+        by_line = re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is None
     lines: list[str] = []
     size, begins, after = 0, 0, place
     for line, text, offset in _lines(path, problems, place):
@@ -390,9 +386,3 @@ def _read_text(path: Path, problems: Problems, place: Place) -> Iterator[Record]
         after = (offset, line)
     if lines:
         yield Record(begins, {"text": "\n".join(lines)}, after)
-
-
-def _has_blank_line(path: Path) -> bool:
-    """Whether a blank line stands between lines of text at the beginning of a file."""
-    with open_bytes(path) as stream:
-        return re.search(rb"\n[ \t\r]*\n", stream.read(READ_AT_ONCE).strip()) is not None

@@ -24,11 +24,6 @@ WORD = re.compile(r"[A-Za-z0-9_]+|.", re.DOTALL)
 """What is compared between two answers: words, or single characters of other scripts."""
 
 
-def wants_colour(stream: IO[str]) -> bool:
-    """Colour on a terminal, unless ``NO_COLOR`` is set (no-color.org) or the terminal has none."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
-
-
 def visible(text: str) -> str:
     """Text whose line breaks are shown, and whose other control characters cannot reach the terminal."""
     shown = []
@@ -178,4 +173,6 @@ def show(
     """
     stream = stream or sys.stdout
     how = {"settings": settings, "layout": layout, "batch_size": batch_size, "samples": samples}
-    print(describe(dataset, tokenizer, colour=wants_colour(stream), **how), file=stream)
+    # NO_COLOR: no-color.org
+    colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+    print(describe(dataset, tokenizer, colour=colour, **how), file=stream)

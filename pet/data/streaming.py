@@ -154,14 +154,10 @@ class StreamDataset:
         dataset.documents, dataset.end = self.settings.documents, self.encoder.tokenizer.eos_token_id
         dataset.origin, dataset.files = np.asarray(origin, np.int64).reshape(-1, 3), self.files
         dataset.counts = counts
-        self._tell(counts)
-        return dataset
-
-    def _tell(self, counts: Counts) -> None:
-        """Warns once of rows that were cut or left out: in the first window where there are any."""
         if not self._told and counts.findings(self.settings.max_length):
             self._told = True
             tell(counts, self.settings.max_length, ", ".join(self.files[:3]))
+        return dataset
 
     def known_steps(self, key: str) -> dict[int, int]:
         """Steps of each window that has been counted, for one way of dividing rows into steps."""
@@ -214,12 +210,6 @@ class StreamLoader(Loader):
     def plan(self, epoch: int) -> Plan:
         raise InputError("data.streaming: the rows of an epoch are not known before it is over")
 
-    def _order(self, epoch: int) -> list[int]:
-        count = len(self.dataset.windows)
-        if not self.settings.shuffle:
-            return list(range(count))
-        return np.random.default_rng([self.settings.seed or 0, epoch]).permutation(count).tolist()
-
     def steps_per_epoch(self, epoch: int = 0) -> int | None:
         known = self.dataset.known_steps(self._key)
         return sum(known.values()) if len(known) == len(self.dataset.windows) else None
@@ -243,7 +233,9 @@ class StreamLoader(Loader):
         return [(self.batch_size, int(length)) for length in lengths]
 
     def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        order = self._order(epoch)
+        order = list(range(len(self.dataset.windows)))
+        if self.settings.shuffle:
+            order = np.random.default_rng([self.settings.seed or 0, epoch]).permutation(len(order)).tolist()
         known = self.dataset.known_steps(self._key)
         shift = 0
         # straight to the window that holds `start`, as far as windows have been counted

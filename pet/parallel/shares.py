@@ -158,8 +158,9 @@ def adapter_shares(
             trained = not getattr(parameter, "buffer", False) and parameter.requires_grad
             share = Share(full, tuple(parameter.shape), *spec, adapter=True, trained=trained)
             found[name if shared else full] = share
-    if getattr(adapter, "init", None) in START:
-        found.update(first_factors(found))
+    if getattr(adapter, "init", None) in START:  # the factors that it starts from and keeps lie as the trained ones do
+        pairs = [(name.replace(".lora_", ".initial_"), share) for name, share in found.items() if ".lora_" in name]
+        found.update({name: dataclasses.replace(share, name=name, trained=False) for name, share in pairs})
     if getattr(adapter, "use_dora", False):
         found.update(magnitudes(rules, chosen))
     for path, cell, attribute in wanted(meta_model, adapter, chosen):
@@ -187,12 +188,6 @@ def modules_at(meta_model: MetaModel, adapter: MethodConfig, chosen: list) -> di
         models.setdefault(key, site)
     built = plain.build_all(meta_model, list(models.values()))
     return {path: built[models[key].path] for path, key in kinds.items() if models[key].path in built}
-
-
-def first_factors(found: dict[str, Share]) -> dict[str, Share]:
-    """The factors that PiSSA and OLoRA start from and keep: they lie as the trained ones do."""
-    pairs = [(name.replace(".lora_", ".initial_"), share) for name, share in found.items() if ".lora_" in name]
-    return {name: dataclasses.replace(share, name=name, trained=False) for name, share in pairs}
 
 
 def magnitudes(rules: ShardSpecs, chosen: list) -> dict[str, Share]:

@@ -119,12 +119,14 @@ def facts_of(recipe, adapter: str | Path | None = None, model=None) -> dict[str,
                 settings[name] = value
             elif isinstance(value, str):
                 contents[name] = content(value, model=section == "model" and not recipe.model.from_scratch)
-    code = {**library(), **objective_code(recipe.train.objective)}
+    objective = recipe.train.objective
+    code = library() | code_of(inspect.getsourcefile(find_objective(objective)) if ":" in objective else None)
     packages = {name: version(name) for name in ("mindspore", "numpy")}
     if adapter is not None:
         contents["adapter"] = content(str(adapter), model=False)
     if model is not None:
-        contents |= {"the script": script(), WEIGHTS: weights(model)}
+        script = code_of(getattr(sys.modules.get("__main__"), "__file__", None))
+        contents |= {"the script": script, WEIGHTS: weights(model)}
     return {"settings": {**settings, **packages}, "contents": {"this library": code, **contents}}
 
 
@@ -145,15 +147,8 @@ def library() -> dict[str, str]:
     return {file.relative_to(ROOT).as_posix(): digest(file) for file in files}
 
 
-def objective_code(name: str) -> dict[str, str]:
-    """{file: digest} of a user's own objective."""
-    file = inspect.getsourcefile(find_objective(name)) if ":" in name else None
-    return {Path(file).name: digest(Path(file))} if file else {}
-
-
-def script() -> dict[str, str]:
-    """{file: digest} of the program that runs; empty where it is none."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
+def code_of(file: str | None) -> dict[str, str]:
+    """{file: digest} of a user's own code; empty where it is in none."""
     return {Path(file).name: digest(Path(file))} if file and Path(file).is_file() else {}
 
 

@@ -340,6 +340,7 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
     from pet.train.memory import peak_memory
 
     trainable, total = counted
+    measuring = getattr(getattr(trainer.evaluation, "losses", None), "measure", None)  # its first forwards compiled
     return {
         "name": recipe.name,
         "method": recipe.adapter.method,
@@ -349,7 +350,7 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "epochs": outcome["epochs"],
         "seconds": seconds,
         "train_seconds": outcome["train_seconds"],
-        "compile_seconds": outcome["compile_seconds"] + compile_seconds_of(trainer.evaluation),
+        "compile_seconds": outcome["compile_seconds"] + float(getattr(measuring, "seconds", 0.0)),
         "useful_tokens_per_second": outcome["useful_tokens_per_second"],
         "tokens_per_second": outcome["tokens_per_second"],
         "padding": outcome["padding"],
@@ -361,9 +362,3 @@ def summarise(recipe, trainer, outcome: dict[str, Any], after, counted, seconds:
         "stopped": outcome["stopped"],
         "precision": str(trainer.precision),
     }
-
-
-def compile_seconds_of(evaluation) -> float:
-    """Time that an evaluation's first forwards took."""
-    losses = getattr(evaluation, "losses", None)
-    return float(getattr(getattr(losses, "measure", None), "seconds", 0.0))

@@ -139,6 +139,8 @@ def to_directory(
     Raises:
         InputError: names or shapes that do not fit, all of them; see `config_for`.
     """
+    from pet.names import bundled_models
+
     path = find_ckpt(source)
     values = config_for(path, config)
     target = float_name(dtype) if dtype is not None else None
@@ -161,16 +163,10 @@ def to_directory(
             )
             copy_companions(path.parent, stage, output)
             if config is not None and not isinstance(config, Mapping):
-                _copy_from_config(config, stage, output)
+                place = bundled_models().get(os.fspath(config)) or Path(config).expanduser()
+                if place.exists():
+                    copy_companions(place if place.is_dir() else place.parent, stage, output)
         return Report(Path(output), len(described), tuple(view.left_out))
-
-
-def _copy_from_config(config: str | os.PathLike, stage: Path, output: str | os.PathLike) -> None:
-    from pet.names import bundled_models
-
-    place = bundled_models().get(os.fspath(config)) or Path(config).expanduser()
-    if place.exists():
-        copy_companions(place if place.is_dir() else place.parent, stage, output)
 
 
 def to_file(

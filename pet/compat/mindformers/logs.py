@@ -27,18 +27,12 @@ class _Kept(logging.FileHandler):
     """One of `FILES`."""
 
 
-def _logger() -> logging.Logger:
-    found = logging.getLogger("mindformers")
-    if not found.handlers:
-        shown = _Shown()
-        shown.setFormatter(logging.Formatter(FORMAT))
-        found.addHandler(shown)
-        found.setLevel(logging.INFO)
-        found.propagate = False
-    return found
-
-
-logger = _logger()
+logger = logging.getLogger("mindformers")
+if not logger.handlers:
+    logger.addHandler(_Shown())
+    logger.handlers[0].setFormatter(logging.Formatter(FORMAT))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def keep() -> None:
